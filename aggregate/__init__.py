@@ -1,0 +1,3 @@
+"""Turns the rank files of a traced job into one aligned timeline."""
+
+__megascan__ = True

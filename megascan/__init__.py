@@ -1,0 +1,3 @@
+"""MegaScan: finds the slow GPU in a Megatron-Core training job."""
+
+__megascan__ = True

@@ -1,0 +1,63 @@
+"""What can go wrong in a way that a user can mend.
+
+    MegaScanError
+    ├── UsageError      the command line cannot be carried out            exit 2
+    ├── InputError      a file or folder that was read                    exit 1
+    ├── OutputError     a file that was to be written                     exit 1
+    ├── ConfigError     sizes and flags that do not fit together          exit 1
+    └── MissingError    a package, engine or device that is not there     exit 1
+
+A message is one sentence that says what is wrong with which values, where, and what to do.
+`report_errors` is the one place that prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class MegaScanError(Exception):
+    """Base of every error that is printed as one sentence instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(MegaScanError):
+    """Arguments that contradict each other or ask for the impossible."""
+
+    exit_code = 2
+
+
+class InputError(MegaScanError):
+    """Something that was read is missing, damaged, foreign or inconsistent."""
+
+
+class OutputError(MegaScanError):
+    """Something could not be written: it exists, the disk is full, permissions."""
+
+
+class ConfigError(MegaScanError):
+    """Sizes or settings of a job that do not fit together."""
+
+
+class MissingError(MegaScanError):
+    """An optional package, an external program or a device that the request needs."""
+
+
+def report_errors(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; print a MegaScanError as one line on stderr.
+
+    Ctrl-C ends with 130 and a closed pipe (``| head``) silently, as shells expect.
+    """
+    try:
+        return command()
+    except MegaScanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # keeps the interpreter from complaining at its exit
+        return 0

@@ -1,0 +1,143 @@
+"""The two records that frame a rank file.
+
+Who recorded it (header) and what a finished window holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias, cast
+
+from megascan.errors import ConfigError, InputError
+from megascan.schema import SCHEMA_VERSION, Granularity
+from megascan.topology import Coordinates, Layout
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the rank computes on.
+
+    `kind` is "cpu" or "cuda"; uuid tells one card from another across jobs.
+    """
+
+    kind: str
+    name: str
+    index: int = 0
+    uuid: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOrigin:
+    """Where a rank's time comes from.
+
+    Ranks of one `domain` read the same physical clock and need no alignment among each other.
+    Event times are relative to `origin_unix_ns` (unix time of the host clock when the origin was
+    taken).
+    """
+
+    domain: str
+    source: str
+    origin_unix_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced."""
+
+    granularity: Granularity
+    interval: int
+    window: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHeader:
+    """Everything a reader must know about one rank of one run.
+
+    `groups` maps a process group id, `<axis>@<smallest member>`, to its ordered global ranks. Two
+    communicators over the same ranks have different axes in their ids (dp, dp_cp, …), so an id
+    names one communicator of the job.
+    """
+
+    run_id: str
+    rank: int
+    world_size: int
+    layout: Layout
+    coordinates: Coordinates
+    groups: Mapping[str, tuple[int, ...]]
+    host: str
+    process_id: int
+    device: Device
+    backend: str
+    clock: ClockOrigin
+    trace: TraceSettings
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Json]:
+        """As the `args` of the header event."""
+        record: dict[str, Json] = asdict(self)
+        record["groups"] = {name: list(ranks) for name, ranks in self.groups.items()}
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Json], where: str) -> RankHeader:
+        """Read back from a header event.
+
+        Raises InputError naming `where` when it is damaged or newer than we are.
+        """
+        version = record.get("schema")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise InputError(
+                f"{where}: rank file of schema {version!r}, this MegaScan reads up to "
+                f"{SCHEMA_VERSION}; update MegaScan"
+            )
+        fields = cast("dict[str, Any]", dict(record))
+        try:
+            trace = fields["trace"]
+            fields["layout"] = Layout(**fields["layout"])
+            fields["coordinates"] = Coordinates(**fields["coordinates"])
+            fields["groups"] = {name: tuple(ranks) for name, ranks in fields["groups"].items()}
+            fields["device"] = Device(**fields["device"])
+            fields["clock"] = ClockOrigin(**fields["clock"])
+            fields["trace"] = TraceSettings(
+                granularity=Granularity(trace["granularity"]),
+                interval=trace["interval"],
+                window=trace["window"],
+            )
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+            raise InputError(
+                f"{where}: damaged header ({error}); the file cannot be used"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRecord:
+    """End mark of a finished window: its iterations and how many spans stand before it.
+
+    `counters` holds device readings of the window (clock, power, temperature …) by name, empty on
+    the CPU.
+    """
+
+    run_id: str
+    window: int
+    first_iteration: int
+    last_iteration: int
+    num_spans: int
+    num_dropped: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        """As the `args` of the window event."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:
+        """Read back from a window event; raises InputError naming `where` when it is damaged."""
+        try:
+            return cls(**cast("dict[str, Any]", record))
+        except TypeError as error:
+            raise InputError(f"{where}: damaged window mark ({error})") from error

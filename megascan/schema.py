@@ -1,0 +1,150 @@
+"""What a trace is made of, declared once: kinds, phases, tracks, columns, header and window
+records.
+
+Readers, writers, exporters and the format page follow these declarations; a column that is not
+declared here does not exist. Times are int64 nanoseconds inside; Chrome's float microseconds
+appear only in `megascan.rankfile`, `megascan.reader` and `megascan.export`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+SCHEMA_VERSION = 1
+HEADER_EVENT = "megascan"
+WINDOW_EVENT = "megascan_window"
+TIMELINE_EVENT = "megascan_timeline"
+
+NOT_APPLICABLE = -1
+"""Value of an integer column where it has no meaning (a forward pass has no peer).
+
+Text columns hold "".
+"""
+
+
+class Kind(StrEnum):
+    """What sort of work a span is; the `cat` of its event and its track in the timeline."""
+
+    ITERATION = "iteration"
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    P2P = "p2p"
+    OPTIMIZER = "optimizer"
+    DATA = "data"
+    HOST = "host"
+    GC = "gc"
+    CHECKPOINT = "checkpoint"
+
+
+COMMUNICATION_KINDS = (Kind.COLLECTIVE, Kind.P2P)
+
+
+class Phase(StrEnum):
+    """Which pass a compute span belongs to.
+
+    RECOMPUTE is a forward repeated for activation checkpointing.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+
+
+class Granularity(StrEnum):
+    """How much is traced.
+
+    FULL adds modules, every collective, garbage collection and checkpoints to BASE.
+    """
+
+    BASE = "base"
+    FULL = "full"
+
+
+class Track(IntEnum):
+    """Thread id of a span in a rank file.
+
+    Spans of one track nest; device and host time are never mixed on one.
+    """
+
+    COMPUTE = 1
+    COMMUNICATION = 2
+    HOST = 3
+    OVERLAPPED = 4
+    """Asynchronous communication, beside compute."""
+
+
+ColumnType = Literal["int8", "int32", "int64", "text"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the span table.
+
+    `event_key` says where it stands in a rank file's event: a top-level key, or `args.<name>`.
+    """
+
+    name: str
+    type: ColumnType
+    unit: str
+    meaning: str
+    event_key: str
+
+
+def _argument(name: str, column_type: ColumnType, unit: str, meaning: str) -> Column:
+    return Column(name, column_type, unit, meaning, f"args.{name}")
+
+
+SPAN_COLUMNS: tuple[Column, ...] = (
+    Column("rank", "int32", "", "global rank that recorded the span", "pid"),
+    Column("kind", "text", "", "sort of work, one of Kind", "cat"),
+    Column(
+        "name", "text", "", "operation: forward, attention, all_reduce, send_forward, …", "name"
+    ),
+    Column("track", "int8", "", "track in the rank file, one of Track", "tid"),
+    Column("start_ns", "int64", "ns", "start, unix time by the rank's own clock", "ts"),
+    Column("duration_ns", "int64", "ns", "end less start", "dur"),
+    _argument("iteration", "int32", "", "training iteration, from 1"),
+    _argument("microbatch", "int32", "", "microbatch within the iteration, from 0"),
+    _argument("chunk", "int32", "", "model chunk (virtual pipeline stage) on this rank, from 0"),
+    _argument(
+        "layer", "int32", "", "global number of the transformer layer, from 1 as in Megatron"
+    ),
+    _argument("phase", "text", "", "forward, backward or recompute"),
+    _argument("op", "text", "", "communication: all_reduce, all_gather, …, or send, recv for p2p"),
+    _argument(
+        "group", "text", "", "process group id: <axis>@<smallest member>, see RankHeader.groups"
+    ),
+    _argument("sequence", "int64", "", "running number within (iteration, group, op), from 0"),
+    _argument("size_bytes", "int64", "byte", "payload handed to the operation by this rank"),
+    _argument("peer", "int32", "", "p2p: global rank at the other end"),
+    _argument("direction", "text", "", "p2p: forward (activations) or backward (gradients)"),
+    _argument(
+        "cpu_ns", "int64", "ns", "CPU time of the launching thread during the span (CPU runs)"
+    ),
+    _argument(
+        "launch_ns", "int64", "ns", "GPU runs: host time of the launch, relative to start_ns"
+    ),
+)
+"""Columns of a trace as recorded, in the order of the table."""
+
+
+def _derived(name: str, column_type: ColumnType, unit: str, meaning: str) -> Column:
+    return Column(name, column_type, unit, meaning, f"args.{name}")
+
+
+DERIVED_COLUMNS: tuple[Column, ...] = (
+    _derived(
+        "match", "int64", "", "id shared by the members of one collective or one send/recv pair"
+    ),
+    _derived("wait_ns", "int64", "ns", "communication: own start to last member's start"),
+    _derived("transfer_ns", "int64", "ns", "communication: duration less wait"),
+    _derived("self_ns", "int64", "ns", "duration less the synchronous communication inside"),
+    _derived(
+        "self_cpu_ns", "int64", "ns", "cpu_ns less that of the communication inside (CPU runs)"
+    ),
+)
+"""Columns that `aggregate` adds; `start_ns` is then on the job's common clock."""
+
+TIMELINE_COLUMNS: tuple[Column, ...] = SPAN_COLUMNS + DERIVED_COLUMNS

@@ -1,0 +1,131 @@
+"""The two things that travel between the parts: a Trace (as recorded) and a Timeline (on one
+clock).
+
+Both hold an Arrow table of spans with the columns of `megascan.schema`, ordered by (rank,
+start_ns, -duration_ns), and one header a rank. Integers are never null: `schema.NOT_APPLICABLE`
+stands where a column has no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megascan.header import RankHeader, WindowRecord
+from megascan.schema import SPAN_COLUMNS, TIMELINE_COLUMNS, Column
+from megascan.topology import Layout
+
+_ARROW_TYPES = {
+    "int8": pa.int8(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "text": pa.dictionary(pa.int32(), pa.string()),
+}
+
+
+def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Arrow schema of declared columns; text is dictionary-encoded."""
+    return pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in columns])
+
+
+TRACE_SCHEMA = arrow_schema(SPAN_COLUMNS)
+TIMELINE_SCHEMA = arrow_schema(TIMELINE_COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completeness:
+    """What is there and what is not. `notes` are sentences for the reader of a summary."""
+
+    world_size: int
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...] = ()
+    num_spans: int = 0
+    num_unfinished_spans: int = 0
+    """Spans after the last finished window of a rank, left out."""
+    num_unmatched: Mapping[str, int] = field(default_factory=dict)
+    """Communication spans without their counterparts, by kind (after matching)."""
+    num_duplicates: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One run as its ranks recorded it; `start_ns` is unix time by each rank's own clock."""
+
+    run_id: str
+    layout: Layout
+    headers: Mapping[int, RankHeader]
+    """By global rank, of the ranks that are there."""
+    spans: pa.Table
+    """Schema TRACE_SCHEMA."""
+    windows: Mapping[int, tuple[WindowRecord, ...]]
+    """Finished windows by global rank."""
+    completeness: Completeness
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockFit:
+    """Correction of one rank's clock: common = local + offset_ns + drift_ppm·1e-6·(local −
+    reference_ns).
+
+    The residual says how far matched ends still lie apart, median and 99th percentile; the latter
+    is the error bar of every comparison of times across ranks. `component` numbers the sets of
+    ranks that share collectives.
+    """
+
+    rank: int
+    domain: str
+    offset_ns: float
+    drift_ppm: float
+    residual_median_ns: float
+    residual_p99_ns: float
+    num_anchors: int
+    component: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A run on one clock, with matches, waits and self times; what exporters and the detector take.
+
+    `origin_ns` is the unix time of the earliest span. `clock_method` is one sentence on how
+    clocks were aligned.
+    """
+
+    run_id: str
+    layout: Layout
+    headers: Mapping[int, RankHeader]
+    spans: pa.Table
+    """Schema TIMELINE_SCHEMA."""
+    windows: Mapping[int, tuple[WindowRecord, ...]]
+    clocks: Mapping[int, ClockFit]
+    clock_method: str
+    origin_ns: int
+    completeness: Completeness
+
+
+def numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    """An integer column as int64."""
+    return np.asarray(
+        table.column(name).combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64
+    )
+
+
+def codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A text column as (code of each row, text of each code)."""
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return np.asarray(
+        column.indices.to_numpy(zero_copy_only=False), dtype=np.int64
+    ), column.dictionary.to_pylist()
+
+
+def equals(table: pa.Table, name: str, *values: str) -> npt.NDArray[np.bool_]:
+    """Rows whose text column is one of `values`."""
+    row_codes, texts = codes(table, name)
+    wanted = [code for code, text in enumerate(texts) if text in values]
+    return np.isin(row_codes, wanted)

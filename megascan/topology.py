@@ -1,0 +1,136 @@
+"""Rank grid: which rank sits where on the parallel axes, and how it is called.
+
+Megatron-Core lays ranks out like digits of a number: `order` names the axes from the
+fastest-changing to the slowest (default "tp-cp-ep-dp-pp", so TP neighbours are consecutive
+ranks). The whole grid is one reshape:
+
+    tp=2, dp=2, pp=2, order tp-dp-pp:   rank 5 = 1 + 0·2 + 1·4  →  TP1 DP0 PP1
+
+Expert parallelism splits the same ranks a second time (its own grid over TP·CP·DP inside one
+stage) and therefore appears as a coordinate, not as a factor of the world size. Source:
+megatron.core.parallel_state.RankGenerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from megascan.errors import ConfigError
+
+DEFAULT_ORDER = "tp-cp-ep-dp-pp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """Place of one rank on every axis, each from 0."""
+
+    tp: int = 0
+    cp: int = 0
+    ep: int = 0
+    dp: int = 0
+    pp: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel axes of a job; `vpp` is the number of model chunks a stage holds.
+
+    Raises ConfigError for a size below 1 or an order that does not name every axis above 1.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    order: str = DEFAULT_ORDER
+
+    def __post_init__(self) -> None:
+        for axis, size in self._sizes().items():
+            if size < 1:
+                raise ConfigError(f"parallel size {axis} is {size}, expected 1 or more")
+        named = self.order.split("-")
+        missing = [axis for axis in ("tp", "cp", "dp", "pp") if axis not in named]
+        if missing or len(set(named)) != len(named) or set(named) - {"tp", "cp", "ep", "dp", "pp"}:
+            raise ConfigError(
+                f"rank order is {self.order!r}, expected tp, cp, ep, dp and pp once "
+                f"each, for example {DEFAULT_ORDER}"
+            )
+        if (self.tp * self.cp * self.dp) % self.ep:
+            raise ConfigError(
+                f"expert parallel size {self.ep} does not divide TP×CP×DP = "
+                f"{self.tp * self.cp * self.dp}"
+            )
+
+    def _sizes(self) -> dict[str, int]:
+        return {axis: getattr(self, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp")}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    def _strides(self) -> Iterator[tuple[str, int, int]]:
+        stride = 1
+        for axis in self.order.split("-"):
+            if axis == "ep":
+                continue
+            size = getattr(self, axis)
+            yield axis, stride, size
+            stride *= size
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Place of a global rank. Raises ConfigError outside the world."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank {rank} is outside a world of {self.world_size} ranks")
+        place = {axis: rank // stride % size for axis, stride, size in self._strides()}
+        return Coordinates(**place, ep=self._expert_coordinate(place))
+
+    def _expert_coordinate(self, place: Mapping[str, int]) -> int:
+        """Expert ranks are consecutive within a stage (expert TP 1).
+
+        The stage-local number modulo EP.
+        """
+        local, stride = 0, 1
+        for axis in self.order.split("-"):
+            if axis in ("tp", "cp", "dp"):
+                local += place[axis] * stride
+                stride *= getattr(self, axis)
+        return local % self.ep
+
+    def rank_of(self, place: Coordinates) -> int:
+        """Global rank at a place: the inverse of `coordinates`."""
+        return sum(getattr(place, axis) * stride for axis, stride, _ in self._strides())
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """Ranks that differ from `rank` on one axis only, itself included, in axis order."""
+        for name, stride, size in self._strides():
+            if name == axis:
+                first = rank - rank // stride % size * stride
+                return tuple(first + step * stride for step in range(size))
+        raise ConfigError(f"axis {axis!r} is not part of the rank order {self.order!r}")
+
+    def to_json(self) -> dict[str, int | str]:
+        """As it stands in a rank file's header."""
+        return asdict(self)
+
+    def label(self, rank: int) -> str:
+        """Speaking name of a rank: every axis above 1, DP first; `DP1 PP0 TP1`."""
+        place = self.coordinates(rank)
+        axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self, axis) > 1]
+        return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in axes) or "single rank"
+
+
+def rank_file_name(layout: Layout, place: Coordinates) -> str:
+    """Name of a rank's file in the trace folder.
+
+    CP and EP parts appear only where those axes are used.
+    """
+    name = f"benchmark-data-{place.dp}-pipeline-{place.pp}-tensor-{place.tp}"
+    if layout.cp > 1:
+        name += f"-context-{place.cp}"
+    if layout.ep > 1:
+        name += f"-expert-{place.ep}"
+    return name + ".json"
