@@ -1,0 +1,47 @@
+"""The real commands, run as a user runs them, and small corpora."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Run ``python -m MODULE ARGUMENTS…`` in an empty folder."""
+
+    def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """Several batches' worth of documents of very different lengths."""
+    return [f"document {i} " + f"word{i} " * (1 + i * 37 % 400) for i in range(700)]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path, texts: list[str]) -> Path:
+    """The texts as JSON Lines."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
