@@ -77,11 +77,11 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Field[object], hint: obje
             help=declared.text,
         )
         return
-    repeated = typing.get_origin(hint) is tuple
+    kind, repeated = _value_type(hint)
     section.add_argument(
         _option(entry),
         dest=entry.name,
-        type=_value_type(hint),
+        type=kind,
         nargs="+" if repeated else None,
         default=entry.default,
         choices=declared.choices or None,
@@ -89,9 +89,12 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Field[object], hint: obje
     )
 
 
-def _value_type(hint: object) -> type:
-    """int, float or str out of ``int``, ``int | None``, ``tuple[str, ...]``."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
+def _value_type(hint: object) -> tuple[type, bool]:
+    """Type of a value, and whether there may be several: ``int | None``, ``tuple[str, ...]``."""
+    if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    repeated = typing.get_origin(hint) is tuple
+    if repeated:
+        hint = typing.get_args(hint)[0]
     assert isinstance(hint, type)
-    return hint
+    return hint, repeated

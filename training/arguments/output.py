@@ -1,5 +1,7 @@
 """What a run leaves behind: checkpoints, log lines, TensorBoard events."""
 
+# ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,0 +1,83 @@
+"""The seam between the loop and everything that watches it.
+
+The loop knows only this class. Tracing, faults, and reports implement the moments they care about;
+the loop itself never asks whether one of them is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+
+class Callback:
+    """Moments in the life of a training run.
+
+    Context managers surround a moment, plain methods follow one. Iterations count from 1. All
+    methods run on the training thread of every rank and must not communicate.
+    """
+
+    def training(self) -> AbstractContextManager[None]:
+        """Surround the whole run, from before the first iteration to after the last."""
+        return nullcontext()
+
+    def iteration(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround one training iteration: all microbatches, gradient sync, optimizer."""
+        del iteration
+        return nullcontext()
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Surround the loading of one microbatch."""
+        return nullcontext()
+
+    def optimizer(self) -> AbstractContextManager[None]:
+        """Surround the optimizer's part of an iteration."""
+        return nullcontext()
+
+    def evaluation(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround one evaluation."""
+        del iteration
+        return nullcontext()
+
+    def checkpoint(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround the writing of one checkpoint."""
+        del iteration
+        return nullcontext()
+
+
+class Callbacks(Callback):
+    """Several callbacks as one; the first of the list is the outermost."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def training(self) -> AbstractContextManager[None]:
+        """Surround the run by all."""
+        return self._all(lambda callback: callback.training())
+
+    def iteration(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround an iteration by all."""
+        return self._all(lambda callback: callback.iteration(iteration))
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Surround the loading of a microbatch by all."""
+        return self._all(lambda callback: callback.loading())
+
+    def optimizer(self) -> AbstractContextManager[None]:
+        """Surround the optimizer by all."""
+        return self._all(lambda callback: callback.optimizer())
+
+    def evaluation(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround an evaluation by all."""
+        return self._all(lambda callback: callback.evaluation(iteration))
+
+    def checkpoint(self, iteration: int) -> AbstractContextManager[None]:
+        """Surround a checkpoint by all."""
+        return self._all(lambda callback: callback.checkpoint(iteration))
+
+    @contextmanager
+    def _all(self, moment: Callable[[Callback], AbstractContextManager[None]]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for callback in self._callbacks:
+                stack.enter_context(moment(callback))
+            yield

@@ -1,0 +1,212 @@
+"""Lets Megatron-Core run on a machine without CUDA.
+
+Megatron-Core says "cuda" in some hundred places: as a device when it makes tensors, in
+``torch.cuda.current_device()``, in its random states, in the type names its optimizers test.
+`install` answers all of them with the CPU. It is meant for processes that have no CUDA at all;
+where there is a GPU it must not be called. Gloo then carries the communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+_FACTORIES = (
+    "arange", "empty", "empty_like", "full", "full_like", "linspace", "ones", "ones_like", "rand",
+    "randint", "randn", "randperm", "tensor", "zeros", "zeros_like",
+)  # fmt: skip
+
+_MODEL_PARALLEL_STATE = "model-parallel-rng"
+
+
+class _Stream:
+    """A stream of which there is only one: what is launched has already happened."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        del arguments, options
+
+    def wait_stream(self, stream: object) -> None:
+        """Do nothing: everything before is done."""
+
+    def wait_event(self, event: object) -> None:
+        """Do nothing: everything before is done."""
+
+    def synchronize(self) -> None:
+        """Do nothing: everything before is done."""
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        """Return an event that has happened."""
+        return event or _Event()
+
+
+class _Event:
+    """An event that has happened."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        del arguments, options
+
+    def record(self, stream: object = None) -> None:
+        """Do nothing: everything before is done."""
+
+    def wait(self, stream: object = None) -> None:
+        """Do nothing: everything before is done."""
+
+    def synchronize(self) -> None:
+        """Do nothing: everything before is done."""
+
+    def query(self) -> bool:
+        """Say that it has happened."""
+        return True
+
+
+def install() -> None:
+    """Replace CUDA by the CPU for this process, for good; call it before megatron.core is imported.
+
+    Megatron-Core compiles some functions as it is imported; on the CPU that would need a compiler
+    and cost more than it saves.
+    """
+    _set(torch, compile=_leave_uncompiled)
+    _redirect_devices()
+    _replace_cuda_calls()
+    _name_types_as_on_cuda()
+    _keep_random_states_on_cpu()
+    _allow_moe_without_cuda()
+
+
+def _to_cpu(device: object) -> object:
+    """The CPU in place of a CUDA device, everything else as it is."""
+    if isinstance(device, str) and device.startswith("cuda"):
+        return "cpu"
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return torch.device("cpu")
+    return device
+
+
+def _with_cpu_device(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    @functools.wraps(call)
+    def redirected(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        if "device" in options:
+            options["device"] = _to_cpu(options["device"])
+        return call(*arguments, **options)
+
+    return redirected
+
+
+def _redirect_devices() -> None:
+    for name in _FACTORIES:
+        setattr(torch, name, _with_cpu_device(getattr(torch, name)))
+    move: Callable[..., torch.Tensor] = _with_cpu_device(torch.Tensor.to)
+
+    def to(tensor: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        return move(tensor, *map(_to_cpu, arguments), **options)
+
+    def stay(tensor: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        del arguments, options
+        return tensor
+
+    _set(torch.Tensor, to=to, cuda=stay)
+
+
+def _replace_cuda_calls() -> None:
+    cpu, stream = torch.device("cpu"), _Stream()
+    _set(
+        torch.cuda,
+        Stream=_Stream,
+        Event=_Event,
+        current_device=lambda: cpu,
+        set_device=_nothing(),
+        synchronize=_nothing(),
+        empty_cache=_nothing(),
+        set_stream=_nothing(),
+        stream=lambda _: contextlib.nullcontext(),
+        current_stream=lambda *_: stream,
+        default_stream=lambda *_: stream,
+        manual_seed=lambda seed: torch.manual_seed(seed),  # noqa: PLW0108 - one of its own, too
+        get_rng_state=lambda *_, **__: torch.get_rng_state(),
+        set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+    )
+
+
+def _nothing() -> Callable[..., None]:
+    """A call without effect; each one of its own, because torch tells its functions by identity."""
+
+    def nothing(*arguments: object, **options: object) -> None:
+        del arguments, options
+
+    return nothing
+
+
+def _leave_uncompiled(
+    function: Callable[Parameters, Result] | None = None, **options: object
+) -> object:
+    del options
+    return function if function is not None else lambda decorated: decorated
+
+
+def _name_types_as_on_cuda() -> None:
+    """Megatron-Core's optimizers sort parameters by names like 'torch.cuda.FloatTensor'."""
+    original = torch.Tensor.type
+
+    def type_(tensor: torch.Tensor, *arguments: object, **options: object) -> object:
+        answer = original(tensor, *arguments, **options)  # type: ignore[call-overload]
+        if isinstance(answer, str):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    _set(torch.Tensor, type=type_)
+
+
+def _keep_random_states_on_cpu() -> None:
+    from megatron.core.tensor_parallel import random
+
+    class CpuRngStatesTracker(random.CudaRNGStatesTracker):  # type: ignore[misc]
+        """Megatron-Core's tracker of random states, over the generator of the CPU."""
+
+        @contextlib.contextmanager
+        def fork(self, name: str = _MODEL_PARALLEL_STATE) -> Iterator[None]:
+            """Draw from the state `name` inside, from the one before afterwards."""
+            outside = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(outside)
+
+    _set(
+        random,
+        CudaRNGStatesTracker=CpuRngStatesTracker,
+        _get_cuda_rng_state=lambda *_, **__: torch.get_rng_state(),
+        _set_cuda_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+    )
+
+
+def _allow_moe_without_cuda() -> None:
+    """Mend two places that a mixture of experts passes through.
+
+    `moe_utils` looks up a name that it imports only together with Transformer Engine. The
+    all-to-all dispatcher turns its split sizes into numbers only when they lie on a GPU.
+    """
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        _set(moe_utils, te_general_gemm=None)
+
+    def keep(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
+        del record_stream
+        return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+    _set(token_dispatcher, maybe_move_tensor_to_cpu=keep)
+
+
+def _set(target: type | ModuleType, **attributes: object) -> None:
+    for name, value in attributes.items():
+        setattr(target, name, value)

@@ -1,0 +1,133 @@
+"""Joining the job: device, backend, process groups, seeds."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from megascan.errors import ConfigError, MissingError
+from training.arguments import Settings, Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """Read torchrun's variables; a process started without a launcher is a job of one rank."""
+    try:
+        return Launch(
+            rank=int(environment.get("RANK", "0")),
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            world_size=int(environment.get("WORLD_SIZE", "1")),
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"RANK, LOCAL_RANK and WORLD_SIZE must be numbers ({error}); start with torchrun"
+        ) from None
+
+
+def choose_device(settings: Settings, launch: Launch) -> str:
+    """Decide where this process computes: ``cpu`` or ``cuda:N``; prepares the process for it.
+
+    ``--distributed-backend gloo`` means the CPU, also on a machine that has GPUs.
+    """
+    backend = settings.parallel.distributed_backend
+    if backend == "gloo":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for devices
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0:
+        if backend == "nccl":
+            raise MissingError(
+                "--distributed-backend nccl needs a GPU and there is none; use gloo or leave it out"
+            )
+        _check_cpu(settings)
+        return "cpu"
+    if launch.local_rank >= num_gpus:
+        raise ConfigError(
+            f"local rank {launch.local_rank} has no GPU of its own, this host has {num_gpus}; "
+            "start fewer ranks, or add --distributed-backend gloo to train on the CPU"
+        )
+    return f"cuda:{launch.local_rank}"
+
+
+def _check_cpu(settings: Settings) -> None:
+    if settings.model.transformer_impl == "transformer_engine":
+        raise MissingError(
+            "--transformer-impl transformer_engine needs a GPU and there is none; use local"
+        )
+    if settings.optimizer.optimizer_cpu_offload:
+        raise MissingError("--optimizer-cpu-offload needs a GPU and there is none; leave it out")
+    if settings.moe.moe_grouped_gemm:
+        raise MissingError("--moe-grouped-gemm needs a GPU and there is none; leave it out")
+
+
+def initialize(settings: Settings, sizes: Sizes, launch: Launch, device: str) -> None:
+    """Join the job, build Megatron-Core's process groups and seed every generator."""
+    import torch
+    import torch.distributed as dist
+
+    if device == "cpu":
+        from training import cpu_backend
+
+        cpu_backend.install()
+    else:
+        torch.cuda.set_device(device)
+    from megatron.core import parallel_state
+
+    _set_launch_defaults(launch)
+    dist.init_process_group(
+        backend="gloo" if device == "cpu" else "nccl",
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timedelta(minutes=settings.parallel.distributed_timeout_minutes),
+        device_id=None if device == "cpu" else torch.device(device),
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tensor_size,
+        pipeline_model_parallel_size=sizes.pipeline_size,
+        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline_size,
+        context_parallel_size=sizes.context_size,
+        expert_model_parallel_size=sizes.expert_size,
+        distributed_timeout_minutes=settings.parallel.distributed_timeout_minutes,
+        create_gloo_process_groups=True,  # the distributed optimizer's checkpoints go over gloo
+    )
+    seed_everything(settings.batch.seed)
+
+
+def _set_launch_defaults(launch: Launch) -> None:
+    """Without a launcher, rendezvous with oneself."""
+    if launch.world_size == 1:
+        os.environ.setdefault("MASTER_ADDR", "localhost")
+        os.environ.setdefault("MASTER_PORT", "0")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed all generators as Megatron-LM does: stages differ, so that their weights do."""
+    import numpy as np
+    import torch
+    from megatron.core import parallel_state, tensor_parallel
+
+    own = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(own)
+    np.random.seed(own)
+    torch.manual_seed(own)
+    tensor_parallel.model_parallel_cuda_manual_seed(own)
+
+
+def finalize() -> None:
+    """Leave the job."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,84 @@
+"""Installing the faults of this rank, and turning them on and off by iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+
+from training.callback import Callback
+from training.faults.garbage import GarbagePressure
+from training.faults.loader import SlowLoader
+from training.faults.spec import FaultKind, FaultSpec
+
+
+class ActiveFault(Protocol):
+    """A fault in place, which is told whether it acts."""
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Say whether the fault acts in the iteration that begins."""
+
+
+class FaultCallback(Callback):
+    """Turns faults on and off as iterations begin and end; nothing acts between iterations."""
+
+    def __init__(self, faults: Sequence[tuple[FaultSpec, ActiveFault]]) -> None:
+        self._faults = tuple(faults)
+
+    @contextmanager
+    def iteration(self, iteration: int) -> Iterator[None]:
+        """Let the faults act that are to act in this iteration."""
+        for spec, fault in self._faults:
+            fault.begin_iteration(acts=spec.acts_in(iteration))
+        yield
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Load slowly where a loader fault acts."""
+        stack = ExitStack()
+        for _, fault in self._faults:
+            if isinstance(fault, SlowLoader):
+                stack.enter_context(fault.loading())
+        return _closing(stack)
+
+
+@contextmanager
+def _closing(stack: ExitStack) -> Iterator[None]:
+    with stack:
+        yield
+
+
+def install_faults(faults: Sequence[FaultSpec], rank: int, seed: int) -> FaultCallback:
+    """Put the faults of a rank in place and return what turns them on and off.
+
+    Call it after Megatron-Core's process groups are there and before models are built and tracing
+    starts. Nothing is touched on ranks that have no fault.
+    """
+    own = [fault for fault in faults if fault.rank == rank]
+    return FaultCallback([(fault, _install(fault, seed)) for fault in own])
+
+
+def _install(fault: FaultSpec, seed: int) -> ActiveFault:
+    """Put one fault in place; it does not act yet."""
+    import torch
+
+    from training.faults import compute, host, link
+    from training.faults.slowness import CpuSlowness, GpuSlowness
+
+    match fault.kind:
+        case FaultKind.COMPUTE:
+            kind = GpuSlowness if torch.cuda.is_available() else CpuSlowness
+            slowness = kind(fault.excess)
+            compute.install(slowness)
+            return slowness
+        case FaultKind.LINK:
+            slow_link = link.SlowLink(fault)
+            link.install(slow_link)
+            return slow_link
+        case FaultKind.HOST:
+            busy_host = host.BusyHost(fault.excess, seed)
+            host.install(busy_host)
+            return busy_host
+        case FaultKind.LOADER:
+            return SlowLoader(fault)
+        case FaultKind.GC:
+            return GarbagePressure(fault)

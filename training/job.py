@@ -1,0 +1,171 @@
+"""One training job, from a command line to its end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megascan.config import TraceConfig, add_trace_arguments
+from megascan.errors import MegaScanError
+from training.arguments import Settings, Sizes, build_parser, read_settings, resolve_sizes
+from training.distributed import Launch, choose_device, finalize, initialize
+from training.faults import (
+    FaultCallback,
+    FaultSpec,
+    install_faults,
+    parse_faults,
+    write_ground_truth,
+)
+
+if TYPE_CHECKING:
+    from megascan.tracer import Tracer
+    from training.loop import Progress, Trainer
+
+# Long enough for a launcher to end this rank because another one has failed.
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job whose flags are known to fit together."""
+
+    launch: Launch
+    settings: Settings
+    sizes: Sizes
+    namespace: argparse.Namespace
+    trace: TraceConfig
+    faults: tuple[FaultSpec, ...]
+    device: str
+
+    def run(self) -> None:
+        """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
+        try:
+            _silence_foreign_warnings()
+            initialize(self.settings, self.sizes, self.launch, self.device)
+            fault_callback = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
+            trainer, progress = self._prepare(fault_callback)
+            self._announce_end(trainer.run(progress))
+        finally:
+            finalize()
+
+    def _prepare(self, fault_callback: FaultCallback) -> tuple[Trainer, Progress]:
+        """Build everything, restore what a checkpoint holds, and start tracing."""
+        from megascan.instrument import start
+        from training.callback import Callbacks
+        from training.checkpoint import load_checkpoint, save_checkpoint
+        from training.data.tokenizers import TokenizerSettings, build_tokenizer
+        from training.log import TrainingLog
+        from training.loop import Trainer, TrainState
+        from training.model import build_model
+        from training.optimization import build_optimizer, build_schedule
+        from training.step import build_timers, connect
+        from training.streams import StreamBuilder
+        from training.tracing import TracingCallback
+
+        settings, sizes = self.settings, self.sizes
+        tokenizer = build_tokenizer(TokenizerSettings.from_arguments(self.namespace))
+        streams = StreamBuilder(settings, sizes, tokenizer, self.namespace, self.device)
+        chunks = build_model(settings, sizes, tokenizer.vocab_size, self.device)
+        optimizer = build_optimizer(settings, sizes, chunks)
+        connect(settings, chunks, optimizer)
+        timers = build_timers(settings, chunks, optimizer)
+        schedule = build_schedule(settings, sizes, optimizer)
+        state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
+        progress = load_checkpoint(settings, sizes, state)
+        tracer = start(self.trace, resumed=progress.iteration > 0)
+        self._record_truth(tracer)
+        callback = Callbacks([TracingCallback(tracer), fault_callback])
+        trainer = Trainer(
+            settings,
+            sizes,
+            state,
+            streams.data(progress, callback),
+            log=TrainingLog(settings, sizes, tokenizer.vocab_size, self.launch.rank, timers),
+            callback=callback,
+            save=lambda done: save_checkpoint(settings, sizes, state, done),
+        )
+        return trainer, progress
+
+    def _record_truth(self, tracer: Tracer) -> None:
+        """Write down the planted faults beside the rank files."""
+        if self.trace.enabled and self.launch.rank == 0:
+            run_id: str | None = getattr(tracer, "run_id", None)
+            write_ground_truth(self.trace.directory, run_id, self.sizes.world_size, self.faults)
+
+    def _announce_end(self, progress: Progress) -> None:
+        """Say what was written and what can be done with it, after all ranks are done."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        if self.launch.rank:
+            return
+        saved = self.settings.checkpoint.save
+        if saved is not None:
+            print(f"wrote checkpoints up to iteration {progress.iteration} to {saved}", flush=True)
+        if self.trace.enabled:
+            folder = self.trace.directory
+            print(f"wrote the trace to {folder}; next: python aggregate.py -b {folder} -d")
+
+
+def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
+    """Read the command line; raises UsageError or ConfigError, alike on all ranks."""
+    from training.data.settings import add_data_arguments
+    from training.data.tokenizers import add_tokenizer_arguments
+
+    parser = build_parser("python -m training.pretrain_gpt", "Train a GPT on Megatron-Core.")
+    add_tokenizer_arguments(parser)
+    add_data_arguments(parser)
+    add_trace_arguments(parser)
+    _add_fault_argument(parser)
+    namespace = parser.parse_args(arguments)
+    settings = read_settings(namespace)
+    sizes = resolve_sizes(settings, launch.world_size)
+    return Job(
+        launch=launch,
+        settings=settings,
+        sizes=sizes,
+        namespace=namespace,
+        trace=TraceConfig.from_arguments(namespace),
+        faults=parse_faults(namespace.inject_fault, sizes),
+        device=choose_device(settings, launch),
+    )
+
+
+def _add_fault_argument(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("planted faults")
+    group.add_argument(
+        "--inject-fault",
+        action="append",
+        default=[],
+        metavar="rank=R,kind=K,factor=F",
+        help="make a rank slow; kinds compute, link, host, loader, gc; factor=F times as long, or "
+        "delay=MS (link, loader, gc); from=I and to=I limit it to iterations; peer=R (link) to a "
+        "pair of ranks; repeatable",
+    )
+
+
+def _silence_foreign_warnings() -> None:
+    """Megatron-Core warns about every optional package and cache that is not there, torch about
+    names that Megatron-Core uses: nothing that whoever trains could act on.
+    """
+    logging.getLogger("megatron.core.datasets").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"megatron\..*")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
+
+
+def report_error(launch: Launch, error: MegaScanError) -> None:
+    """Say what went wrong on this rank, unless rank 0 has the same to say.
+
+    When all ranks fail alike, rank 0 speaks at once and the launcher ends the others while they
+    wait; when one rank fails alone, it speaks after the wait.
+    """
+    if launch.rank:
+        time.sleep(_GRACE_S)
+    where = f"rank {launch.rank}: " if launch.rank else ""
+    print(f"error: {where}{error}", file=sys.stderr, flush=True)

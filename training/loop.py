@@ -1,0 +1,197 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from training.arguments import Settings, Sizes
+from training.callback import Callback
+from training.log import IterationResult, TrainingLog
+from training.microbatch import Microbatch
+from training.step import run_schedule
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+Streams = list[Iterator[Microbatch] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training has come; iteration 0 is before the first."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_validation_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """What learns, and what a checkpoint must hold."""
+
+    chunks: list[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    schedule: OptimizerParamScheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Streams of microbatches, one a model chunk.
+
+    `training` goes on from where the run starts; `validation` makes new streams for an evaluation
+    that starts after so many samples.
+    """
+
+    training: Streams
+    validation: Callable[[int], Streams]
+
+
+class Trainer:
+    """Runs iterations until the last one.
+
+    `save` writes a checkpoint of a progress; it is called at the intervals the flags ask for.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sizes: Sizes,
+        state: TrainState,
+        data: Data,
+        *,
+        log: TrainingLog,
+        callback: Callback,
+        save: Callable[[Progress], None],
+    ) -> None:
+        self._settings = settings
+        self._sizes = sizes
+        self._state = state
+        self._data = data
+        self._log = log
+        self._callback = callback
+        self._save = save
+
+    def run(self, progress: Progress) -> Progress:
+        """Train from `progress` to the end; returns how far it came."""
+        for chunk in self._state.chunks:
+            chunk.train()
+        # What was built so far lives to the end: no collection need look through it again.
+        gc.collect()
+        gc.freeze()
+        with self._callback.training():
+            self._log.begin()
+            saved = progress
+            while not self._is_done(progress):
+                progress = self._iterate(progress)
+                progress = self._evaluate_if_due(progress)
+                if self._is_save_due(progress):
+                    self._write_checkpoint(progress)
+                    saved = progress
+                if self._exits_after(progress):
+                    break
+            if self._settings.checkpoint.save is not None and saved != progress:
+                self._write_checkpoint(progress)
+        self._log.close()
+        return progress
+
+    def _is_done(self, progress: Progress) -> bool:
+        return progress.iteration >= self._sizes.train_iters
+
+    def _exits_after(self, progress: Progress) -> bool:
+        interval = self._settings.batch.exit_interval
+        return interval is not None and progress.iteration % interval == 0
+
+    def _iterate(self, progress: Progress) -> Progress:
+        iteration = progress.iteration + 1
+        with self._callback.iteration(iteration):
+            result = self._train_step(iteration)
+        progress = replace(
+            progress,
+            iteration=iteration,
+            consumed_samples=progress.consumed_samples + self._sizes.global_batch_size,
+        )
+        self._log.add(result, progress.consumed_samples)
+        return progress
+
+    def _train_step(self, iteration: int) -> IterationResult:
+        state, batch_size = self._state, self._sizes.global_batch_size
+        for chunk in state.chunks:
+            chunk.zero_grad_buffer()
+        state.optimizer.zero_grad()
+        loss = run_schedule(
+            self._sizes,
+            state.chunks,
+            self._data.training,
+            num_microbatches=self._sizes.num_microbatches,
+        )
+        with self._callback.optimizer():
+            stepped, grad_norm, _ = state.optimizer.step()
+        if stepped:  # an overflow of fp16 skips the step, the schedule then stands still
+            state.schedule.step(increment=batch_size)
+        return IterationResult(
+            iteration=iteration,
+            loss=loss,
+            skipped=not stepped,
+            grad_norm=None if grad_norm is None else float(grad_norm),
+            learning_rate=_learning_rate(state.optimizer),
+            loss_scale=float(state.optimizer.get_loss_scale()),
+        )
+
+    def _evaluate_if_due(self, progress: Progress) -> Progress:
+        batch = self._settings.batch
+        if batch.eval_iters == 0 or progress.iteration % batch.eval_interval:
+            return progress
+        with self._callback.evaluation(progress.iteration):
+            loss = self._evaluate(progress)
+        self._log.evaluation(progress.iteration, loss)
+        self._log.begin()
+        samples = batch.eval_iters * self._sizes.global_batch_size
+        return replace(
+            progress,
+            consumed_validation_samples=progress.consumed_validation_samples + samples,
+        )
+
+    def _evaluate(self, progress: Progress) -> torch.Tensor | None:
+        """Average loss over the evaluation's iterations; None without the last stage."""
+        streams = self._data.validation(progress.consumed_validation_samples)
+        for chunk in self._state.chunks:
+            chunk.eval()
+        losses: list[torch.Tensor] = []
+        with torch.no_grad():
+            for _ in range(self._settings.batch.eval_iters):
+                loss = run_schedule(
+                    self._sizes,
+                    self._state.chunks,
+                    streams,
+                    num_microbatches=self._sizes.num_microbatches,
+                    forward_only=True,
+                )
+                if loss is not None:
+                    losses.append(loss)
+        for chunk in self._state.chunks:
+            chunk.train()
+        return torch.stack(losses).mean() if losses else None
+
+    def _is_save_due(self, progress: Progress) -> bool:
+        interval = self._settings.checkpoint.save_interval
+        return interval is not None and progress.iteration % interval == 0
+
+    def _write_checkpoint(self, progress: Progress) -> None:
+        with self._callback.checkpoint(progress.iteration):
+            self._save(progress)
+        self._log.begin()
+
+
+def _learning_rate(optimizer: MegatronOptimizer) -> float:
+    """The learning rate of the parameters that follow the schedule."""
+    for group in optimizer.param_groups:
+        if group["default_config"]:
+            return float(group["lr"])
+    return float(optimizer.param_groups[0]["lr"])

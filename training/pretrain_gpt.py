@@ -1,0 +1,43 @@
+"""Train a GPT on Megatron-Core.
+
+    torchrun --nproc-per-node 4 -m training.pretrain_gpt --mock-data
+        --tokenizer-type NullTokenizer --vocab-size 1000
+        --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+        --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+        --micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3
+
+Flags have Megatron-LM's names and defaults. Without GPUs it trains on the CPU over gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from megascan.errors import MegaScanError
+from training.distributed import Launch, read_launch
+from training.job import Job, parse_job, report_error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train; returns the exit code."""
+    launch = Launch(rank=0, local_rank=0, world_size=1)
+    try:
+        launch = read_launch(os.environ)
+        job: Job = parse_job(arguments, launch)
+    except MegaScanError as error:
+        # Every rank comes to the same error from the same command line: one speaks for all.
+        if launch.rank == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    try:
+        job.run()
+    except MegaScanError as error:
+        report_error(launch, error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Streams of microbatches for the model chunks of this rank."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from megatron.core import parallel_state
+
+from training.arguments import Settings, Sizes
+from training.callback import Callback
+from training.data.batches import build_data_iterator
+from training.data.datasets import Datasets, TokenDataset, build_datasets
+from training.data.settings import data_settings
+from training.data.tokenizers import Tokenizer
+from training.loop import Data, Progress, Streams
+from training.microbatch import BatchShape, Microbatch, MicrobatchStream
+
+
+class StreamBuilder:
+    """Builds datasets once and streams from any sample on.
+
+    Only chunks that hold the first or the last layers need data, and only the first rank of each
+    tensor-parallel group loads it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sizes: Sizes,
+        tokenizer: Tokenizer,
+        namespace: argparse.Namespace,
+        device: str,
+    ) -> None:
+        self._sizes = sizes
+        self._num_workers: int = namespace.num_workers
+        self._loads = parallel_state.get_tensor_model_parallel_rank() == 0
+        self._shape = BatchShape(
+            num_samples=sizes.micro_batch_size,
+            seq_length=sizes.seq_length,
+            has_attention_mask=namespace.create_attention_mask_in_dataloader,
+            device=device,
+        )
+        self._datasets: Datasets = build_datasets(
+            data_settings(
+                namespace,
+                seq_length=sizes.seq_length,
+                seed=settings.batch.seed,
+                num_samples=_num_samples(settings, sizes),
+            ),
+            tokenizer,
+            is_built_on_rank=lambda: self._loads and _has_data_stage(),
+        )
+
+    def data(self, progress: Progress, callback: Callback) -> Data:
+        """Streams that go on after the samples that `progress` has consumed."""
+        return Data(
+            training=self._streams(self._datasets.train, progress.consumed_samples, callback),
+            # Evaluations are not the training's loading: they get no callback.
+            validation=lambda consumed: self._streams(self._datasets.valid, consumed, Callback()),
+        )
+
+    def _streams(
+        self, dataset: TokenDataset | None, consumed_samples: int, callback: Callback
+    ) -> Streams:
+        return [
+            self._stream(dataset, consumed_samples, callback) if needed else None
+            for needed in _chunks_with_data(self._sizes)
+        ]
+
+    def _stream(
+        self, dataset: TokenDataset | None, consumed_samples: int, callback: Callback
+    ) -> Iterator[Microbatch]:
+        samples = None
+        if dataset is not None and self._loads:
+            # A loader draws a seed for its workers; training must not see that.
+            with torch.random.fork_rng(devices=[]):
+                samples = build_data_iterator(
+                    dataset,
+                    micro_batch_size=self._sizes.micro_batch_size,
+                    dp_rank=parallel_state.get_data_parallel_rank(),
+                    dp_size=self._sizes.data_size,
+                    consumed_samples=consumed_samples,
+                    num_workers=self._num_workers,
+                )
+        group = parallel_state.get_tensor_model_parallel_group()
+        return MicrobatchStream(samples, self._shape, group, callback)
+
+
+def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:
+    """Samples that training, validation and test draw in the whole run."""
+    batch = settings.batch
+    evaluations = sizes.train_iters // batch.eval_interval
+    validation = evaluations * batch.eval_iters * sizes.global_batch_size
+    return sizes.train_iters * sizes.global_batch_size, validation, 0
+
+
+def _has_data_stage() -> bool:
+    """Whether this rank holds the first or the last pipeline stage."""
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    return bool(first or last)
+
+
+def _chunks_with_data(sizes: Sizes) -> list[bool]:
+    """For each chunk of this rank, whether it holds the first or the last layers of the model."""
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    final_chunk = sizes.model_chunks - 1
+    return [
+        bool((first and chunk == 0) or (last and chunk == final_chunk))
+        for chunk in range(sizes.model_chunks)
+    ]
