@@ -1,0 +1,163 @@
+"""What a communication span was made of, and what other spans are without communication.
+
+    own start          last member's start          end
+        ├──── wait ────────────┼───── transfer ──────┤
+
+wait = last member's start − own start, never negative, never beyond the span; transfer = the rest.
+For a message the other side is the only other member: a receive waits until the send started, a
+send until the receive was posted. Where the last start lies on another clock and no further off
+than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
+nothing links the two clocks, neither is claimed (-1). Operations with a root are split the same
+way, although only the root can be waited for.
+
+The self time of any other span is its duration less the union of the synchronous communication
+of its rank inside it; a bracket around collectives and the collectives in it count once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from aggregate.clocks import Alignment
+from aggregate.intervals import Cover, TimeAxis
+from aggregate.keys import BoolArray, IntArray, group_starts
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
+from megascan.timeline import equals, numbers
+
+_BLOCK_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Derived columns of a span table, (span,) each, ns; -1 where they do not apply."""
+
+    wait_ns: IntArray
+    transfer_ns: IntArray
+    self_ns: IntArray
+    self_cpu_ns: IntArray
+
+
+def decompose(spans: pa.Table, match: IntArray, clocks: Alignment) -> Parts:
+    """Split every span of a table whose times are on the common clock, ordered by (rank, start).
+
+    match (span,) as `aggregate.match` gives it. Works on some ranks at a time, so that what it
+    needs beside its result does not grow with the table.
+    """
+    blocks = rank_blocks(numbers(spans, "rank"))
+    last = _LastMembers.of(spans, match, clocks, blocks)
+    parts = [_decompose_block(spans[rows], match[rows], clocks, last) for rows in blocks]
+    return Parts(
+        wait_ns=np.concatenate([part.wait_ns for part in parts]),
+        transfer_ns=np.concatenate([part.transfer_ns for part in parts]),
+        self_ns=np.concatenate([part.self_ns for part in parts]),
+        self_cpu_ns=np.concatenate([part.self_cpu_ns for part in parts]),
+    )
+
+
+def rank_blocks(rank: IntArray) -> list[slice]:
+    """Rows of a table ordered by rank as slices of whole ranks, _BLOCK_ROWS or more each."""
+    starts = group_starts(rank)
+    block = starts // _BLOCK_ROWS
+    firsts = starts[group_starts(block)].tolist()
+    return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
+
+
+@dataclass(frozen=True)
+class _LastMembers:
+    """Of each match: when its last member starts, and where that rank stands in `clocks.ranks`.
+
+    `comparable` is false where nothing links the clocks of two members.
+    """
+
+    start_ns: IntArray
+    position: IntArray
+    comparable: BoolArray
+
+    @classmethod
+    def of(
+        cls, spans: pa.Table, match: IntArray, clocks: Alignment, blocks: list[slice]
+    ) -> _LastMembers:
+        num_matches = int(match.max(initial=-1)) + 1
+        start_ns = np.full(num_matches, np.iinfo(np.int64).min)
+        position = np.zeros(num_matches, dtype=np.int64)
+        comparable = np.ones(num_matches, dtype=np.bool_)
+        for block in blocks:
+            own, own_start, own_position = _matched(spans[block], match[block], clocks)
+            later = own_start > start_ns[own]
+            np.maximum.at(start_ns, own[later], own_start[later])
+            holds = own_start == start_ns[own]
+            position[own[holds]] = own_position[holds]
+        for block in blocks:
+            own, _, own_position = _matched(spans[block], match[block], clocks)
+            error = clocks.error_between(own_position, position[own])
+            comparable[own[np.isinf(error)]] = False
+        return cls(start_ns, position, comparable)
+
+
+def _matched(
+    spans: pa.Table, match: IntArray, clocks: Alignment
+) -> tuple[IntArray, IntArray, IntArray]:
+    """(match, start_ns, position of the rank) of the matched spans."""
+    rows = np.flatnonzero(match >= 0)
+    position = np.searchsorted(clocks.ranks, numbers(spans, "rank")[rows])
+    return match[rows], numbers(spans, "start_ns")[rows], position.astype(np.int64)
+
+
+def _decompose_block(
+    spans: pa.Table, match: IntArray, clocks: Alignment, last: _LastMembers
+) -> Parts:
+    wait, transfer = _split_waits(spans, match, clocks, last)
+    communication = equals(spans, "kind", *COMMUNICATION_KINDS)
+    inside = communication & (numbers(spans, "track") != Track.OVERLAPPED)
+    self_ns, self_cpu_ns = self_times(
+        numbers(spans, "rank"),
+        numbers(spans, "start_ns"),
+        numbers(spans, "duration_ns"),
+        numbers(spans, "cpu_ns"),
+        inside,
+    )
+    self_ns[communication] = NOT_APPLICABLE
+    self_cpu_ns[communication] = NOT_APPLICABLE
+    return Parts(wait_ns=wait, transfer_ns=transfer, self_ns=self_ns, self_cpu_ns=self_cpu_ns)
+
+
+def _split_waits(
+    spans: pa.Table, match: IntArray, clocks: Alignment, last: _LastMembers
+) -> tuple[IntArray, IntArray]:
+    """(wait_ns, transfer_ns) of each span."""
+    wait = np.full(len(match), NOT_APPLICABLE, dtype=np.int64)
+    transfer = wait.copy()
+    rows = np.flatnonzero(match >= 0)
+    own, start, position = _matched(spans, match, clocks)
+    duration = numbers(spans, "duration_ns")[rows]
+    lag = last.start_ns[own] - start
+    claimed = lag > clocks.error_between(position, last.position[own])
+    claimed_ns = np.where(claimed, np.minimum(lag, duration), 0)
+    wait[rows] = np.where(last.comparable[own], claimed_ns, NOT_APPLICABLE)
+    transfer[rows] = np.where(last.comparable[own], duration - claimed_ns, NOT_APPLICABLE)
+    return wait, transfer
+
+
+def self_times(
+    rank: IntArray,
+    start_ns: IntArray,
+    duration_ns: IntArray,
+    cpu_ns: IntArray,
+    inside: BoolArray,
+) -> tuple[IntArray, IntArray]:
+    """(self_ns, self_cpu_ns) of each span of a table ordered by (rank, start).
+
+    `inside` marks the spans to be taken out. CPU time of a span is taken to be spread evenly.
+    """
+    axis = TimeAxis.of(rank, start_ns, start_ns + duration_ns)
+    start = axis.place(rank, start_ns)
+    end = start + duration_ns
+    cover = Cover.of(start[inside], end[inside], np.maximum(cpu_ns[inside], 0).astype(np.float64))
+    self_ns = duration_ns - cover.length_within(start, end)
+    cpu_inside = np.rint(cover.amount_within(start, end)).astype(np.int64)
+    self_cpu = np.where(cpu_ns >= 0, np.maximum(cpu_ns - cpu_inside, 0), NOT_APPLICABLE)
+    return self_ns, self_cpu

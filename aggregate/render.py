@@ -1,0 +1,134 @@
+"""A summary as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from aggregate.shares import SHARES
+from aggregate.summary import Summary
+from megascan.timeline import ClockFit
+
+_MOST_RANKS = 16
+_MOST_CLOCKS = 8
+_RARE = ("preempted", "unsplit", "dispatch")
+"""Shares whose column is left out where no rank has any."""
+
+
+def render_text(summary: Summary, most_ranks: int = _MOST_RANKS) -> str:
+    """Table of shares, worst rank first, then alignment, completeness and notes.
+
+    At most `most_ranks` rows; longer tables say how many ranks are left out.
+    """
+    sections = (_heading(summary), _table(summary, most_ranks), _alignment(summary), _rest(summary))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _heading(summary: Summary) -> list[str]:
+    num_spans = sum(summary.num_spans.values())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.num_spans.items()))
+    return [
+        f"run {summary.run_id}: {len(summary.clocks)} of {summary.completeness.world_size} ranks, "
+        f"{num_spans:,} spans, {summary.num_matches:,} matched communications",
+        f"spans by kind: {kinds}",
+    ]
+
+
+def _table(summary: Summary, most_ranks: int) -> list[str]:
+    shares = [share for share in SHARES if share not in _RARE or _any(summary, share)]
+    head = ("rank", "place", "iteration", *shares)
+    rows = [
+        (
+            str(row["rank"]),
+            summary.layout.label(row["rank"]),
+            f"{row['duration_ns'] / max(row['num_iterations'], 1) / 1e6:.2f} ms",
+            *(f"{100 * row[f'{share}_ratio']:.1f} %" for share in shares),
+        )
+        for row in summary.ranks.slice(0, most_ranks).to_pylist()
+    ]
+    if not rows:
+        return ["no iteration was traced: no shares to show"]
+    lines = ["share of iteration time, the rank that waits least first", *_aligned([head, *rows])]
+    left_out = summary.ranks.num_rows - len(rows)
+    return lines + ([f"… and {left_out} more ranks"] if left_out else [])
+
+
+def _any(summary: Summary, share: str) -> bool:
+    return bool(np.any(summary.ranks.column(f"{share}_ns").to_numpy()))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width, the second to the left and the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 1 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _alignment(summary: Summary) -> list[str]:
+    domains = list(_domains(summary))
+    lines = [f"clocks: {summary.clock_method}"]
+    if len(domains) > _MOST_CLOCKS:
+        return lines + _compact(domains)
+    rows: list[tuple[str, ...]] = [
+        ("ranks", "clock", "offset", "drift", "residual", "p99", "anchors")
+    ]
+    rows += [_domain_row(fits) for fits in domains]
+    return lines + _aligned(rows)
+
+
+def _domains(summary: Summary) -> Iterator[list[ClockFit]]:
+    """Fits of the ranks of each clock domain, by lowest rank."""
+    by_domain: dict[str, list[ClockFit]] = {}
+    for rank in sorted(summary.clocks):
+        by_domain.setdefault(summary.clocks[rank].domain, []).append(summary.clocks[rank])
+    yield from by_domain.values()
+
+
+def _domain_row(fits: list[ClockFit]) -> tuple[str, ...]:
+    ranks = [fit.rank for fit in fits]
+    return (
+        f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}…{ranks[-1]} ({len(ranks)})",
+        fits[0].domain,
+        f"{fits[0].offset_ns / 1e6:+.4f} ms",
+        f"{fits[0].drift_ppm:+.3f} ppm",
+        f"{np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs",
+        f"{max(fit.residual_p99_ns for fit in fits) / 1e3:.1f} µs",
+        f"{sum(fit.num_anchors for fit in fits):,}",
+    )
+
+
+def _compact(domains: list[list[ClockFit]]) -> list[str]:
+    fits = [fit for group in domains for fit in group]
+    offsets = [fit.offset_ns / 1e6 for fit in fits]
+    drifts = [fit.drift_ppm for fit in fits]
+    worst = max(fits, key=lambda fit: fit.residual_p99_ns)
+    fewest = min(fits, key=lambda fit: fit.num_anchors)
+    return [
+        f"{len(domains)} clocks of {len(fits)} ranks: offset {min(offsets):+.3f} … "
+        f"{max(offsets):+.3f} ms, drift {min(drifts):+.2f} … {max(drifts):+.2f} ppm",
+        f"residual: median {np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs, "
+        f"p99 up to {worst.residual_p99_ns / 1e3:.1f} µs (rank {worst.rank}); "
+        f"fewest anchors: {fewest.num_anchors} (rank {fewest.rank})",
+    ]
+
+
+def _rest(summary: Summary) -> list[str]:
+    there = summary.completeness
+    lines = []
+    if there.missing_ranks:
+        named = ", ".join(str(rank) for rank in there.missing_ranks[:_MOST_RANKS])
+        more = ", …" if len(there.missing_ranks) > _MOST_RANKS else ""
+        lines.append(f"missing: {len(there.missing_ranks)} ranks ({named}{more})")
+    if there.num_unfinished_spans:
+        lines.append(f"left out: {there.num_unfinished_spans:,} spans of unfinished windows")
+    unmatched = ", ".join(
+        f"{count:,} {kind}" for kind, count in there.num_unmatched.items() if count
+    )
+    lines.append(f"unmatched: {unmatched or 'none'}; duplicates: {there.num_duplicates:,}")
+    return lines + [f"note: {note}" for note in there.notes]

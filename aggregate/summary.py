@@ -1,0 +1,90 @@
+"""What a timeline amounts to: shares of time by rank and iteration, clocks, completeness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from aggregate.keys import group_starts
+from aggregate.shares import SHARES, iteration_shares
+from megascan.header import Json
+from megascan.schema import SCHEMA_VERSION
+from megascan.timeline import ClockFit, Completeness, Timeline, codes, numbers
+from megascan.topology import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Numbers of one timeline.
+
+    iterations  one row a rank and iteration: rank, iteration, duration_ns, `<share>_ns`
+    ranks       one row a rank, worst first: rank, num_iterations, duration_ns (of all its
+                iterations), `<share>_ns` and `<share>_ratio` of the duration
+
+    The ns of a row's shares add up to its duration. Worst is who waits for others least: everyone
+    else waits for that rank.
+    """
+
+    run_id: str
+    layout: Layout
+    iterations: pa.Table
+    ranks: pa.Table
+    num_spans: Mapping[str, int]
+    """By kind."""
+    num_matches: int
+    clocks: Mapping[int, ClockFit]
+    clock_method: str
+    completeness: Completeness
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it; the tables as lists of records."""
+        record = {
+            "schema": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "layout": self.layout.to_json(),
+            "num_spans": dict(self.num_spans),
+            "num_matches": self.num_matches,
+            "ranks": self.ranks.to_pylist(),
+            "iterations": self.iterations.to_pylist(),
+            "alignment": {
+                "method": self.clock_method,
+                "clocks": [asdict(self.clocks[rank]) for rank in sorted(self.clocks)],
+            },
+            "completeness": asdict(self.completeness),
+        }
+        return cast("dict[str, Json]", record)
+
+
+def summarise(timeline: Timeline) -> Summary:
+    """Shares of every rank and iteration, with what tells how far they can be trusted."""
+    iterations = iteration_shares(timeline)
+    kind_codes, kinds = codes(timeline.spans, "kind")
+    counts = np.bincount(kind_codes, minlength=len(kinds))
+    return Summary(
+        run_id=timeline.run_id,
+        layout=timeline.layout,
+        iterations=iterations,
+        ranks=_by_rank(iterations),
+        num_spans={kind: int(counts[code]) for code, kind in enumerate(kinds) if counts[code]},
+        num_matches=int(numbers(timeline.spans, "match").max(initial=-1)) + 1,
+        clocks=timeline.clocks,
+        clock_method=timeline.clock_method,
+        completeness=timeline.completeness,
+    )
+
+
+def _by_rank(iterations: pa.Table) -> pa.Table:
+    rank = numbers(iterations, "rank")
+    starts = group_starts(rank)
+    columns = {"rank": rank[starts], "num_iterations": np.diff(np.r_[starts, len(rank)])}
+    for name in ("duration_ns", *(f"{share}_ns" for share in SHARES)):
+        values = numbers(iterations, name)
+        columns[name] = np.add.reduceat(values, starts) if len(starts) else values
+    whole = np.maximum(columns["duration_ns"], 1)
+    ratios = {f"{share}_ratio": columns[f"{share}_ns"] / whole for share in SHARES}
+    order = np.lexsort((columns["rank"], ratios["wait_ratio"]))
+    return pa.table({name: values[order] for name, values in (columns | ratios).items()})

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from aggregate.clocks import align_clocks
+from aggregate.match import match_spans
+from megascan.timeline import numbers
+from megascan.topology import Layout
+
+MS, US = 1e6, 1e3
+
+
+def aligned(trace):
+    matches = match_spans(trace.spans, trace.headers)
+    return align_clocks(trace.spans, matches, trace.headers)
+
+
+def clock_errors(build, fit, offset_ns, drift, times_ns):
+    """(rank, time) error of the fitted clocks against the reference rank's, ns."""
+    local = times_ns[None, :] - offset_ns[:, None] - drift[:, None] * times_ns[None, :]
+    position = np.broadcast_to(np.arange(len(offset_ns))[:, None], local.shape)
+    local = np.rint(local).astype(np.int64) + build.epoch_ns
+    common = fit.correct(position.ravel(), local.ravel()).reshape(local.shape)
+    return common - common[0]
+
+
+def skews(layout, seed):
+    random = np.random.default_rng(seed)
+    offset = random.uniform(-100 * MS, 100 * MS, layout.world_size)
+    return offset, random.uniform(-50e-6, 50e-6, layout.world_size)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, dp=2, pp=2), Layout(tp=4, dp=2), Layout(dp=8)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_planted_skew_is_found_to_microseconds_without_bias_to_the_slow_rank(build, layout, seed):
+    offset, drift = skews(layout, seed)
+    trace, ends = build.skewed_job(
+        layout, 300, offset_ns=offset, drift=drift, jitter_ns=20 * US, slow_rank=3, seed=seed
+    )
+    fit = aligned(trace)
+    error = clock_errors(build, fit, offset, drift, ends)
+    assert np.percentile(np.abs(error), 99) < 30 * US
+    assert abs(error[3].mean()) < 10 * US
+    assert (fit.residual_median_ns > 10 * US).all()
+    assert (fit.residual_p99_ns < 120 * US).all()
+    assert fit.num_anchors.tolist() == pytest.approx([300] * 8, abs=6)
+    assert fit.component.tolist() == [0] * 8
+
+
+def test_starts_do_not_enter_the_fit(build):
+    layout = Layout(dp=4)
+    offset, drift = skews(layout, 5)
+    skew = {"offset_ns": offset, "drift": drift, "jitter_ns": 20 * US, "seed": 5}
+    fits = [aligned(build.skewed_job(layout, 100, slow_rank=rank, **skew)[0]) for rank in (-1, 2)]
+    assert fits[0].offset_ns == pytest.approx(fits[1].offset_ns, abs=2)
+    assert fits[0].drift == pytest.approx(fits[1].drift, abs=1e-9)
+
+
+def moved_ends(trace, rows, by_ns):
+    duration = numbers(trace.spans, "duration_ns").copy()
+    duration[rows] += np.asarray(by_ns, dtype=np.int64)
+    place = trace.spans.schema.get_field_index("duration_ns")
+    return trace.spans.set_column(place, "duration_ns", pa.array(duration))
+
+
+def test_bad_matches_and_a_paused_rank_do_not_move_the_clocks(build):
+    layout = Layout(tp=2, dp=4)
+    offset, drift = skews(layout, 7)
+    clean, ends = build.skewed_job(
+        layout, 200, offset_ns=offset, drift=drift, jitter_ns=20 * US, seed=7
+    )
+    random = np.random.default_rng(0)
+    rows = random.choice(clean.spans.num_rows, 80, replace=False)
+    paused = np.flatnonzero(numbers(clean.spans, "rank") == 5)[90:110]
+    spans = moved_ends(clean, rows, random.uniform(1 * MS, 50 * MS, 80))
+    spans = moved_ends(build.trace(spans, layout=layout), paused, np.full(20, 300 * MS))
+    groups = {name: ranks for h in clean.headers.values() for name, ranks in h.groups.items()}
+    fit = aligned(build.trace(spans, groups, layout))
+    error = clock_errors(build, fit, offset, drift, ends)
+    assert np.percentile(np.abs(error), 99) < 30 * US
+    assert any("were not believed" in note for note in fit.notes)
+
+
+def test_few_noisy_links_between_nodes_survive_many_exact_ones_inside(build):
+    layout = Layout(tp=4, dp=2)
+    offset, drift = skews(layout, 3)
+    quiet, ends = build.skewed_job(
+        layout, 400, period_ns=2 * MS, offset_ns=offset, drift=drift, jitter_ns=0.5 * US, seed=3
+    )
+    group = np.array(quiet.spans.column("group").to_pylist())
+    between = np.flatnonzero(np.char.startswith(group, "dp"))
+    between = between[numbers(quiet.spans, "sequence")[between] % 5 == 0]
+    noise = np.random.default_rng(1).normal(0, 60 * US, len(between))
+    keep = np.char.startswith(group, "tp")
+    keep[between] = True
+    spans = moved_ends(quiet, between, noise).filter(pa.array(keep))
+    groups = {name: ranks for h in quiet.headers.values() for name, ranks in h.groups.items()}
+    fit = aligned(build.trace(spans, groups, layout))
+    error = clock_errors(build, fit, offset, drift, ends)
+    assert np.abs(error[:4]).max() < 1 * US
+    assert np.abs(error).max() < 60 * US
+    assert fit.num_anchors.min() > 200
+
+
+def test_sets_of_ranks_without_a_link_are_components_with_a_reference_each(build):
+    groups = {"tp@0": (0, 1), "tp@2": (2, 3)}
+    shift = (0, 5000, 0, -7000)
+    rows = [
+        build.collective(rank, f"tp@{rank // 2 * 2}", 10**6 * n - shift[rank],
+                         10**6 * n + 10**5 - shift[rank], sequence=n)
+        for rank in range(4) for n in range(5)
+    ]  # fmt: skip
+    fit = aligned(build.trace(rows, groups, Layout(tp=2, dp=2)))
+    assert fit.component.tolist() == [0, 0, 1, 1]
+    assert fit.offset_ns == pytest.approx([0, 5000, 0, -7000], abs=1)
+    assert "2 separate sets" in " ".join(fit.notes)
+    one, other = np.array([0, 0]), np.array([1, 2])
+    assert np.isfinite(fit.error_between(one, other)).tolist() == [True, False]
+
+
+def test_without_collectives_the_host_clocks_stand_and_it_says_so(build):
+    rows = [build.span(rank, "compute", "forward", 0, 100) for rank in (0, 1)]
+    fit = aligned(build.trace(rows))
+    assert fit.method == "host clocks: no matched communication links the clock domains"
+    assert fit.offset_ns.tolist() == fit.drift.tolist() == [0, 0]
+    assert fit.num_anchors.tolist() == [0, 0]
+
+
+def test_one_domain_is_not_moved_but_its_residuals_are_told(build):
+    rows = [
+        build.collective(rank, "dp@0", 1000 * n, 1000 * n + 500 + 100 * rank, sequence=n)
+        for rank in (0, 1)
+        for n in range(10)
+    ]
+    fit = aligned(build.trace(rows, {"dp@0": (0, 1)}, domains=["host", "host"]))
+    assert fit.method.startswith("one host clock")
+    assert fit.offset_ns.tolist() == fit.drift.tolist() == [0, 0]
+    assert fit.residual_median_ns.tolist() == [100, 100]
+    assert fit.error_between(np.array([0]), np.array([1])).tolist() == [0]
+
+
+def test_ranks_of_one_domain_move_together(build):
+    groups = {"dp@0": (0, 1, 2, 3)}
+    rows = [
+        build.collective(rank, "dp@0", 10**6 * n - 4000 * (rank > 1), 10**6 * n + 50000
+                         - 4000 * (rank > 1) + 30 * rank, sequence=n)
+        for rank in range(4) for n in range(20)
+    ]  # fmt: skip
+    fit = aligned(build.trace(rows, groups, Layout(dp=4), domains=["a", "a", "b", "b"]))
+    assert fit.offset_ns[:2].tolist() == [0, 0]
+    assert fit.offset_ns[2] == fit.offset_ns[3] == pytest.approx(4000 - 60, abs=1)
+
+
+def test_a_window_too_short_for_a_drift_claims_none(build):
+    layout = Layout(dp=2)
+    trace, _ = build.skewed_job(
+        layout, 10, period_ns=MS, offset_ns=np.array([0, 5 * MS]), jitter_ns=20 * US, seed=2
+    )
+    fit = aligned(trace)
+    assert fit.drift.tolist() == [0, 0]
+    assert abs(fit.offset_ns[1] - 5 * MS) < 30 * US
+    assert any("too short to determine the drift of" in note for note in fit.notes)
+
+
+def test_a_broadcast_does_not_tie_clocks(build):
+    rows = [build.collective(rank, "dp@0", 0, 500 + 9000 * rank, op="broadcast") for rank in (0, 1)]
+    assert aligned(build.trace(rows, {"dp@0": (0, 1)})).num_anchors.tolist() == [0, 0]
+
+
+def pipeline(build, offset, delays=(400, 400), backward=True):
+    rows = []
+    for n in range(30):
+        at = 10**6 * n
+        rows += [
+            build.send(0, 1, at, at + delays[0], sequence=n),
+            build.receive(1, 0, at - 50 - offset, at + delays[0] - offset, sequence=n),
+        ]
+        if backward:
+            back = {"direction": "backward", "sequence": n}
+            rows += [
+                build.send(1, 0, at + 5000 - offset, at + 5000 + delays[1] - offset, **back),
+                build.receive(0, 1, at + 4000, at + 5000 + delays[1], **back),
+            ]
+    return build.trace(rows)
+
+
+def test_messages_both_ways_link_clocks_that_no_collective_does(build):
+    fit = aligned(pipeline(build, 70_000))
+    assert fit.component.tolist() == [0, 0]
+    assert fit.offset_ns[1] == pytest.approx(70_000, abs=60)
+    assert fit.residual_p99_ns[1] >= 400
+    assert "bounds from messages" in fit.method
+
+
+def test_messages_one_way_link_clocks_up_to_their_transfer_time(build):
+    fit = aligned(pipeline(build, 70_000, backward=False))
+    assert fit.offset_ns[1] == pytest.approx(70_000 - 400, abs=60)
+    assert fit.residual_p99_ns[1] >= 100_000
+
+
+def test_messages_steady_clocks_where_collectives_are_few_and_noisy(build):
+    random = np.random.default_rng(8)
+    rows = []
+    for n in range(40):
+        at = 10**8 * n
+        late = [int(random.choice([0, 450_000])) for _ in range(2)]
+        rows += [
+            build.collective(rank, "world@0", at, at + 10**6 + late[rank], iteration=n + 1)
+            for rank in (0, 1)
+        ]
+        away, home = at + 2 * 10**6, at + 4 * 10**6
+        noise = [int(abs(random.normal(0, 10_000))) for _ in range(2)]
+        back = {"direction": "backward", "iteration": n + 1}
+        rows += [
+            build.send(0, 1, away, away + 600_000, iteration=n + 1),
+            build.receive(1, 0, away, away + 600_000 + noise[0], iteration=n + 1),
+            build.send(1, 0, home, home + 600_000, **back),
+            build.receive(0, 1, home, home + 600_000 + noise[1], **back),
+        ]
+    groups, layout = {"world@0": (0, 1)}, Layout(pp=2)
+    fit = aligned(build.trace(rows, groups, layout))
+    only_collectives = [row for row in rows if row["kind"] == "collective"]
+    without = aligned(build.trace(only_collectives, groups, layout))
+    at = np.repeat(build.epoch_ns + np.array([0, 4 * 10**9]), 2)
+    error = np.abs(fit.correct(np.array([0, 1, 0, 1]), at) - at).max()
+    assert error < 50 * US
+    assert error < np.abs(without.correct(np.array([0, 1, 0, 1]), at) - at).max()
+
+
+def test_a_slow_link_in_one_direction_does_not_move_clocks_that_collectives_tie(build):
+    rows = []
+    for n in range(40):
+        at = 10**7 * n
+        jitter = n % 5 * 1000
+        rows += [
+            build.collective(0, "world@0", at, at + 10**6, iteration=n + 1),
+            build.collective(1, "world@0", at, at + 10**6 + jitter - 2000, iteration=n + 1),
+            build.send(0, 1, at + 2 * 10**6, at + 5 * 10**6, iteration=n + 1),
+            build.receive(1, 0, at + 2 * 10**6, at + 5 * 10**6, iteration=n + 1),
+            build.send(1, 0, at + 6 * 10**6, at + 6_100_000, direction="backward",
+                       iteration=n + 1),
+            build.receive(0, 1, at + 6 * 10**6, at + 6_100_000, direction="backward",
+                          iteration=n + 1),
+        ]  # fmt: skip
+    fit = aligned(build.trace(rows, {"world@0": (0, 1)}, Layout(pp=2)))
+    assert abs(fit.offset_ns[1]) < 2 * US
+
+
+def test_clocks_give_way_so_that_messages_end_after_they_were_sent(build):
+    random = np.random.default_rng(4)
+    rows = []
+    for n in range(50):
+        at, late = 10**6 * n, int(random.normal(4000, 2000))
+        rows += [
+            build.collective(0, "pp@0", at, at + 50_000, sequence=n),
+            build.collective(1, "pp@0", at, at + 50_000 + late, sequence=n),
+            build.send(0, 1, at + 100_000, at + 101_000, sequence=n),
+            build.receive(1, 0, at + 100_000, at + 101_000, sequence=n),
+        ]
+    trace = build.trace(rows, {"pp@0": (0, 1)}, Layout(pp=2))
+    fit = aligned(trace)
+    matches = match_spans(trace.spans, trace.headers)
+    op = np.array(trace.spans.column("op").to_pylist())
+    start, duration = numbers(trace.spans, "start_ns"), numbers(trace.spans, "duration_ns")
+    position = numbers(trace.spans, "rank")
+    order = np.argsort(matches.match, kind="stable")
+    sends, receipts = order[op[order] == "send"], order[op[order] == "recv"]
+    sent = fit.correct(position[sends], start[sends])
+    received = fit.correct(position[receipts], (start + duration)[receipts])
+    assert (received >= sent - 1).all()
+    assert any("moved by up to" in note for note in fit.notes)
+
+
+def test_one_absurd_message_moves_no_clock(build):
+    rows = [
+        build.collective(rank, "pp@0", 10**6 * n, 10**6 * n + 50_000 + rank % 2 * (n % 3) * 10,
+                         sequence=n)
+        for rank in (0, 1) for n in range(50)
+    ]  # fmt: skip
+    bad = [build.send(0, 1, 90_000_000, 90_000_100), build.receive(1, 0, 0, 100)]
+    fit = aligned(build.trace([*rows, *bad], {"pp@0": (0, 1)}, Layout(pp=2)))
+    assert abs(fit.offset_ns[1]) < 50
+
+
+def test_corrected_times_keep_their_order(build):
+    layout = Layout(dp=2)
+    trace, _ = build.skewed_job(
+        layout, 100, offset_ns=np.array([0, 3 * MS]), drift=np.array([0, 9e-5]), jitter_ns=US
+    )
+    fit = aligned(trace)
+    times = build.epoch_ns + np.sort(np.random.default_rng(0).integers(0, 10**6, 10**5))
+    for rank in (0, 1):
+        common = fit.correct(np.full(len(times), rank), times)
+        assert (np.diff(common) >= 0).all()
+
+
+def test_the_fit_of_a_rank_is_told_for_a_reference_time(build):
+    layout = Layout(dp=2)
+    trace, _ = build.skewed_job(
+        layout, 200, offset_ns=np.array([0, 3 * MS]), drift=np.array([0, 9e-5]), jitter_ns=US
+    )
+    fit = aligned(trace)
+    reference = build.epoch_ns
+    clock = fit.fits(reference)[1]
+    local = np.array([build.epoch_ns + 123_456_789])
+    told = local + clock.offset_ns + clock.drift_ppm * 1e-6 * (local - reference)
+    assert abs(told - fit.correct(np.array([1]), local))[0] <= 512  # a double near 1.75e18 ns
+    assert (clock.rank, clock.domain, clock.component) == (1, "clock1", 0)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregate import build_timeline, render_text, summarise
+from aggregate.shares import SHARES, iteration_shares
+from megascan.schema import Track
+from megascan.topology import Layout
+
+PAIR = {"tp@0": (0, 1)}
+
+
+def shares(build, rows, device="cpu", **options):
+    options = {"domains": ["host"] * 8} | options
+    timeline = build_timeline(build.trace(rows, PAIR, device=device, **options))
+    return iteration_shares(timeline).to_pylist()
+
+
+def named(row):
+    return {share: row[f"{share}_ns"] for share in SHARES if row[f"{share}_ns"]}
+
+
+def test_shares_of_an_iteration_known_by_hand(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "data", "data", 0, 10),
+        build.span(0, "compute", "forward", 10, 60),
+        build.collective(0, "tp@0", 40, 60),
+        build.span(0, "optimizer", "optimizer", 70, 90),
+        build.collective(1, "tp@0", 55, 60),
+    ]
+    first, second = shares(build, rows)
+    assert named(first) == {"host": 10, "compute": 50, "wait": 15, "transfer": 5, "idle": 20}
+    assert (first["rank"], first["iteration"], first["duration_ns"]) == (0, 1, 100)
+    assert named(second) == {"transfer": 5}
+
+
+def test_host_work_interrupts_compute_on_a_cpu_and_runs_beside_it_on_a_gpu(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "compute", "forward", 0, 80),
+        build.span(0, "gc", "gc", 60, 90, track=int(Track.HOST)),
+    ]
+    assert named(shares(build, rows, "cpu")[0]) == {"compute": 60, "host": 30, "idle": 10}
+    assert named(shares(build, rows, "cuda")[0]) == {"compute": 80, "host": 10, "idle": 10}
+
+
+def test_hidden_communication_is_compute_and_exposed_communication_is_not_idle(build):
+    beside = {"track": int(Track.OVERLAPPED)}
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "compute", "backward", 0, 60),
+        build.collective(0, "tp@0", 20, 90, **beside),
+        build.collective(1, "tp@0", 80, 90, **beside),
+    ]
+    found = shares(build, rows, "cuda")[0]
+    assert named(found) == {"compute": 60, "wait": 20, "transfer": 10, "idle": 10}
+
+
+def test_a_gap_is_the_hosts_when_it_launched_after_the_device_had_finished(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "compute", "forward", 0, 20, launch_ns=-30),
+        build.span(0, "compute", "forward", 50, 60, launch_ns=-5),
+        build.span(0, "compute", "forward", 80, 90, launch_ns=-40),
+    ]
+    found = named(shares(build, rows, "cuda")[0])
+    assert found == {"compute": 40, "dispatch": 30, "idle": 30}
+
+
+def test_communication_without_a_match_is_unsplit(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.collective(0, "tp@0", 20, 90),
+        build.span(1, "compute", "forward", 0, 10),
+    ]
+    assert named(shares(build, rows)[0]) == {"unsplit": 70, "idle": 30}
+
+
+def test_time_off_the_cpu_is_preempted_unless_something_else_explains_it(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "compute", "forward", 0, 100, cpu_ns=60),
+        build.span(0, "compute", "layer", 10, 90, cpu_ns=50),
+        build.span(0, "data", "data", 20, 40, cpu_ns=2),
+    ]
+    assert named(shares(build, rows)[0]) == {"compute": 58, "preempted": 22, "host": 20}
+
+
+def test_an_iteration_without_its_own_span_lasts_from_first_to_last(build):
+    rows = [
+        build.span(0, "compute", "forward", 5, 20, iteration=3),
+        build.span(0, "compute", "backward", 25, 45, iteration=3),
+        build.span(0, "gc", "gc", 90, 95, iteration=-1),
+    ]
+    (row,) = shares(build, rows)
+    assert (row["iteration"], row["duration_ns"]) == (3, 40)
+    assert named(row) == {"compute": 35, "idle": 5}
+
+
+drawn_spans = st.lists(
+    st.tuples(
+        st.sampled_from(["compute", "optimizer", "data", "gc", "host", "collective", "p2p"]),
+        st.integers(0, 2),
+        st.integers(1, 3),
+        st.integers(0, 90),
+        st.integers(0, 60),
+        st.integers(-1, 60),
+        st.booleans(),
+        st.integers(-40, 0),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(drawn_spans, st.sampled_from(["cpu", "cuda"]))
+@settings(max_examples=150, deadline=None)
+def test_shares_are_never_negative_and_add_up_exactly(build, drawn, device):
+    rows = []
+    for number, (kind, rank, iteration, after, length, cpu, beside, launch) in enumerate(drawn):
+        start = 100 * iteration + after
+        more = {"iteration": iteration, "cpu_ns": cpu, "sequence": number // 3}
+        more |= {"launch_ns": launch} if device == "cuda" else {}
+        more |= {"track": int(Track.OVERLAPPED)} if beside and kind in ("collective", "p2p") else {}
+        if kind == "collective":
+            rows.append(build.collective(rank, "tp@0", start, start + length, **more))
+        elif kind == "p2p":
+            rows.append(build.send(rank, 1 - rank % 2, start, start + length, **more))
+        else:
+            rows.append(build.span(rank, kind, kind, start, start + length, **more))
+    for row in shares(build, rows, device, layout=Layout(dp=3)):
+        parts = [row[f"{share}_ns"] for share in SHARES]
+        assert min(parts) >= 0
+        assert sum(parts) == row["duration_ns"]
+
+
+@pytest.fixture
+def timeline(build):
+    offset = np.array([0, 4e7, -3e7, 1e7])
+    trace, _ = build.skewed_job(Layout(dp=4), 40, offset_ns=offset, jitter_ns=2e4, slow_rank=2)
+    return build_timeline(trace)
+
+
+def test_the_rank_that_everyone_waits_for_stands_first(timeline):
+    summary = summarise(timeline)
+    ranks = summary.ranks.to_pylist()
+    assert ranks[0]["rank"] == 2
+    assert ranks[0]["wait_ratio"] < 0.05
+    assert ranks[1]["wait_ratio"] > 0.3
+    for row in ranks:
+        assert sum(row[f"{share}_ratio"] for share in SHARES) == pytest.approx(1, abs=1e-12)
+
+
+def test_text_tells_shares_clocks_and_completeness(timeline):
+    text = render_text(summarise(timeline))
+    lines = text.splitlines()
+    assert lines[0] == "run run: 4 of 4 ranks, 160 spans, 40 matched communications"
+    (head,) = [place for place, line in enumerate(lines) if line.startswith("rank  place")]
+    assert lines[head + 1].split()[:2] == ["2", "DP2"]
+    assert not any("preempted" in line or "unsplit" in line for line in lines)
+    assert any("ends of collectives: robust least squares over 4 clock domains" in s for s in lines)
+    (row,) = [line.split() for line in lines if " clock1 " in line]
+    assert float(row[2]) == pytest.approx(40, abs=0.02)
+    assert "unmatched: none; duplicates: 0" in lines
+    assert not text.endswith("\n")
+
+
+def test_json_holds_all_and_is_json(timeline):
+    record = json.loads(json.dumps(summarise(timeline).to_json(), allow_nan=False))
+    assert [len(record[key]) for key in ("ranks", "iterations")] == [4, 4]
+    assert [clock["rank"] for clock in record["alignment"]["clocks"]] == [0, 1, 2, 3]
+    assert record["completeness"]["num_unmatched"] == {"collective": 0, "p2p": 0}
+    assert record["num_matches"] == 40
+
+
+def test_a_large_job_is_shown_in_short(build):
+    layout = Layout(tp=4, dp=8)
+    trace, _ = build.skewed_job(layout, 12, jitter_ns=1e3)
+    lines = render_text(summarise(build_timeline(trace)), most_ranks=5).splitlines()
+    assert "… and 27 more ranks" in lines
+    assert any(line.startswith("32 clocks of 32 ranks: offset") for line in lines)
+
+
+def test_a_timeline_without_iterations_still_has_a_text(build):
+    rows = [build.span(0, "gc", "gc", 0, 5, iteration=-1)]
+    text = render_text(summarise(build_timeline(build.trace(rows))))
+    assert "no iteration was traced" in text
