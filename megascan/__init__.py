@@ -1,3 +1,35 @@
-"""MegaScan: finds the slow GPU in a Megatron-Core training job."""
+"""MegaScan: finds the slow GPU in a Megatron-Core training job.
+
+A trainer needs `start` and `TraceConfig`; `add_trace_arguments` declares the `--trace` flags. Names
+are loaded when they are first used, so that importing megascan costs nothing.
+"""
+
+import importlib
 
 __megascan__ = True
+
+__all__ = [
+    "Kind",
+    "TraceConfig",
+    "Tracer",
+    "add_trace_arguments",
+    "start",
+]
+
+_HOMES = {
+    "Kind": "megascan.schema",
+    "TraceConfig": "megascan.config",
+    "Tracer": "megascan.tracer",
+    "add_trace_arguments": "megascan.config",
+    "start": "megascan.instrument.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'megascan' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -9,6 +9,7 @@ incomplete line behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from megascan.topology import rank_file_name
 
 RANK_FILE_PATTERN = "benchmark-data-*.json"
 _CLOSING = b"\n]\n"
+_TAIL_BYTES = 1 << 22
+"""More than any event is long, the header of a job of many thousand ranks included."""
 
 SpanRecord = tuple[str, str, int, int, int, Mapping[str, int | str]]
 """(kind, name, track, start_ns, duration_ns, arguments): times relative to the header's clock
@@ -86,44 +89,70 @@ class RankFile:
 
     Opening an existing file continues it (a resumed run): a closing bracket and an incomplete
     last line, which a kill in mid-write leaves, are taken off first. Raises OSError as the file
-    system does.
+    system does; an append that failed half-way is taken back as far as possible.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        self._empty = self._trim() == 0
+        self._path = path
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        self._end = self._trim()
 
     def _trim(self) -> int:
         """Cut the file back to the end of its last complete event; return that position."""
         size = self._file.seek(0, os.SEEK_END)
-        tail_start = max(0, size - (1 << 20))
-        self._file.seek(tail_start)
-        tail = self._file.read()
-        if tail.endswith(_CLOSING):
-            keep = size - len(_CLOSING)
-        elif tail.endswith(b"}"):
-            keep = size
-        else:
-            keep = tail_start + max(tail.rfind(b"},\n") + 1, 0)
+        start = max(0, size - _TAIL_BYTES)
+        self._file.seek(start)
+        keep = start + _complete_length(self._file.read())
         self._file.truncate(keep)
-        self._file.seek(keep)
-        return keep
+        return self._file.seek(keep)
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Write events in one piece and wait until they are on disk."""
         if not lines:
             return
-        opening = b"[\n" if self._empty else b",\n"
-        self._file.write(opening + b",\n".join(lines))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._empty = False
+        opening = b",\n" if self._end else b"[\n"
+        self._write(opening + b",\n".join(lines))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:])
+            os.fsync(self._file.fileno())
+            self._check_reachable()
+        except OSError:
+            self._take_back()
+            raise
+        self._end += len(data)
+
+    def _check_reachable(self) -> None:
+        """A file that was deleted takes writes for ever, and nobody will read them."""
+        if not self._path.exists() or not os.path.samestat(
+            self._path.stat(), os.fstat(self._file.fileno())
+        ):
+            raise FileNotFoundError(f"{self._path} was removed while it was written")
+
+    def _take_back(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.truncate(self._end)
 
     def close(self) -> None:
         """Close the JSON array and the file."""
-        if not self._empty:
-            self._file.write(_CLOSING)
-        self._file.close()
+        try:
+            if self._end:
+                self._write(_CLOSING)
+        finally:
+            self._file.close()
+
+
+def _complete_length(tail: bytes) -> int:
+    """Length of a file's tail up to its last complete event; 0 when only the bracket is there."""
+    start = tail.rfind(b"\n") + 1
+    try:
+        orjson.loads(tail[start:])
+    except orjson.JSONDecodeError:
+        tail = tail[:start].removesuffix(b"]\n").rstrip(b",\n")
+    return 0 if tail == b"[" else len(tail)
 
 
 def set_earlier_run_aside(path: Path) -> None:

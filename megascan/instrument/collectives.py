@@ -1,0 +1,254 @@
+"""Collectives of torch.distributed: group, running number, bytes; coalesced and asynchronous ones.
+
+A synchronous collective is bracketed where it is executed. An asynchronous one is recorded from its
+launch to its completion on the overlapped track, and the handle given to the caller is a stand-in
+that still does what the caller expects of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from megascan.instrument.groups import Groups
+from megascan.instrument.operations import Operation, argument_reader, size_bytes_of
+from megascan.instrument.place import Call, Function, around
+from megascan.instrument.position import Position
+from megascan.schema import Kind
+from megascan.tracer import Arguments, AsyncWork, Mark, RecordingTracer, Span
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_Manager: TypeAlias = AbstractContextManager[object]
+
+
+class PendingWork:
+    """Stands for an asynchronous work: the caller's wait is also the latest end of its span.
+
+    It keeps the tensors alive until the caller's own wait: waiting for the work on another stream
+    to time it ends the protection that torch gives their memory.
+    """
+
+    def __init__(
+        self, work: AsyncWork, tracer: RecordingTracer, span: Span, watched: bool, keep: object
+    ) -> None:
+        self._work = work
+        self._tracer = tracer
+        self._span = span
+        self._watched = watched
+        self._keep = keep
+
+    def wait(self, *arguments: object) -> object:
+        """Wait as the work does."""
+        done = self._work.wait(*arguments)
+        self._keep = None
+        if not self._watched and self._span.end is None:
+            try:
+                self._span.end = self._tracer.mark()
+            except Exception as error:
+                self._tracer.fail(error)
+        return done
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._work, name)
+
+
+@dataclass(slots=True)
+class _Coalescing:
+    """A set under way: what was noted down inside it."""
+
+    group: ProcessGroup | None
+    operation: str = ""
+    size_bytes: int = 0
+    keep: list[object] = field(default_factory=list)
+
+
+class Collectives:
+    """Wraps the collectives of torch.distributed.
+
+    `base` records those over data-parallel groups only: the reduction of gradients and the
+    gathering of parameters.
+    """
+
+    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._groups = groups
+        self._coalescing: list[_Coalescing] = []
+
+    def wrap(self, operation: Operation) -> Callable[[Function], Function]:
+        """Wrap one function of torch.distributed."""
+        return lambda original: self._wrap(operation, original)
+
+    def _wrap(self, operation: Operation, original: Function) -> Function:
+        group_of = argument_reader(original, "group")
+        payload_of = argument_reader(original, operation.payload)
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            group = cast("ProcessGroup | None", group_of(call))
+            if operation.coalesces and self._note_down(operation, group, payload_of(call), call):
+                return False
+            name = self._name_if_wanted(group)
+            if name is None:
+                return False
+            arguments = self._describe(operation.name, name, size_bytes_of(payload_of(call)))
+            call.memory = (arguments, tracer.mark())
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            arguments, begin = cast("tuple[Arguments, Mark]", call.memory)
+            if _is_work(result):
+                keep = (call.positional, call.named)
+                return self._follow(
+                    cast("AsyncWork", result), operation.name, begin, arguments, keep
+                )
+            tracer.add(Kind.COLLECTIVE, operation.name, begin, tracer.mark(), arguments)
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def _note_down(
+        self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
+    ) -> bool:
+        """Whether the call belongs to a coalesced set, which will be recorded as one."""
+        for coalescing in self._coalescing:
+            if _same_group(coalescing.group, group):
+                coalescing.operation = operation.name
+                coalescing.size_bytes += size_bytes_of(payload)
+                coalescing.keep.append((call.positional, call.named))
+                return True
+        return False
+
+    def _name_if_wanted(self, group: ProcessGroup | None) -> str | None:
+        """Id of a group that is to be recorded: not of one member, and in `base` data-parallel."""
+        name = self._groups.name(group)
+        if self._groups.num_members(name) < 2:
+            return None
+        return name if self._tracer.full or self._groups.is_data_parallel(name) else None
+
+    def _describe(self, operation: str, group: str, size_bytes: int) -> Arguments:
+        arguments = self._position.arguments()
+        arguments["op"] = operation
+        arguments["group"] = group
+        arguments["sequence"] = self._position.number(group, operation)
+        arguments["size_bytes"] = size_bytes
+        return arguments
+
+    def _follow(
+        self, work: AsyncWork, name: str, begin: Mark, arguments: Arguments, keep: object
+    ) -> PendingWork:
+        group = str(arguments["group"])
+        span, watched = self._tracer.add_pending(
+            work,
+            Kind.COLLECTIVE,
+            name,
+            begin,
+            arguments=arguments,
+            lane=group,
+            backend=self._groups.backend(group),
+        )
+        return PendingWork(work, self._tracer, span, watched, keep)
+
+    def coalescing_manager(self, original: Function) -> Function:
+        """Wrap `_coalescing_manager`: what is launched inside it becomes one span."""
+
+        def traced(
+            group: ProcessGroup | None = None, *positional: object, **named: object
+        ) -> object:
+            manager = cast("_Manager", original(group, *positional, **named))
+            return _CoalescedSet(self, manager, group) if self._tracer.active else manager
+
+        return traced
+
+    def begin_set(self, group: ProcessGroup | None) -> _Coalescing:
+        """From now on, note down what is called on this group."""
+        self._coalescing.append(_Coalescing(group))
+        return self._coalescing[-1]
+
+    def leave_set(self, coalescing: _Coalescing) -> None:
+        """Note nothing down any more."""
+        self._coalescing = [other for other in self._coalescing if other is not coalescing]
+
+    def launch_set(self, coalescing: _Coalescing) -> tuple[Arguments, Mark] | None:
+        """The set is complete and about to be launched; None when it is not to be recorded."""
+        name = self._name_if_wanted(coalescing.group)
+        if name is None or not coalescing.operation or not self._tracer.active:
+            return None
+        arguments = self._describe(coalescing.operation, name, coalescing.size_bytes)
+        return arguments, self._tracer.mark()
+
+    def record_set(
+        self,
+        works: list[AsyncWork],
+        arguments: Arguments,
+        begin: Mark,
+        coalescing: _Coalescing | None,
+    ) -> None:
+        """The set was launched: record it now, or when its last work is done."""
+        name = str(arguments["op"])
+        if works:
+            works[-1] = self._follow(works[-1], name, begin, arguments, coalescing)
+        else:
+            self._tracer.add(Kind.COLLECTIVE, name, begin, self._tracer.mark(), arguments)
+
+    def fail(self, error: Exception) -> None:
+        """Stop tracing."""
+        self._tracer.fail(error)
+
+
+class _CoalescedSet:
+    """A coalescing manager that is recorded; to the caller it is the original."""
+
+    def __init__(
+        self, collectives: Collectives, manager: _Manager, group: ProcessGroup | None
+    ) -> None:
+        self._collectives = collectives
+        self._manager = manager
+        self._group = group
+        self._coalescing: _Coalescing | None = None
+        self._handle: object = None
+
+    def __enter__(self) -> object:
+        self._handle = self._manager.__enter__()
+        self._coalescing = self._collectives.begin_set(self._group)
+        return self._handle
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        launched = None
+        if self._coalescing is not None:
+            self._collectives.leave_set(self._coalescing)
+        try:
+            if self._coalescing is not None and error is None:
+                launched = self._collectives.launch_set(self._coalescing)
+        except Exception as failure:
+            self._collectives.fail(failure)
+        swallowed = self._manager.__exit__(kind, error, traceback)
+        if launched is not None and error is None:
+            try:
+                works = getattr(self._handle, "works", [])
+                self._collectives.record_set(works, *launched, self._coalescing)
+            except Exception as failure:
+                self._collectives.fail(failure)
+        return swallowed
+
+
+def _is_work(result: object) -> bool:
+    return result is not None and hasattr(result, "wait") and hasattr(result, "is_completed")
+
+
+def _same_group(one: ProcessGroup | None, other: ProcessGroup | None) -> bool:
+    if one is None or other is None:
+        from torch.distributed import group
+
+        return (one or group.WORLD) is (other or group.WORLD)
+    return one is other

@@ -1,0 +1,64 @@
+"""The collectives of torch.distributed that are traced, and how their arguments are read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megascan.instrument.place import Call, Function
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function of torch.distributed: the name we give it and the argument that is its payload.
+
+    `coalesces` says that inside a coalescing manager it is only noted down, and launched later.
+    """
+
+    function: str
+    name: str
+    payload: str | None
+    coalesces: bool = False
+
+
+OPERATIONS = (
+    Operation("all_reduce", "all_reduce", "tensor", coalesces=True),
+    Operation("all_gather_into_tensor", "all_gather", "input_tensor", coalesces=True),
+    Operation("all_gather_single", "all_gather", "input_tensor", coalesces=True),
+    Operation("_all_gather_base", "all_gather", "input_tensor", coalesces=True),
+    Operation("reduce_scatter_tensor", "reduce_scatter", "input", coalesces=True),
+    Operation("reduce_scatter_single", "reduce_scatter", "input", coalesces=True),
+    Operation("_reduce_scatter_base", "reduce_scatter", "input", coalesces=True),
+    Operation("all_gather", "all_gather", "tensor"),
+    Operation("reduce_scatter", "reduce_scatter", "input_list"),
+    Operation("all_to_all_single", "all_to_all", "input"),
+    Operation("all_to_all", "all_to_all", "input_tensor_list"),
+    Operation("broadcast", "broadcast", "tensor"),
+    Operation("reduce", "reduce", "tensor"),
+    Operation("gather", "gather", "tensor"),
+    Operation("scatter", "scatter", "tensor"),
+    Operation("barrier", "barrier", None),
+    Operation("all_gather_object", "all_gather_object", None),
+    Operation("broadcast_object_list", "broadcast_object_list", None),
+)
+
+
+def argument_reader(function: Function, name: str | None) -> Callable[[Call], object]:
+    """Reads one argument of a call quickly, by name or position; None where it is not given."""
+    parameters = list(inspect.signature(function).parameters)
+    position = parameters.index(name) if name in parameters else len(parameters) + 1000
+
+    def read(call: Call) -> object:
+        if name in call.named:
+            return call.named[name]
+        return call.positional[position] if position < len(call.positional) else None
+
+    return read
+
+
+def size_bytes_of(payload: object) -> int:
+    """Bytes of a tensor or of a list of tensors."""
+    if isinstance(payload, (list, tuple)):
+        return sum(size_bytes_of(item) for item in payload)
+    return int(getattr(payload, "nbytes", 0))

@@ -1,0 +1,138 @@
+"""Places in other people's code: named, wrapped while a run is traced, and put back afterwards."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TypeAlias
+
+from megascan.schema import Granularity
+from megascan.tracer import RecordingTracer
+
+Function: TypeAlias = Callable[..., object]
+Undo: TypeAlias = Callable[[], None]
+
+_NOT_REBOUND = ("torch",)
+"""Modules that keep their references: torch's functions call each other by them, and a nested call
+must not be counted twice."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call under way: the arguments to use, and what `leave` needs from `enter`."""
+
+    positional: tuple[object, ...]
+    named: dict[str, object]
+    memory: object = None
+
+
+Enter: TypeAlias = Callable[[Call], bool]
+Leave: TypeAlias = Callable[[Call, object], object]
+
+
+def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Leave) -> Function:
+    """Wrap `original` with tracing that can neither fail nor be noticed.
+
+    `enter` may change the call's arguments and returns whether the call is traced; `leave` returns
+    the result to hand on. An error in either stops tracing, never the call. When `original` itself
+    raises, nothing is recorded.
+    """
+
+    @functools.wraps(original)
+    def traced(*positional: object, **named: object) -> object:
+        if not tracer.active:
+            return original(*positional, **named)
+        call = Call(positional, named)
+        try:
+            wanted = enter(call)
+        except Exception as error:
+            tracer.fail(error)
+            return original(*positional, **named)
+        result = original(*call.positional, **call.named)
+        if not wanted:
+            return result
+        try:
+            return leave(call, result)
+        except Exception as error:
+            tracer.fail(error)
+            return result
+
+    return traced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A function or method, and what is put around it.
+
+    `module` and `attribute` name it (``schedules``, ``P2PCommunicator._communicate``). Places that
+    a version does not have are passed over. `wrap` gets the original and returns its replacement.
+    """
+
+    module: str
+    attribute: str
+    wrap: Callable[[Function], Function]
+    granularity: Granularity = Granularity.BASE
+
+
+@dataclass
+class Installation:
+    """Everything that was put in place, so that it can be taken away as a whole."""
+
+    undo: list[Undo] = field(default_factory=list)
+
+    def install(self, place: Place) -> bool:
+        """Wrap a place wherever it is referred to; False when this installation lacks it."""
+        if not _is_in_use(place.module):
+            return False
+        try:
+            module = importlib.import_module(place.module)
+        except ImportError:
+            return False
+        owner_name, _, name = place.attribute.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
+        original = vars(owner).get(name) if owner is not None else None
+        if original is None:
+            return False
+        replacement = place.wrap(original)
+        self._replace(owner, name, original, replacement)
+        if owner is module:
+            for holder, alias in _references(original):
+                self._replace(holder, alias, original, replacement)
+        return True
+
+    def _replace(self, owner: object, name: str, original: Function, replacement: Function) -> None:
+        setattr(owner, name, replacement)
+
+        def put_back() -> None:
+            if vars(owner).get(name) is replacement:  # else somebody wrapped or replaced it since
+                setattr(owner, name, original)
+
+        self.undo.append(put_back)
+
+    def remove(self) -> None:
+        """Put everything back, last first."""
+        while self.undo:
+            self.undo.pop()()
+
+
+def _is_in_use(module: str) -> bool:
+    """Whether the trainer has imported the library (megatron.core, torch.distributed) at all."""
+    return ".".join(module.split(".")[:2]) in sys.modules
+
+
+def _references(original: Function) -> Iterator[tuple[ModuleType, str]]:
+    """Where else a module-level function is bound: `from x import f`, `alias = x.f`."""
+    for module_name, module in list(sys.modules.items()):
+        if module is None or module_name.partition(".")[0] in _NOT_REBOUND:
+            continue
+        try:
+            contents = list(vars(module).items())
+        except TypeError:  # something in sys.modules that is no module
+            continue
+        for name, value in contents:
+            if value is original:
+                yield module, name

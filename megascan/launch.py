@@ -1,0 +1,127 @@
+"""Traces an unchanged Megatron-LM training script.
+
+    torchrun … -m megascan.launch pretrain_gpt.py --trace [trace flags] [the script's own flags]
+
+The trace flags are taken, everything else is handed to the script. Iterations are recognised by
+`megatron.training.training.train_step`, which Megatron-LM's loop calls once for each; tracing
+starts with the first. Without `--trace` the script runs as if it had been started by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from megascan.config import TraceConfig, add_trace_arguments
+from megascan.errors import MissingError, UsageError, report_errors
+from megascan.tracer import Tracer
+
+_TRAINING = "megatron.training.training"
+_STEP = "train_step"
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[TraceConfig, Path, list[str]]:
+    """Trace settings, the script, and the script's own arguments in their order.
+
+    Raises UsageError without a script, ConfigError for a window that does not fit.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m megascan.launch",
+        description="Trace an unchanged Megatron-LM training script.",
+        usage="%(prog)s SCRIPT [--trace] [trace flags] [the script's own flags]",
+        allow_abbrev=False,
+    )
+    add_trace_arguments(parser)
+    namespace, rest = parser.parse_known_args(arguments)
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(
+            "no script given; the first argument that is no trace flag must be the script, "
+            "for example: torchrun … -m megascan.launch pretrain_gpt.py --trace"
+        )
+    script = Path(rest[0])
+    if not script.is_file():
+        raise UsageError(f"there is no script {script}; give its path as the first argument")
+    return TraceConfig.from_arguments(namespace), script, rest[1:]
+
+
+class TrainSteps:
+    """Makes each call of a `train_step` a traced iteration; starts tracing with the first."""
+
+    def __init__(self, config: TraceConfig, first_iteration: Callable[[], int]) -> None:
+        self._config = config
+        self._first_iteration = first_iteration
+        self._tracer: Tracer | None = None
+        self._iteration = 0
+
+    def wrap(self, original: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """Put an iteration around every call."""
+
+        @functools.wraps(original)
+        def train_step(*positional: Parameters.args, **named: Parameters.kwargs) -> Result:
+            if self._tracer is None:
+                self._tracer = self._start()
+            self._iteration += 1
+            with self._tracer.iteration(self._iteration):
+                return original(*positional, **named)
+
+        return train_step
+
+    def _start(self) -> Tracer:
+        from megascan.instrument import start
+
+        self._iteration = self._first_iteration() - 1
+        return start(self._config, resumed=self._iteration > 0)
+
+    def close(self) -> None:
+        """Write the last window."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def install(config: TraceConfig) -> TrainSteps:
+    """Wrap Megatron-LM's `train_step`; raises MissingError where there is no Megatron-LM."""
+    try:
+        training = importlib.import_module(_TRAINING)
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"cannot trace an unchanged script: {error}, and iterations are recognised by "
+            "Megatron-LM's megatron.training; put its folder on PYTHONPATH, or use the lines of "
+            "docs/tracing-your-job.md"
+        ) from error
+    steps = TrainSteps(config, _first_iteration)
+    setattr(training, _STEP, steps.wrap(getattr(training, _STEP)))
+    return steps
+
+
+def _first_iteration() -> int:
+    """The iteration that the job starts or resumes with, by Megatron-LM's own count."""
+    from megatron.training import get_args
+
+    return int(getattr(get_args(), "iteration", 0)) + 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a script under the tracer."""
+    config, script, own = split_arguments(sys.argv[1:] if arguments is None else arguments)
+    sys.argv = [str(script), *own]
+    sys.path.insert(0, str(script.resolve().parent))
+    steps = install(config) if config.enabled else None
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        if steps:
+            steps.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

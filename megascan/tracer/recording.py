@@ -1,0 +1,243 @@
+"""The tracer itself: which iterations are traced, and the spans of the window that is open."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+
+from megascan.config import TraceConfig
+from megascan.schema import Granularity, Kind, Track
+from megascan.tracer.interface import IterationListener, Tracer
+from megascan.tracer.scopes import IterationScope, SpanScope
+from megascan.tracer.span import Arguments, Mark, Span, track_of
+from megascan.tracer.timer import AsyncWork, Timer, WindowTimes
+from megascan.tracer.writer import TraceWriter, Window
+
+logger = logging.getLogger("megascan")
+
+MAX_WINDOW_SPANS = 400_000
+"""A window this long is cut after the iteration in which it got there, to bound its memory."""
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+class RecordingTracer(Tracer):
+    """Records spans of traced iterations and hands each window to the writer when it ends.
+
+    Nothing that goes wrong in here reaches training: the first error is logged once, tracing stops
+    for the rest of the run, and windows already written stay.
+    """
+
+    _timer: Timer
+    _writer: TraceWriter
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.granularity = config.granularity
+        self._config = config
+        self._ready = False
+        self._spans: list[Span] = []
+        self._unwatched: list[Span] = []
+        self._iteration = 0
+        self._first_iteration = 0
+        self._last_iteration = 0
+        self._window_open = False
+        self._opened: object = None
+        self._num_dropped = 0
+        self._failed = False
+        self._closed = False
+        self._process_id = os.getpid()
+        self._listeners: list[IterationListener] = []
+        self._forget_in_children()
+        atexit.register(self.close)
+
+    # What instrumentation uses
+
+    @property
+    def waiting(self) -> bool:
+        """Whether tracing goes on, now or in a later iteration."""
+        return not (self._failed or self._closed)
+
+    @property
+    def full(self) -> bool:
+        """Whether modules, all collectives and host events are wanted too."""
+        return self.granularity is Granularity.FULL
+
+    def mark(self) -> Mark:
+        """Now, where the work is executed."""
+        return self._timer.mark()
+
+    def mark_host(self) -> Mark:
+        """Now, on the host's clock."""
+        return self._timer.mark_host()
+
+    def add(
+        self,
+        kind: Kind,
+        name: str,
+        begin: Mark,
+        end: Mark,
+        arguments: Arguments,
+    ) -> Span:
+        """Record a finished span of the current iteration."""
+        arguments["iteration"] = self._iteration
+        span = Span(kind, name, track_of(kind), begin, end, arguments)
+        self._spans.append(span)
+        return span
+
+    def add_pending(
+        self,
+        work: AsyncWork,
+        kind: Kind,
+        name: str,
+        begin: Mark,
+        *,
+        arguments: Arguments,
+        lane: str,
+        backend: str,
+    ) -> tuple[Span, bool]:
+        """Record asynchronous communication that `backend` has been told to carry out.
+
+        Returns the span and whether the timer sees its end; if not, the caller sets `span.end` at
+        its own wait.
+        """
+        arguments["iteration"] = self._iteration
+        span = Span(kind, name, Track.OVERLAPPED, begin, None, arguments, lane)
+        watched = self._timer.watch(work, span, backend)
+        if not watched:
+            self._unwatched.append(span)
+        self._spans.append(span)
+        return span, watched
+
+    def fail(self, error: BaseException) -> None:
+        """Stop tracing for the rest of the run and say why, once."""
+        self.active = False
+        self._spans = []
+        if not self._failed and os.getpid() == self._process_id:
+            self._failed = True
+            logger.warning(
+                "tracing stopped, training goes on without it: %s: %s", type(error).__name__, error
+            )
+
+    def listen(self, listener: IterationListener) -> None:
+        """Tell a listener when each traced iteration begins and when tracing ends."""
+        self._listeners.append(listener)
+
+    def record_with(self, timer: Timer, writer: TraceWriter) -> None:
+        """How time is taken and where finished windows go; before the first iteration."""
+        self._timer, self._writer = timer, writer
+        self.run_id = writer.run_id
+        self._ready = True
+
+    # What a trainer uses
+
+    def iteration(self, number: int) -> AbstractContextManager[None]:
+        """Enclose training iteration `number` (from 1)."""
+        self._iteration = number
+        if self._failed or self._closed or not self._config.traces(number):
+            return nullcontext()
+        return IterationScope(self, number)
+
+    def span(
+        self, name: str, kind: Kind | str, **arguments: int | str
+    ) -> AbstractContextManager[None]:
+        """Record what is enclosed, if the iteration is traced."""
+        return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
+
+    def close(self) -> None:
+        """Finish the open window as it is, write it, and take all instrumentation away.
+
+        Waits a bounded time for the disk. May be called more than once.
+        """
+        if self._closed or os.getpid() != self._process_id:
+            return
+        self._closed = True
+        self.active = False
+        atexit.unregister(self.close)
+        for listener in self._listeners:
+            listener.tracing_ends()
+        try:
+            self._close_writer()
+        except Exception as error:
+            self.fail(error)
+
+    def _close_writer(self) -> None:
+        if not self._ready:
+            return
+        if self._window_open and not self._failed:
+            self._end_window()
+        if not self._writer.close(CLOSE_TIMEOUT_S) and not self._failed:
+            logger.warning(
+                "the last windows were not written: the disk did not take them within %.0f s",
+                CLOSE_TIMEOUT_S,
+            )
+
+    # The life of a window
+
+    def begin_iteration(self, number: int) -> int:
+        """Open the iteration, and the window if it is its first; return where its spans begin."""
+        if self._window_open and number != self._last_iteration + 1:
+            self._end_window()  # iterations between were skipped or ended with an exception
+        if not self._window_open:
+            self._first_iteration = number
+            self._opened = self._timer.tie()
+        for listener in self._listeners:
+            listener.iteration_begins()
+        self.active = True
+        return len(self._spans)
+
+    def end_iteration(self, begin: Mark) -> None:
+        """Record the iteration's own span; hand the window over if it was the last."""
+        self._end_unwatched()
+        self.add(Kind.ITERATION, "iteration", begin, self.mark(), {})
+        self.active = False
+        self._last_iteration = self._iteration
+        self._window_open = True
+        if self._config.ends_window(self._iteration) or len(self._spans) > MAX_WINDOW_SPANS:
+            self._end_window()
+
+    def _end_unwatched(self) -> None:
+        """Sends that the trainer never waits for end, at the latest, with the iteration."""
+        for span in self._unwatched:
+            if span.end is None and span.arguments["iteration"] == self._iteration:
+                span.end = self.mark()
+        self._unwatched.clear()
+
+    def abandon_iteration(self, first_span: int) -> None:
+        """Forget an iteration that ended with an exception; the window ends before it."""
+        self.active = False
+        del self._spans[first_span:]
+
+    def _end_window(self) -> None:
+        finished = [span for span in self._spans if span.end is not None]
+        dropped = len(self._spans) - len(finished)
+        window = Window(
+            first_iteration=self._first_iteration,
+            last_iteration=self._last_iteration,
+            spans=finished,
+            times=WindowTimes(self._opened, self._timer.tie()),
+            num_dropped=self._num_dropped + dropped,
+        )
+        self._spans = []
+        self._window_open = False
+        self._num_dropped = 0
+        if not self._writer.submit(window):
+            if not self._failed:
+                logger.warning(
+                    "a window of %d spans was dropped: the disk is behind", len(finished)
+                )
+            self._num_dropped = window.num_dropped + len(finished)
+
+    def _forget_in_children(self) -> None:
+        """A forked child (a data-loader worker) neither traces nor writes."""
+        reference = weakref.ref(self)
+
+        def silence() -> None:
+            tracer = reference()
+            if tracer is not None:
+                tracer.active = False
+                tracer._failed = True
+
+        os.register_at_fork(after_in_child=silence)

@@ -1,0 +1,118 @@
+"""How time is taken: the protocol every timer follows, and the one for work on the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from megascan.clock import HostClock, now_ns
+from megascan.rankfile import SpanRecord
+from megascan.schema import Track
+from megascan.tracer.span import Mark, Span
+
+
+class AsyncWork(Protocol):
+    """What an asynchronous communication returns (torch.distributed.Work)."""
+
+    def wait(self) -> object:
+        """Block, or make the current stream wait, until it is done."""
+
+
+@dataclass(frozen=True)
+class WindowTimes:
+    """What a timer learned about a window when it opened and closed; opaque to the tracer."""
+
+    opened: object = None
+    closed: object = None
+
+
+class Timer(Protocol):
+    """Takes marks on the training thread; turns them into ns later, on the writer's thread.
+
+    `mark` is a moment in the order of execution (on a GPU: in the current stream), `mark_host` one
+    on the host's clock. None of the methods called inside a window may wait for the device.
+    """
+
+    source: str
+    domain: str
+
+    def mark(self) -> Mark:
+        """Now, where the work is executed."""
+
+    def mark_host(self) -> Mark:
+        """Now, on the host."""
+
+    def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
+        """Have `span.end` set when the work completes; False where that cannot be arranged."""
+
+    def tie(self) -> object:
+        """Relate the device's clock to the host's, outside traced iterations."""
+
+    def resolve(self, spans: Sequence[Span], times: WindowTimes) -> list[SpanRecord]:
+        """Spans in ns relative to the origin; marks may be used again afterwards."""
+
+    def counters(self) -> dict[str, float]:
+        """Device readings for the window's record."""
+
+
+@dataclass(slots=True)
+class _CpuMark:
+    time_ns: int
+    cpu_ns: int
+
+
+class CpuTimer:
+    """The monotonic clock, with the CPU time of the calling thread beside it.
+
+    Asynchronous work ends when its future completes (gloo calls back from its own thread).
+    """
+
+    source = "monotonic"
+
+    def __init__(self, clock: HostClock) -> None:
+        self._clock = clock
+        self.domain = clock.domain
+
+    def mark(self) -> Mark:
+        """Now: wall time and this thread's CPU time."""
+        return _CpuMark(now_ns(), time.thread_time_ns())
+
+    mark_host = mark
+
+    def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
+        """Take the end from the work's future; False for works that have none."""
+        del backend
+        try:
+            future = work.get_future()  # type: ignore[attr-defined]
+        except (AttributeError, RuntimeError):
+            return False
+
+        def finish(_: object) -> None:
+            if span.end is None:
+                span.end = _CpuMark(now_ns(), 0)
+
+        future.add_done_callback(finish)
+        return True
+
+    def tie(self) -> object:
+        """Return None: there is only one clock."""
+        return None
+
+    def resolve(self, spans: Sequence[Span], times: WindowTimes) -> list[SpanRecord]:
+        """Times less the origin; CPU time where one thread ran the span from begin to end."""
+        del times
+        return [self._resolve(span) for span in spans]
+
+    def _resolve(self, span: Span) -> SpanRecord:
+        begin, end = cast(_CpuMark, span.begin), cast(_CpuMark, span.end)
+        if span.track is not Track.OVERLAPPED:
+            span.arguments["cpu_ns"] = max(0, end.cpu_ns - begin.cpu_ns)
+        start_ns = begin.time_ns - self._clock.origin_ns
+        duration_ns = max(0, end.time_ns - begin.time_ns)
+        return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
+
+    def counters(self) -> dict[str, float]:
+        """Return nothing: a CPU has no counters worth a window's line."""
+        return {}

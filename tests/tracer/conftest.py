@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from megascan.clock import HostClock, now_ns
+from megascan.config import TraceConfig
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
+from megascan.schema import Granularity
+from megascan.topology import Layout
+from megascan.tracer import CpuTimer, RecordingTracer, Timer, TraceWriter
+
+Event = dict[str, object]
+
+
+class RecordedFile:
+    """A rank file read line by line, as far as its lines are whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[dict] = []
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                event = json.loads(line.strip().rstrip(b","))
+            except json.JSONDecodeError:
+                continue
+            if isinstance(event, dict):
+                self.events.append(event)
+
+    @property
+    def headers(self) -> list[dict]:
+        return [event["args"] for event in self.events if event["name"] == "megascan"]
+
+    @property
+    def windows(self) -> list[dict]:
+        return [event["args"] for event in self.events if event["name"] == "megascan_window"]
+
+    @property
+    def spans(self) -> list[dict]:
+        return [event for event in self.events if event["ph"] == "X"]
+
+    def named(self, name: str) -> list[dict]:
+        return [span for span in self.spans if span["name"] == name]
+
+
+@pytest.fixture
+def read_rank_file() -> Callable[[Path], RecordedFile]:
+    return RecordedFile
+
+
+@pytest.fixture
+def clock() -> HostClock:
+    return HostClock(domain="host:boot", offset_ns=1_000, origin_ns=now_ns())
+
+
+@pytest.fixture
+def make_header() -> Callable[..., RankHeader]:
+    def make(run_id: str = "20261121-084512-3f9a", rank: int = 0, **changes: object) -> RankHeader:
+        layout = Layout(dp=2)
+        fields: dict[str, object] = {
+            "run_id": run_id,
+            "rank": rank,
+            "world_size": 2,
+            "layout": layout,
+            "coordinates": layout.coordinates(rank),
+            "groups": {"dp@0": (0, 1)},
+            "host": "host",
+            "process_id": 1,
+            "device": Device(kind="cpu", name="x86_64"),
+            "backend": "gloo",
+            "clock": ClockOrigin(domain="host:boot", source="monotonic", origin_unix_ns=0),
+            "trace": TraceSettings(granularity=Granularity.FULL, interval=5, window=2),
+        }
+        return RankHeader(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_tracer(
+    tmp_path: Path, clock: HostClock, make_header: Callable[..., RankHeader]
+) -> Iterator[Callable[..., tuple[RecordingTracer, Path]]]:
+    """Makes a tracer with a real writer; also returns the path of its rank file."""
+    made: list[RecordingTracer] = []
+
+    def make(
+        interval: int = 5,
+        window: int = 2,
+        *,
+        folder: Path | None = None,
+        timer: Timer | None = None,
+        resumed: bool = False,
+        **header: object,
+    ) -> tuple[RecordingTracer, Path]:
+        config = TraceConfig(
+            enabled=True,
+            directory=folder or tmp_path / "trace",
+            interval=interval,
+            window=window,
+        )
+        tracer = RecordingTracer(config)
+        timer = timer or CpuTimer(clock)
+        writer = TraceWriter(
+            config.directory,
+            make_header(**header),
+            timer,
+            resumed=resumed,
+            on_failure=tracer.fail,
+        )
+        tracer.record_with(timer, writer)
+        made.append(tracer)
+        return tracer, writer.path
+
+    yield make
+    for tracer in made:
+        tracer.close()
+
+
+@pytest.fixture
+def warnings_of_megascan(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, logger="megascan")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "megascan"]

@@ -1,0 +1,268 @@
+"""CudaTimer against a made-up GPU whose clock, queue and events are known exactly."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from megascan.clock import HostClock
+from megascan.schema import Kind, Track
+from megascan.tracer import cuda
+from megascan.tracer.cuda import CudaTimer
+from megascan.tracer.span import Span
+from megascan.tracer.timer import WindowTimes
+
+
+class Gpu:
+    """Executes what is launched one after the other; its clock may run fast.
+
+    Host time moves only by `host`; device time of an event is when the queue before it is done.
+    """
+
+    name = "GPU-1"
+
+    def __init__(self, *, rate=1.0, blocking=False):
+        self.host_ns = 1_000_000_000
+        self.busy_until_ns = 0
+        self.rate = rate
+        self.waits_on_host = blocking
+        self.num_made = 0
+        self.num_waits = 0
+        self.query_ns = 1_000
+        self.aside_ns = 2_000  # the way to an idle stream
+
+    def now_ns(self):
+        return self.host_ns
+
+    def host(self, duration_ns):
+        self.host_ns += duration_ns
+
+    def launch(self, duration_ns):
+        """A kernel: starts when the queue is empty, and not before the host launched it."""
+        self.busy_until_ns = max(self.busy_until_ns, self.host_ns) + duration_ns
+
+    def new_event(self):
+        self.num_made += 1
+        return FakeEvent(self)
+
+    def record_aside(self, event):
+        event.true_ns = self.host_ns + self.aside_ns
+        event.recorded = True
+
+    def record_after(self, event, work, lane):
+        work.wait()
+        event.true_ns = work.end_ns
+        event.recorded = True
+
+    def counters(self):
+        return {"sm_clock_mhz": 1980.0}
+
+
+class FakeEvent:
+    def __init__(self, gpu):
+        self.gpu = gpu
+        self.recorded = False
+
+    def record(self):
+        self.true_ns = max(self.gpu.busy_until_ns, self.gpu.host_ns)
+        self.recorded = True
+
+    def synchronize(self):
+        assert self.recorded
+        self.gpu.num_waits += 1
+        if self.true_ns > self.gpu.host_ns:
+            self.gpu.host_ns = self.true_ns + 2_000
+
+    def query(self):
+        assert self.recorded
+        self.gpu.host_ns += self.gpu.query_ns
+        return self.true_ns <= self.gpu.host_ns
+
+    def elapsed_time(self, end):
+        milliseconds = (end.true_ns - self.true_ns) * self.gpu.rate / 1e6
+        return struct.unpack("f", struct.pack("f", milliseconds))[0]  # float32, as CUDA's
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    def make(**options):
+        device = Gpu(**options)
+        monkeypatch.setattr(cuda, "now_ns", device.now_ns)
+        return device
+
+    return make
+
+
+def make_timer(gpu, *, record_launches=True):
+    clock = HostClock(domain="host:boot", offset_ns=0, origin_ns=1_000_000_000)
+    return CudaTimer(clock, gpu, record_launches=record_launches)
+
+
+def compute(timer, begin, end, name="forward"):
+    return Span(Kind.COMPUTE, name, Track.COMPUTE, begin, end, {})
+
+
+def test_spans_have_device_times_on_the_host_s_clock(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    opened = timer.tie()
+    truth, spans = [], []
+    for _ in range(50):
+        begin = timer.mark()
+        start_ns = max(device.busy_until_ns, device.host_ns)
+        device.host(20_000)
+        device.launch(1_000_000)
+        spans.append(compute(timer, begin, timer.mark()))
+        truth.append((start_ns - 1_000_000_000, device.busy_until_ns - start_ns))
+    device.host(200_000_000)
+    records = timer.resolve(spans, WindowTimes(opened, timer.tie()))
+    for record, (start_ns, duration_ns) in zip(records, truth, strict=True):
+        assert record[3] == pytest.approx(start_ns, abs=5_000)
+        assert record[4] == pytest.approx(duration_ns, abs=100)
+
+
+def test_launches_run_ahead_of_a_busy_device(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    opened = timer.tie()
+    device.launch(50_000_000)
+    launched_ns = device.host_ns
+    begin = timer.mark()
+    device.launch(1_000_000)
+    span = compute(timer, begin, timer.mark())
+    device.host(100_000_000)
+    (record,) = timer.resolve([span], WindowTimes(opened, timer.tie()))
+    assert record[5]["launch_ns"] == pytest.approx(
+        launched_ns - (record[3] + 1_000_000_000), abs=10
+    )
+    assert record[5]["launch_ns"] < -49_000_000
+
+
+def test_launches_are_left_out_of_base(gpu):
+    device = gpu()
+    timer = make_timer(device, record_launches=False)
+    opened = timer.tie()
+    span = compute(timer, timer.mark(), timer.mark())
+    (record,) = timer.resolve([span], WindowTimes(opened, timer.tie()))
+    assert record[5] == {}
+
+
+def test_drift_of_a_long_window_is_taken_out_and_precision_kept(gpu):
+    device = gpu(rate=1 + 40e-6)
+    timer = make_timer(device)
+    opened = timer.tie()
+    spans, truth = [], []
+    for _ in range(300):  # half a minute
+        device.host(100_000_000)
+        truth.append(device.host_ns - 1_000_000_000)
+        spans.append(compute(timer, timer.mark(), timer.mark()))
+    records = timer.resolve(spans, WindowTimes(opened, timer.tie()))
+    worst_ns = max(abs(record[3] - true) for record, true in zip(records, truth, strict=True))
+    assert worst_ns < 20_000  # uncorrected it would be 1,200,000
+
+
+def test_a_short_window_does_not_invent_a_drift(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    opened = timer.tie()
+    begin = timer.mark()
+    device.launch(1_000_000)
+    span = compute(timer, begin, timer.mark())
+    device.host(3_000_000)
+    (record,) = timer.resolve([span], WindowTimes(opened, timer.tie()))
+    assert record[4] == pytest.approx(1_000_000, abs=50)
+
+
+def test_nothing_waits_for_the_device_inside_a_window(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    before = device.num_waits
+    for _ in range(100):
+        timer.mark()
+        timer.mark_host()
+    assert device.num_waits == before
+
+
+def test_a_device_that_hangs_does_not_hang_the_tracer(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    device.aside_ns, device.query_ns = 1 << 62, 1_000_000_000
+    with pytest.raises(TimeoutError, match="does not answer"):
+        timer.tie()
+
+
+def test_events_are_used_again(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    for _ in range(5):
+        opened = timer.tie()
+        shared = timer.mark(), timer.mark()
+        spans = [compute(timer, *shared), compute(timer, *shared)]  # one exchange, two messages
+        timer.resolve(spans, WindowTimes(opened, timer.tie()))
+        free = list(timer._pool._free)
+        assert len({id(event) for event in free}) == len(free)
+    assert device.num_made <= 2 + 2 + cuda._TIE_ATTEMPTS
+
+
+def test_host_spans_are_timed_by_the_host(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    opened = timer.tie()
+    device.launch(500_000_000)
+    begin = timer.mark_host()
+    start_ns = device.host_ns
+    device.host(7_000_000)
+    span = Span(Kind.DATA, "batch-generator", Track.HOST, begin, timer.mark_host(), {})
+    (record,) = timer.resolve([span], WindowTimes(opened, timer.tie()))
+    assert record[3:5] == (start_ns - 1_000_000_000, 7_000_000)
+    assert "launch_ns" not in record[5]
+
+
+def overlapped(timer, device, end_ns, lane="dp@0"):
+    begin = timer.mark()
+    span = Span(Kind.COLLECTIVE, "all_reduce", Track.OVERLAPPED, begin, None, {}, lane)
+    work = SimpleNamespace(wait=lambda: None, end_ns=end_ns)
+    assert timer.watch(work, span, "nccl")
+    return span
+
+
+def test_asynchronous_work_ends_on_its_own_stream_and_queues_in_its_lane(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    opened = timer.tie()
+    launch_ns = device.host_ns
+    first = overlapped(timer, device, launch_ns + 5_000_000)
+    second = overlapped(timer, device, launch_ns + 8_000_000)  # launched now, runs after the first
+    other = overlapped(timer, device, launch_ns + 8_000_000, lane="pp@0")
+    device.host(20_000_000)
+    records = timer.resolve([first, second, other], WindowTimes(opened, timer.tie()))
+    assert [round(record[4], -4) for record in records] == [5_000_000, 3_000_000, 8_000_000]
+    assert records[1][5]["launch_ns"] == pytest.approx(-5_000_000, abs=5_000)
+    assert records[2][5]["launch_ns"] == pytest.approx(0, abs=5_000)
+
+
+@pytest.mark.parametrize(("backend", "blocking"), [("gloo", False), ("nccl", True)])
+def test_work_that_would_stop_the_host_is_not_waited_for(gpu, backend, blocking):
+    timer = make_timer(gpu(blocking=blocking))
+    span = Span(Kind.COLLECTIVE, "all_reduce", Track.OVERLAPPED, timer.mark(), None, {}, "dp@0")
+
+    def wait():
+        raise AssertionError("waited")
+
+    assert not timer.watch(SimpleNamespace(wait=wait), span, backend)
+    assert span.end is None
+
+
+def test_a_window_through_the_tracer(gpu, make_tracer, read_rank_file):
+    device = gpu()
+    timer = make_timer(device)
+    tracer, path = make_tracer(timer=timer)
+    for iteration in (1, 2):
+        with tracer.iteration(iteration), tracer.span("forward", Kind.COMPUTE):
+            device.launch(3_000_000)
+    tracer.close()
+    file = read_rank_file(path)
+    assert [round(span["dur"]) for span in file.named("forward")] == [3000, 3000]
+    assert file.windows[0]["counters"] == {"sm_clock_mhz": 1980.0}

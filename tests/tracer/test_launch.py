@@ -1,0 +1,122 @@
+"""`megascan.launch`: an unchanged script of Megatron-LM's structure, traced from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megascan.errors import MissingError, UsageError
+from megascan.launch import TrainSteps, main, split_arguments
+from megascan.schema import Granularity
+from megascan.tracer import Tracer
+
+HERE = Path(__file__).parent
+STANDIN = HERE / "megatron_lm_standin"
+SCRIPT = STANDIN / "pretrain_gpt.py"
+
+
+def test_trace_flags_are_taken_and_the_rest_left_in_order():
+    config, script, own = split_arguments(
+        [
+            *("--trace", str(SCRIPT), "--train-iters", "5", "--trace-interval", "3"),
+            *("--bf16", "--data-path", "0.5", "a", "0.5", "b", "--trace-granularity", "base"),
+        ]
+    )
+    assert (config.enabled, config.interval, config.granularity) == (True, 3, Granularity.BASE)
+    assert script == SCRIPT
+    assert own == ["--train-iters", "5", "--bf16", "--data-path", "0.5", "a", "0.5", "b"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--trace"], ["--tensor-model-parallel-size", "2"]])
+def test_without_a_script_it_says_how(arguments):
+    with pytest.raises(UsageError, match=r"no script given.*pretrain_gpt\.py"):
+        split_arguments(arguments)
+
+
+def test_a_script_that_is_not_there():
+    with pytest.raises(UsageError, match=r"there is no script absent\.py"):
+        split_arguments(["absent.py"])
+
+
+def test_a_script_without_megatron_lm_cannot_be_traced_unchanged(tmp_path, monkeypatch):
+    script = tmp_path / "other.py"
+    script.write_text("raise AssertionError('must not run')")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(MissingError, match="tracing-your-job"):
+        main([str(script), "--trace"])
+
+
+def test_without_trace_the_script_runs_as_by_itself(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "other.py"
+    script.write_text("import sys; print(__name__, sys.argv[1:])")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([str(script), "--lr", "1"]) == 0
+    assert capsys.readouterr().out == "__main__ ['--lr', '1']\n"
+
+
+def test_iterations_go_on_from_where_the_job_resumes(monkeypatch):
+    seen, started = [], []
+
+    class Recorder(Tracer):
+        def iteration(self, number):
+            seen.append(number)
+            return super().iteration(number)
+
+    def start(config, *, resumed):
+        started.append(resumed)
+        return Recorder()
+
+    monkeypatch.setattr("megascan.instrument.start", start)
+    step = TrainSteps(config=None, first_iteration=lambda: 41).wrap(lambda x: x + 1)
+    assert [step(1), step(2)] == [2, 3]
+    assert (seen, started) == ([41, 42], [True])
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A copy of the stand-in as the package that it stands for; no test folder is a package."""
+    copy = shutil.copytree(STANDIN, tmp_path / "standin")
+    training = copy / "megatron" / "training"
+    (training / "exports.py").rename(training / "__init__.py")
+    return copy / "pretrain_gpt.py"
+
+
+def run(script, folder, *arguments, launcher=()):
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", *launcher, str(script)]
+    command += ["--train-iters", "3", "--losses", str(folder / "losses"), *arguments]
+    paths = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, env=environment, timeout=240, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return [json.loads((folder / f"losses.{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.distributed
+def test_an_unchanged_script_is_traced_and_trains_alike(script, tmp_path):
+    plain = run(script, tmp_path / "plain")
+    trace = tmp_path / "trace"
+    traced = run(
+        script,
+        tmp_path / "traced",
+        *("--trace", "--trace-dir", str(trace), "--continuous-trace-iterations", "5"),
+        launcher=("-m", "megascan.launch"),
+    )
+    assert traced == plain
+    for rank in range(2):
+        path = trace / f"benchmark-data-{rank}-pipeline-0-tensor-0.json"
+        events = json.loads(path.read_text())
+        names = [event["name"] for event in events]
+        assert names.count("iteration") == 3
+        assert names.count("forward") == names.count("backward") == 6
+        (window,) = (event["args"] for event in events if event["name"] == "megascan_window")
+        assert (window["first_iteration"], window["last_iteration"]) == (1, 3)

@@ -1,0 +1,156 @@
+"""Which iterations end up in which window, and what a window holds."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+
+import pytest
+
+from megascan.config import TraceConfig
+from megascan.instrument import start
+from megascan.instrument.host import GarbageCollections
+from megascan.schema import Kind, Track
+
+
+def train(tracer, iterations):
+    for iteration in iterations:
+        with tracer.iteration(iteration):
+            with tracer.span("forward", Kind.COMPUTE, microbatch=0, chunk=0):
+                pass
+            with tracer.span("batch-generator", Kind.DATA):
+                pass
+
+
+def test_windows_are_the_first_iterations_of_each_interval(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=5, window=2)
+    train(tracer, range(1, 13))
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [(w["first_iteration"], w["last_iteration"]) for w in windows] == [
+        (1, 2),
+        (6, 7),
+        (11, 12),
+    ]
+    assert [w["window"] for w in windows] == [0, 1, 2]
+    assert {w["num_spans"] for w in windows} == {6}
+
+
+def test_every_iteration_can_be_traced(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=3, window=3)
+    train(tracer, range(1, 7))
+    tracer.close()
+    spans = read_rank_file(path).named("iteration")
+    assert [span["args"]["iteration"] for span in spans] == [1, 2, 3, 4, 5, 6]
+
+
+def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=5, window=4)
+    train(tracer, range(1, 8))
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [(w["first_iteration"], w["last_iteration"]) for w in windows] == [(1, 4), (6, 7)]
+
+
+def test_a_closed_file_is_json(make_tracer):
+    tracer, path = make_tracer()
+    train(tracer, [1, 2])
+    tracer.close()
+    assert json.loads(path.read_text())[0]["name"] == "megascan"
+
+
+def test_untraced_iterations_record_nothing(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=5, window=1)
+    with tracer.iteration(2):
+        assert not tracer.active
+        with tracer.span("forward", Kind.COMPUTE):
+            pass
+    tracer.close()
+    assert read_rank_file(path).spans == []
+    assert read_rank_file(path).windows == []
+
+
+def test_spans_carry_time_track_iteration_and_arguments(make_tracer, read_rank_file):
+    tracer, path = make_tracer()
+    train(tracer, [1])
+    tracer.close()
+    file = read_rank_file(path)
+    (forward,), (data,), (whole,) = map(file.named, ("forward", "batch-generator", "iteration"))
+    assert forward["tid"] == Track.COMPUTE and data["tid"] == Track.HOST
+    assert forward["args"] == {
+        "microbatch": 0,
+        "chunk": 0,
+        "iteration": 1,
+        "cpu_ns": forward["args"]["cpu_ns"],
+    }
+    assert whole["ts"] <= forward["ts"]
+    assert forward["ts"] + forward["dur"] <= whole["ts"] + whole["dur"]
+
+
+def test_an_iteration_that_raises_is_forgotten(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=5, window=4)
+    train(tracer, [1, 2])
+    with pytest.raises(KeyError), tracer.iteration(3), tracer.span("forward", Kind.COMPUTE):
+        raise KeyError("from training")
+    tracer.close()
+    file = read_rank_file(path)
+    assert [(w["first_iteration"], w["last_iteration"]) for w in file.windows] == [(1, 2)]
+    assert {span["args"]["iteration"] for span in file.spans} == {1, 2}
+
+
+def test_a_window_interrupted_by_an_exception_does_not_run_into_the_next(
+    make_tracer, read_rank_file
+):
+    tracer, path = make_tracer(interval=5, window=2)
+    train(tracer, [1])
+    with pytest.raises(KeyError), tracer.iteration(2):
+        raise KeyError("from training")
+    train(tracer, [3, 4, 5, 6, 7])
+    tracer.close()
+    windows = read_rank_file(path).windows
+    assert [(w["first_iteration"], w["last_iteration"]) for w in windows] == [(1, 1), (6, 7)]
+
+
+def test_garbage_collections_are_host_spans(make_tracer, read_rank_file):
+    tracer, path = make_tracer()
+    collections = GarbageCollections(tracer)
+    tracer.listen(collections)
+    with tracer.iteration(1):
+        gc.collect()
+    gc.collect()
+    tracer.close()
+    spans = read_rank_file(path).named("gc-generation-2")
+    assert len(spans) == 1 and spans[0]["tid"] == Track.HOST and spans[0]["cat"] == "gc"
+    assert collections._on_collection not in gc.callbacks
+
+
+def test_a_forked_child_neither_traces_nor_writes(make_tracer, read_rank_file):
+    tracer, path = make_tracer()
+    with tracer.iteration(1):
+        child = os.fork()
+        if child == 0:
+            silent = not tracer.active
+            tracer.close()
+            os._exit(0 if silent else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert tracer.active
+    tracer.close()
+    assert [w["num_spans"] for w in read_rank_file(path).windows] == [1]
+
+
+def test_a_disabled_tracer_has_the_same_interface_and_leaves_no_trace(tmp_path):
+    folder = tmp_path / "trace"
+    with start(TraceConfig(enabled=False, directory=folder)) as tracer:
+        train(tracer, range(1, 4))
+        assert not tracer.active
+    assert not folder.exists()
+
+
+def test_starting_without_torch_distributed_warns_and_goes_on(tmp_path, warnings_of_megascan):
+    tracer = start(TraceConfig(enabled=True, directory=tmp_path / "trace"))
+    train(tracer, range(1, 4))
+    tracer.close()
+    (warning,) = warnings_of_megascan()
+    assert "torch.distributed is not initialised" in warning
