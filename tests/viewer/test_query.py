@@ -1,0 +1,59 @@
+"""Queries without an engine, and how rows are printed. With one: tests/export/test_real_engine."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from megascan.errors import InputError, MissingError
+from megascan.viewer import PRESETS, Rows, run_query
+from megascan.viewer.presets import span_view
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        run_query(tmp_path / "none.json", "select 1")
+
+
+def test_missing_engine(timeline_file, tmp_path):
+    with pytest.raises(MissingError, match="no such engine; give Perfetto's trace_processor_shell"):
+        run_query(timeline_file("t.json"), "select 1", trace_processor=tmp_path / "none")
+
+
+def test_engine_that_does_not_start(timeline_file, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(MissingError, match="broken does not start"):
+        run_query(timeline_file("t.json"), "select 1", trace_processor=broken)
+
+
+def test_fetching_is_announced_and_its_failure_told(timeline_file, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("megascan.viewer.engine.TraceProcessor", refuse)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(MissingError, match=r"cannot be fetched \(no network\).*--trace-processor"),
+    ):
+        run_query(timeline_file("t.json"), "select 1")
+    assert "fetches its own from the network" in caplog.text
+
+
+def test_rows_are_printed_as_a_table():
+    rows = Rows(("name", "num"), (("forward", 1), ("b", 20), ("c\nd", None)))
+    assert str(rows) == "name     num\nforward    1\nb         20\nc d        -\n(3 rows)"
+    assert rows.to_pandas().shape == (3, 2)
+
+
+def test_no_rows_are_printed_as_their_columns():
+    assert str(Rows(("a", "b"), ())) == "a  b\n(0 rows)"
+
+
+def test_presets_use_the_view():
+    assert sorted(PRESETS) == ["bandwidth", "slowest", "waits"]
+    assert all("from megascan_span" in sql for sql in PRESETS.values())
+    assert '"group"' in span_view()
