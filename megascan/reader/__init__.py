@@ -1,0 +1,8 @@
+"""Readers: rank files of every known format, and merged timelines, as columns."""
+
+from megascan.reader.formats import Format, sniff
+from megascan.reader.merged import read_timeline
+from megascan.reader.tables import RunTables, run_tables
+from megascan.reader.trace import read_trace
+
+__all__ = ["Format", "RunTables", "read_timeline", "read_trace", "run_tables", "sniff"]

@@ -1,0 +1,188 @@
+"""Lines of JSON events to Arrow columns, without a loop over events; damaged lines by number."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.json
+
+from megascan.reader.bytestream import Block
+
+_AROUND_EVENTS = b" \t\r,[]"
+_NO_EVENT = "is not a JSON event"
+_MISFIT = "has a value of the wrong type or size"
+_LINE_END, _COMMA, _BLANK, _OPEN, _CLOSE = b"\n, {}"
+_PARALLEL_PARTS = 4
+_SMALLEST_PART = 1 << 19
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A line that is no event, and how many good rows stand before it in its block.
+
+    `is_json` tells an event whose values do not fit the columns from a line that is none at all.
+    """
+
+    line: int
+    reason: str
+    row: int
+    is_json: bool
+
+
+@dataclass(frozen=True)
+class EventBlock:
+    """Events of one block as columns; row i stands in file line `numbers[i]`."""
+
+    table: pa.Table
+    first_line: int
+    numbers: Sequence[int]
+    damages: tuple[Damage, ...]
+    source: bytearray | tuple[bytes, ...]
+
+    def rows_text(self, rows: Sequence[int]) -> list[bytes]:
+        """The JSON of some rows (the few records that are not spans)."""
+        if isinstance(self.source, tuple):
+            return [self.source[row] for row in rows]
+        ends = np.flatnonzero(np.frombuffer(self.source, dtype=np.uint8) == _LINE_END)
+        bounds = [-1, *ends.tolist(), len(self.source)]
+        first = self.numbers[0] - self.first_line
+        return [
+            bytes(self.source[bounds[first + row] + 1 : bounds[first + row + 1]]) for row in rows
+        ]
+
+
+def parse_block(block: Block, schema: pa.Schema, *, parallel: bool) -> EventBlock | None:
+    """Events of a block, None when it holds only brackets.
+
+    The fast way takes lines as `megascan.rankfile` writes them: separators and brackets are
+    blanked in place. Anything else (several events a line, CRLF, damage) is cleaned line by line.
+    """
+    if not block.text:
+        return None
+    if _is_text(block.text):
+        rows = _blank_separators(block.text)
+        table = _parse(block.text, schema, parallel=parallel) if rows else None
+        if table is not None and table.num_rows == len(rows):
+            first = block.first_line + rows.start
+            numbers = range(first, first + len(rows))
+            return EventBlock(table, block.first_line, numbers, (), block.text)
+    return _parse_line_by_line(block, schema)
+
+
+def _blank_separators(text: bytearray) -> range:
+    """Overwrite what stands between events by spaces; the range of lines that remain.
+
+    The range is empty unless every one of these lines begins with `{` and ends with `}`. The
+    columnar parser relies on that: it takes `null` for a row, and crashes where it is the first.
+    """
+    view = np.frombuffer(text, dtype=np.uint8)
+    ends = np.append(np.flatnonzero(view == _LINE_END), len(view))
+    last = np.maximum(ends - 1, 0)
+    view[last[view[last] == _COMMA]] = _BLANK
+    start, stop = 0, len(ends)
+    if text[: ends[0]].strip() == b"[":
+        view[0] = _BLANK
+        start = 1
+    if stop > start + 1 and text[ends[-2] :].strip() == b"]":
+        view[ends[-2] + 1 :] = _BLANK
+        stop -= 1
+    begins = np.r_[0, ends[:-1] + 1][start:stop]
+    closes = last[start:stop] - (view[last[start:stop]] == _BLANK)
+    whole = (ends[start:stop] > begins).all() and np.all(view[begins] == _OPEN)
+    return range(start, stop if whole and np.all(view[closes] == _CLOSE) else start)
+
+
+def _is_text(text: bytearray) -> bool:
+    """UTF-8 without NUL: what the columnar parser takes for granted."""
+    if b"\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parse(
+    events: bytes | bytearray, schema: pa.Schema, *, parallel: bool = False
+) -> pa.Table | None:
+    """Columns of newline-separated events; None when something in them does not fit."""
+    block_bytes = len(events) // _PARALLEL_PARTS if parallel else 0
+    if block_bytes < _SMALLEST_PART:
+        block_bytes, parallel = len(events) + 1, False
+    try:
+        return pyarrow.json.read_json(
+            pa.BufferReader(pa.py_buffer(events)),
+            read_options=pyarrow.json.ReadOptions(use_threads=parallel, block_size=block_bytes),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def _parse_line_by_line(block: Block, schema: pa.Schema) -> EventBlock | None:
+    """Clean every line, set those aside that are no event, and read the rest as columns."""
+    good: list[tuple[int, bytes]] = []
+    damages: dict[int, str] = {}
+    for number, raw in enumerate(bytes(block.text).split(b"\n"), block.first_line):
+        line = raw.strip(_AROUND_EVENTS)
+        events = _events(line) if line else []
+        if events is None:
+            damages[number] = _NO_EVENT
+        else:
+            good += [(number, event) for event in events]
+    damages |= dict.fromkeys(_misfits(good, schema), _MISFIT)
+    good = [(number, line) for number, line in good if number not in damages]
+    if not good and not damages:
+        return None
+    numbers = [number for number, _ in good]
+    lines = [line for _, line in good]
+    table = _parse(b"\n".join(lines), schema) if lines else schema.empty_table()
+    faults = tuple(
+        Damage(number, reason, bisect_left(numbers, number), reason is _MISFIT)
+        for number, reason in sorted(damages.items())
+    )
+    return EventBlock(table, block.first_line, numbers, faults, tuple(lines))
+
+
+def _events(line: bytes) -> list[bytes] | None:
+    """The events of a line (several in a file without line ends); None if it is damaged."""
+    try:
+        if isinstance(orjson.loads(line), dict):
+            return [line]
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        events = orjson.loads(b"[" + line + b"]")
+    except orjson.JSONDecodeError:
+        return None
+    return [orjson.dumps(event) for event in events] if _are_objects(events) else None
+
+
+def _are_objects(events: list[object]) -> bool:
+    return all(isinstance(event, dict) for event in events)
+
+
+def _misfits(lines: list[tuple[int, bytes]], schema: pa.Schema) -> list[int]:
+    """Numbers of lines that are JSON but do not fit the schema, found by halving."""
+    if not lines or _fits([line for _, line in lines], schema):
+        return []
+    if len(lines) == 1:
+        return [lines[0][0]]
+    middle = len(lines) // 2
+    return _misfits(lines[:middle], schema) + _misfits(lines[middle:], schema)
+
+
+def _fits(lines: list[bytes], schema: pa.Schema) -> bool:
+    events = b"\n".join(lines)
+    table = _parse(events, schema) if b"\0" not in events else None
+    return table is not None and table.num_rows == len(lines)

@@ -1,0 +1,186 @@
+"""Rank files of the original MegaScan: names, groups, times, copies, and what is broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+
+from megascan.errors import InputError
+from megascan.reader import read_trace
+from megascan.topology import Layout
+
+if TYPE_CHECKING:
+    from conftest import Original
+
+
+def spans(path: Path) -> pd.DataFrame:
+    table: pd.DataFrame = read_trace(path).spans.to_pandas()
+    return table
+
+
+def test_one_rank_in_our_words(original: Original) -> None:
+    original.num_steps = 1
+    original.num_microbatches = 1
+    table = spans(original.write())
+    columns = ["kind", "name", "phase", "op", "group", "peer", "direction", "size_bytes"]
+    one = table[table["rank"] == 1][columns].astype(object).values.tolist()
+    assert one == [
+        ["iteration", "iteration", "", "", "", -1, "", -1],
+        ["host", "recv-extra", "", "", "", -1, "", -1],
+        ["compute", "forward", "forward", "", "", -1, "", -1],
+        ["compute", "decoder", "forward", "", "", -1, "", -1],
+        ["compute", "attention", "forward", "", "", -1, "", -1],
+        ["collective", "all_reduce", "", "all_reduce", "tp@0", -1, "", -1],
+        ["p2p", "send_forward", "", "send", "pp@1", 5, "forward", 4096],
+        ["p2p", "recv_backward", "", "recv", "pp@1", 5, "backward", 4096],
+        ["compute", "backward", "backward", "", "", -1, "", -1],
+        ["host", "send-extra", "", "", "", -1, "", -1],
+        ["collective", "all_reduce", "", "all_reduce", "dp@1", -1, "", -1],
+        ["optimizer", "optimizer", "", "", "", -1, "", -1],
+    ]
+    last = table[(table["rank"] == 7) & (table["kind"] == "p2p")]
+    assert last[["name", "peer"]].values.tolist() == [["recv_forward", 3], ["send_backward", 3]]
+
+
+def test_headers_and_layout(original: Original) -> None:
+    trace = read_trace(original.write())
+    assert trace.layout == Layout(tp=2, dp=2, pp=2)
+    assert trace.headers[5].coordinates == trace.layout.coordinates(5)
+    assert trace.headers[5].groups == {"tp@4": (4, 5), "dp@5": (5, 7), "pp@1": (1, 5)}
+    assert len({header.clock.domain for header in trace.headers.values()}) == 8
+
+
+def test_microbatch_is_handed_down_and_messages_are_numbered(original: Original) -> None:
+    table = spans(original.write())
+    second = table[(table["rank"] == 4) & (table["iteration"] == 2)]
+    inner = second[second["name"].isin(["decoder", "attention", "all_reduce"])]
+    assert inner["microbatch"].tolist() == [0, 0, 0, 1, 1, 1, -1]
+    received = second[second["name"] == "recv_forward"]
+    assert received["sequence"].tolist() == [0, 1]
+    assert second[second["group"] == "tp@4"]["sequence"].tolist() == [0, 1]
+
+
+def test_steps_lie_one_after_the_other_on_an_axis_all_ranks_share(original: Original) -> None:
+    table = spans(original.write())
+    steps = table[table["kind"] == "iteration"].set_index(["rank", "iteration"])
+    longest_ns = steps["duration_ns"].groupby("iteration").max()[1] + 700
+    first, second = steps["start_ns"].xs(1, level=1), steps["start_ns"].xs(2, level=1)
+    assert first.nunique() == 1
+    assert (second - first).unique().tolist() == [longest_ns + 5_000_000]
+    inside = table[table["name"] == "forward"].groupby("rank")["start_ns"].min()
+    assert inside[3] == 3 + 40  # behind its empty message
+
+
+def test_files_without_passes_count_decoders(original: Original) -> None:
+    path = original.write_rank(0, 0, 0)
+    records = [
+        record
+        for record in json.loads(path.read_text())
+        if record["name"] in ("iteration", "decoder", "attention", "_reduce", "optimizer")
+    ]
+    path.write_text(json.dumps(records, indent=2))
+    table = spans(path)
+    inner = table[table["name"].isin(["decoder", "attention"])]
+    assert inner["microbatch"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def edit(original: Original, change: object) -> Path:
+    path = original.write_rank(0, 0, 0)
+    records = json.loads(path.read_text())
+    change(records)  # type: ignore[operator]
+    path.write_text(json.dumps(records, indent=2))
+    return path
+
+
+def test_identical_copies_of_a_step_are_left_out(original: Original) -> None:
+    expected = spans(original.write_rank(0, 0, 0))
+
+    def copy_first_step(records: list[dict[str, object]]) -> None:
+        length = next(n for n, record in enumerate(records) if "duration_wall" in record) + 1
+        records[length:length] = records[:length] * 3
+
+    path = edit(original, copy_first_step)
+    trace = read_trace(path)
+    pd.testing.assert_frame_equal(trace.spans.to_pandas(), expected)
+    assert "rank 0: left out 3 identical copies of a step" in trace.completeness.notes
+
+
+def test_scopes_outside_of_steps_and_instants_are_counted(original: Original) -> None:
+    def add(records: list[dict[str, object]]) -> None:
+        begin, end = dict(records[1]), {**records[1], "ph": "E"}
+        records += [{**begin, "ph": "i"}, begin, end]
+
+    trace = read_trace(edit(original, add))
+    assert "rank 0: left out 1 scopes outside of steps, 1 instants" in trace.completeness.notes
+    assert trace.windows[0][0].last_iteration == 2
+
+
+def test_step_whose_scopes_do_not_nest_is_left_out(original: Original) -> None:
+    trace = read_trace(edit(original, lambda records: records.pop(4)))
+    assert "rank 0: left out 1 steps whose scopes do not nest" in trace.completeness.notes
+    assert trace.windows[0][0].last_iteration == 1
+
+
+def test_cut_anywhere_keeps_whole_steps(original: Original) -> None:
+    path = original.write_rank(0, 0, 0)
+    text = path.read_bytes()
+    whole = spans(path)
+    first_step = whole[whole["iteration"] == 1]
+    at = text.index(b'"duration_cuda"')
+    for cut in range(at + 300, len(text) - 400, 997):
+        path.write_bytes(text[:cut])
+        trace = read_trace(path)
+        assert trace.spans.num_rows == len(first_step)
+        assert trace.completeness.notes[-1].endswith("is cut off")
+        assert trace.completeness.num_unfinished_spans > 0 or cut < at + 600
+
+
+def test_other_layouts_of_the_json(original: Original) -> None:
+    path = original.write_rank(0, 0, 0)
+    expected = spans(path)
+    records = json.loads(path.read_text())
+    lines = ",\n".join(json.dumps(record) for record in records)
+    for text in (json.dumps(records), json.dumps(records, indent=4), f"[\n{lines}\n]"):
+        path.write_text(text)
+        pd.testing.assert_frame_equal(spans(path), expected)
+
+
+def test_blocks_cut_between_records(original: Original, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = original.write_rank(1, 1, 1)
+    expected = spans(path)
+    monkeypatch.setattr("megascan.reader.documents.BLOCK_BYTES", 250)
+    pd.testing.assert_frame_equal(spans(path), expected)
+
+
+def test_damaged_record_is_named(original: Original) -> None:
+    path = original.write_rank(0, 0, 0)
+    path.write_text(path.read_text().replace('"rel_ts": 0,', '"rel_ts": 0.,', 1))
+    with pytest.raises(InputError, match="record 2 is not a JSON event; restore the file"):
+        read_trace(path)
+
+
+def test_missing_rank(original: Original) -> None:
+    original.write()
+    (original.path / "benchmark-data-1-pipeline-0-tensor-0.json").unlink()
+    with pytest.raises(InputError, match=r"found 7 in .*: rank 2 is missing"):
+        read_trace(original.path)
+    trace = read_trace(original.path, allow_missing_ranks=True)
+    assert trace.completeness.missing_ranks == (2,)
+
+
+def test_one_file_alone_tells_the_smallest_job_it_fits(original: Original) -> None:
+    trace = read_trace(original.write_rank(1, 1, 0))
+    assert trace.layout == Layout(tp=1, dp=5, pp=2)
+    assert trace.completeness.ranks == (6,)
+
+
+def test_ranks_of_different_jobs(original: Original) -> None:
+    original.write_rank(0, 1, 0)
+    original.tp = 3
+    original.write_rank(1, 0, 0)
+    with pytest.raises(InputError, match="fit no TP×DP×PP job together"):
+        read_trace(original.path)
