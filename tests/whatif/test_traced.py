@@ -1,0 +1,269 @@
+"""Replays of timelines: hand-made ones with known answers, simulated ones of every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aggregate import build_timeline
+from detect.whatif import analyze, replay_of_timeline, saved_by_fixing
+from detect.whatif.scenarios import keep_each_rank, keep_places
+from detect.whatif.sweep import sweep
+from megascan.errors import InputError
+from megascan.schema import Granularity, Track
+from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
+from megascan.timeline import Timeline
+from megascan.topology import Layout
+
+Span = dict[str, object]
+
+
+def span(rank: int, kind: str, name: str, start: float, end: float, **more: object) -> Span:
+    return {
+        "rank": rank,
+        "kind": kind,
+        "name": name,
+        "track": int(Track.COMPUTE),
+        "iteration": 1,
+        "start_ns": start,
+        "duration_ns": end - start,
+        "self_ns": end - start,
+        **more,
+    }
+
+
+def collective(rank: int, start: float, end: float, wait: float, **more: object) -> Span:
+    return span(
+        rank,
+        "collective",
+        "all_reduce",
+        start,
+        end,
+        op="all_reduce",
+        group="dp@0",
+        match=0,
+        wait_ns=wait,
+        transfer_ns=end - start - wait,
+        self_ns=-1,
+        **{"track": int(Track.COMMUNICATION), **more},
+    )
+
+
+def passes(rank: int, forward: tuple[float, float], backward: tuple[float, float]) -> list[Span]:
+    slot = {"microbatch": 0, "chunk": 0}
+    return [
+        span(rank, "compute", "forward", *forward, phase="forward", **slot),
+        span(rank, "compute", "backward", *backward, phase="backward", **slot),
+    ]
+
+
+@pytest.fixture
+def two_replicas(timeline: Callable[..., Timeline]) -> Timeline:
+    """Two DP ranks, 50 ms; rank 1's forward takes 20 ms instead of 10.
+
+    rank 0:  forward 0-10   backward 10-30  all_reduce 30-45 (10 of it waiting)  optimizer 45-50
+    rank 1:  forward 0-20   backward 20-40  all_reduce 40-45                     optimizer 45-50
+    """
+    spans = []
+    for rank, late in ((0, 0.0), (1, 10.0)):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 50),
+            *passes(rank, (0, 10 + late), (10 + late, 30 + late)),
+            collective(rank, 30 + late, 45, 10 - late),
+            span(rank, "optimizer", "optimizer", 45, 50),
+        ]
+    return timeline(Layout(dp=2), spans, {"dp@0": (0, 1)})
+
+
+def test_two_replicas_by_hand(two_replicas: Timeline) -> None:
+    replay = replay_of_timeline(two_replicas)
+    result = analyze(replay)
+    assert result.traced_s == pytest.approx(0.050)
+    assert result.measured_s == pytest.approx(0.050)
+    assert result.ideal_s == pytest.approx(0.015 + 0.020 + 0.005 + 0.005)
+    assert result.type_ratio["forward-compute"] == pytest.approx(50 / 45)
+    assert result.type_ratio["backward-compute"] == pytest.approx(1)
+    assert result.rank_ratio[0].tolist() == pytest.approx([1, 50 / 45])
+    transfers = replay.weights[~replay.graph.is_local]
+    np.testing.assert_allclose(transfers, 0.005)
+
+
+def test_fixing_a_rank_by_hand(two_replicas: Timeline) -> None:
+    saving = saved_by_fixing(replay_of_timeline(two_replicas), [1])
+    assert saving.step_s == pytest.approx(0.050)
+    assert saving.fixed_step_s == pytest.approx(0.040)
+    assert saving.speedup == pytest.approx(1.25)
+    assert saving.gpu_hours_per_day == pytest.approx(2 * 24 * 0.2)
+    assert saving.gpu_hours == pytest.approx(2 * 0.010 / 3600)
+
+
+def test_a_rank_that_is_not_there(two_replicas: Timeline) -> None:
+    with pytest.raises(InputError, match="rank 7 is not in this trace, which has ranks 0 to 1"):
+        saved_by_fixing(replay_of_timeline(two_replicas), [7])
+
+
+def test_overlapped_gradients_are_waited_for_in_the_optimizer(
+    timeline: Callable[..., Timeline],
+) -> None:
+    """The reduction is launched 20 ms into the backward and takes 26; grad-sync waits 6 of them."""
+    spans = []
+    for rank in range(2):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 50),
+            *passes(rank, (0, 10), (10, 40)),
+            collective(rank, 20, 46, 0, track=int(Track.OVERLAPPED)),
+            span(rank, "optimizer", "grad-sync", 40, 46),
+            span(rank, "optimizer", "optimizer", 46, 50),
+        ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {"dp@0": (0, 1)}))
+    assert replay.traced_s.tolist() == pytest.approx([0.050])
+    work = replay.weights[replay.graph.of_type("optimizer"), 0, 0].sum()
+    assert work == pytest.approx(0.004), "the wait in grad-sync is no work of the rank"
+    # without the communication the backward alone decides: 40 + 4
+    weights = np.where(replay.graph.is_local[:, None, None], replay.weights, 0.0)
+    assert sweep(replay.graph, lambda n: weights[n][:, None]).item() == pytest.approx(0.044)
+
+
+def test_garbage_collection_is_told_from_compute(timeline: Callable[..., Timeline]) -> None:
+    """Rank 1's forward holds a pause of 10 ms; without pauses all are equal."""
+    spans = []
+    for rank, late in ((0, 0.0), (1, 10.0), (2, 0.0)):
+        spans += [
+            span(rank, "iteration", "iteration", 0, 50),
+            *passes(rank, (0, 10 + late), (10 + late, 30 + late)),
+            collective(rank, 30 + late, 45, 10 - late),
+            span(rank, "optimizer", "optimizer", 45, 50),
+        ]
+    spans.append(span(1, "gc", "gc-generation-2", 3, 13, track=int(Track.HOST)))
+    spans.sort(key=lambda s: (s["rank"], s["start_ns"]))
+    result = analyze(replay_of_timeline(timeline(Layout(dp=3), spans, {"dp@0": (0, 1, 2)})))
+    assert result.ideal_s == pytest.approx(0.040)
+    assert result.type_ratio["gc"] == pytest.approx(50 / 40)
+    assert result.type_ratio["forward-compute"] == pytest.approx(1)
+
+
+def test_no_common_iteration_is_an_error(timeline: Callable[..., Timeline]) -> None:
+    spans = [span(0, "iteration", "iteration", 0, 50, iteration=1)]
+    spans += [span(1, "iteration", "iteration", 0, 50, iteration=2)]
+    for one in spans:
+        rank, iteration = int(str(one["rank"])), int(str(one["iteration"]))
+        spans = [*spans, {**span(rank, "optimizer", "optimizer", 1, 2), "iteration": iteration}]
+    with pytest.raises(InputError, match="none of the 2 traced iterations ran the same operations"):
+        replay_of_timeline(timeline(Layout(dp=2), spans, {}))
+
+
+def simulated(
+    faults: tuple[str, ...] = (), seed: int = 1, **job: object
+) -> Callable[[Layout], Timeline]:
+    def run(layout: Layout) -> Timeline:
+        settings = {"iterations": 6, "num_microbatches": 4, "num_layers": 8, **job}
+        model = JobModel(layout=layout, costs=compute_bound(layout), **settings)
+        parsed = [parse_fault(fault) for fault in faults]
+        return build_timeline(simulate_trace(model, parsed, seed=seed))
+
+    return run
+
+
+LAYOUTS = {
+    "plain": Layout(tp=2, pp=2, dp=2),
+    "deep": Layout(pp=4, dp=2),
+    "interleaved": Layout(pp=2, vpp=2, dp=2),
+    "no pipeline": Layout(tp=2, dp=2),
+    "context and experts": Layout(cp=2, dp=2, pp=2, ep=2),
+    "other order": Layout(tp=2, pp=2, dp=2, order="tp-cp-ep-pp-dp"),
+    "single": Layout(),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_replay_takes_as_long_as_the_run(name: str) -> None:
+    replay = replay_of_timeline(simulated()(LAYOUTS[name]))
+    assert len(replay.steps) == 4, "two of six iterations are warm-up"
+    assert replay.num_gpus == LAYOUTS[name].world_size
+    assert analyze(replay).error_ratio < 0.01
+
+
+@pytest.mark.parametrize("name", ["plain", "interleaved", "no pipeline", "context and experts"])
+def test_exact_ranks_agree_with_one_scenario_each(name: str) -> None:
+    replay = replay_of_timeline(simulated()(LAYOUTS[name]))
+    ranks_s, _ = keep_each_rank(replay)
+    stages, lanes = replay.ranks.shape
+    kept = np.eye(stages * lanes, dtype=bool).reshape(-1, stages, lanes)
+    brute = keep_places(replay, kept).reshape(ranks_s.shape)
+    np.testing.assert_allclose(ranks_s, brute)
+
+
+@pytest.mark.parametrize("name", ["plain", "deep", "interleaved", "no pipeline"])
+def test_a_slow_rank_has_the_highest_ratio_and_the_truth_is_saved(name: str) -> None:
+    """What fixing it would bring is known: the same job, same seed, without the fault."""
+    layout = LAYOUTS[name]
+    result = analyze(replay_of_timeline(simulated(("rank=1,kind=compute,factor=1.5",))(layout)))
+    healthy = analyze(replay_of_timeline(simulated()(layout)))
+    place = result.replay.place_of(1)
+    assert place is not None
+    saving = saved_by_fixing(result.replay, [1])
+    assert saving.speedup > 1.03
+    assert saving.fixed_step_s == pytest.approx(healthy.measured_s, rel=0.02)
+    if name in ("plain", "no pipeline"):
+        assert np.unravel_index(result.rank_ratio.argmax(), result.rank_ratio.shape) == place
+
+
+def test_fixing_a_healthy_rank_brings_nothing() -> None:
+    replay = replay_of_timeline(simulated()(LAYOUTS["plain"]))
+    for rank in range(8):
+        assert saved_by_fixing(replay, [rank]).speedup == pytest.approx(1, abs=0.01)
+
+
+def test_fixing_a_link() -> None:
+    layout = LAYOUTS["deep"]
+    faults = ("kind=link,rank=0,peer=2,factor=40",)
+    slow = replay_of_timeline(simulated(faults)(layout))
+    healthy = replay_of_timeline(simulated()(layout))
+    assert saved_by_fixing(slow, [0, 2]).speedup == pytest.approx(1, abs=0.01)
+    saving = saved_by_fixing(slow, [0, 2], links=True)
+    assert saving.speedup > 1.05
+    assert saving.fixed_step_s == pytest.approx(float(healthy.measured.mean()), rel=0.03)
+
+
+def test_a_heavy_stage_is_no_rank() -> None:
+    heavy = Imbalance(stage_ratio={1: 2.5})
+    result = analyze(replay_of_timeline(simulated(imbalance=heavy)(LAYOUTS["deep"])))
+    assert int(np.argmax(result.stage_ratio)) == 1
+    assert result.factors.stage > 1.1
+    assert result.factors.worker < 1.02
+    assert saved_by_fixing(result.replay, [2]).speedup < 1.01
+
+
+def test_a_missing_rank_is_replayed_like_its_peers() -> None:
+    replay = replay_of_timeline(simulated(missing_ranks=(3,))(LAYOUTS["plain"]))
+    assert replay.notes[0].startswith("1 rank(s) without a usable record (3)")
+    assert np.isfinite(replay.weights).all()
+    assert analyze(replay).error_ratio < 0.02
+
+
+def test_a_stage_without_any_record_is_an_error() -> None:
+    with pytest.raises(InputError, match="no replica of the model has a usable record"):
+        replay_of_timeline(simulated(missing_ranks=(4, 5, 6, 7))(LAYOUTS["plain"]))
+
+
+def test_without_collectives_a_tensor_group_counts_as_one() -> None:
+    run = simulated(("rank=1,kind=compute,factor=1.5",), granularity=Granularity.BASE)
+    replay = replay_of_timeline(run(LAYOUTS["plain"]))
+    assert replay.shared_work == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert "counts as one worker" in replay.notes[-1]
+    saving = saved_by_fixing(replay, [1])
+    assert saving.ranks == (0, 1)
+    assert saving.speedup > 1.05
+
+
+def test_ranks_without_peers_are_judged_by_other_stages() -> None:
+    run = simulated(("rank=0,kind=compute,factor=1.5",))
+    replay = replay_of_timeline(run(Layout(pp=2)))
+    saving = saved_by_fixing(replay, [0])
+    assert saving.compared_with == "stages"
+    assert saving.speedup > 1.05
+    alone = saved_by_fixing(replay_of_timeline(run(Layout())), [0])
+    assert alone.compared_with == "nobody"
+    assert alone.saved_s == 0
