@@ -1,7 +1,8 @@
 """MegaScan: finds the slow GPU in a Megatron-Core training job.
 
-A trainer needs `start` and `TraceConfig`; `add_trace_arguments` declares the `--trace` flags. Names
-are loaded when they are first used, so that importing megascan costs nothing.
+A trainer needs `start` and `TraceConfig`; `add_trace_arguments` declares the `--trace` flags;
+`read` gives a finished trace as tables. Names are loaded when they are first used, so that
+importing megascan costs nothing.
 """
 
 import importlib
@@ -13,6 +14,7 @@ __all__ = [
     "TraceConfig",
     "Tracer",
     "add_trace_arguments",
+    "read",
     "start",
 ]
 
@@ -21,6 +23,7 @@ _HOMES = {
     "TraceConfig": "megascan.config",
     "Tracer": "megascan.tracer",
     "add_trace_arguments": "megascan.config",
+    "read": "megascan.commands.read",
     "start": "megascan.instrument.session",
 }
 

@@ -63,9 +63,9 @@ class Granularity(StrEnum):
 
 
 class Track(IntEnum):
-    """Thread id of a span in a rank file.
+    """Thread id of a span in a rank file; device and host time are never mixed on one.
 
-    Spans of one track nest; device and host time are never mixed on one.
+    Spans of a track nest, but for OVERLAPPED: communications of different groups cross there.
     """
 
     COMPUTE = 1

@@ -69,8 +69,9 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFit:
-    """Correction of one rank's clock: common = local + offset_ns + drift_ppm·1e-6·(local −
-    reference_ns).
+    """Correction of one rank's clock.
+
+    common = local + offset_ns + drift_ppm · 1e-6 · (local − the timeline's origin_ns)
 
     The residual says how far matched ends still lie apart, median and 99th percentile; the latter
     is the error bar of every comparison of times across ranks. `component` numbers the sets of

@@ -1,0 +1,11 @@
+"""`python aggregate.py -b DIR [-o FILE] [-d]`: the same as `megascan aggregate`.
+
+A package wins over a module of the same name: `import aggregate` finds the folder beside this file.
+"""
+
+import sys
+
+from megascan.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["aggregate", *sys.argv[1:]]))

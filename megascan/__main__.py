@@ -1,0 +1,7 @@
+"""`python -m megascan` is `megascan`."""
+
+import sys
+
+from megascan.cli import main
+
+sys.exit(main())

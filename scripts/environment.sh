@@ -1,0 +1,45 @@
+# Sourced by the other scripts: gives $PYTHON, an interpreter with the wanted extras, in .venv of the checkout.
+#
+#   MEGASCAN_PYTHON=/path/to/python   use that interpreter as it is and install nothing
+#
+# The install is repeated only when pyproject.toml, constraints.txt or the wanted extras change.
+
+prepare_environment() { # extras, for example "train,dev"
+    local root extras=$1 stamp wanted log
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    cd "$root"
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1
+    if [[ -n ${MEGASCAN_PYTHON:-} ]]; then
+        PYTHON=$MEGASCAN_PYTHON
+        export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+        return
+    fi
+    stamp=.venv/installed log=.venv/install.log
+    wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
+    PYTHON=$root/.venv/bin/python
+    if [[ -x $PYTHON && -f $stamp ]] && grep -qxF "$wanted" "$stamp"; then
+        return
+    fi
+    find_python
+    echo "setting up .venv with the extras $extras (a minute or two; log: $log)" >&2
+    [[ -x $PYTHON ]] || "$BASE_PYTHON" -m venv .venv
+    if ! "$PYTHON" -m pip install -c constraints.txt -e ".[$extras]" >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        echo "error: the install failed; the whole log is $root/$log" >&2
+        exit 1
+    fi
+    echo "$wanted" >>"$stamp"
+}
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            BASE_PYTHON=$candidate
+            return
+        fi
+    done
+    echo "error: no Python 3.11 or newer on the PATH; install one, or name one with MEGASCAN_PYTHON" >&2
+    exit 1
+}

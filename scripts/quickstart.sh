@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# From a bare checkout to a named slow rank: installs, builds a small real corpus, trains a GPT on it with one rank
+# made slow, merges the traces and prints the verdict.
+set -euo pipefail
+
+usage() {
+    cat <<'USAGE'
+usage: bash scripts/quickstart.sh [options]
+
+  --healthy         make no rank slow: nobody must be accused
+  --rank R          the rank to slow down (default: 5 of 8; on 4 GPUs: 2)
+  --factor F        how much slower its compute becomes (default: 1.5)
+  --tp N --pp N --dp N   layout (default: 2 x 2 x 2 on the CPU)
+  --iterations N    iterations to train (default: 30)
+  -o, --output DIR  where everything goes (default: quickstart_output)
+  -h, --help        this text
+
+GPUs are used when there are at least four; otherwise every rank is a process on the CPU.
+USAGE
+}
+
+fail() {
+    echo "error: $1" >&2
+    exit "${2:-1}"
+}
+
+need_value() { [[ $# -ge 2 ]] || fail "$1 needs a value; see --help" 2; }
+need_whole() { [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is '$2', expected a whole number" 2; }
+
+healthy=false rank='' factor=1.5 tp='' pp='' dp='' iterations=30 output=quickstart_output
+while [[ $# -gt 0 ]]; do
+    case $1 in
+    --healthy) healthy=true && shift && continue ;;
+    -h | --help) usage && exit 0 ;;
+    esac
+    need_value "$@"
+    case $1 in
+    --rank) need_whole "$@" && rank=$2 ;;
+    --factor) [[ $2 =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "--factor is '$2', expected a number like 1.5" 2
+        factor=$2 ;;
+    --tp) need_whole "$@" && tp=$2 ;;
+    --pp) need_whole "$@" && pp=$2 ;;
+    --dp) need_whole "$@" && dp=$2 ;;
+    --iterations) need_whole "$@" && iterations=$2 ;;
+    -o | --output) output=$2 ;;
+    *) usage >&2 && fail "unknown option '$1'" 2 ;;
+    esac
+    shift 2
+done
+output=$(realpath -m "$output")
+
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+prepare_environment train
+
+num_gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+if [[ $num_gpus -ge 4 ]]; then
+    place="$num_gpus GPUs" tp=${tp:-2} pp=${pp:-1} dp=${dp:-2}
+    model=(--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048
+        --micro-batch-size 2 --bf16 --distributed-backend nccl)
+else
+    place="the CPU" tp=${tp:-2} pp=${pp:-2} dp=${dp:-2}
+    model=(--num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 128
+        --micro-batch-size 2 --distributed-backend gloo)
+fi
+world=$((tp * pp * dp))
+rank=${rank:-$((world * 5 / 8))}
+((rank < world)) || fail "--rank is $rank, expected 0 to $((world - 1)) for $tp x $pp x $dp ranks" 2
+global=$((2 * dp * 4)) # micro-batches of 2 sequences, 4 of them a replica
+
+echo "== 1/4 corpus and tokenizer" >&2
+corpus=$output/corpus
+if [[ ! -f $corpus/corpus_text_document.idx ]]; then
+    "$PYTHON" -m training.sample_corpus -o "$corpus" --force >&2
+    "$PYTHON" -m training.preprocess_data --input "$corpus/corpus.jsonl" --output-prefix "$corpus/corpus" \
+        --tokenizer-type GPT2BPETokenizer --vocab-file "$corpus/vocab.json" --merge-file "$corpus/merges.txt" \
+        --append-eod --workers 2 --force >&2
+fi
+
+fault=()
+if $healthy; then
+    echo "== 2/4 training on $place: TP$tp x PP$pp x DP$dp, every rank healthy" >&2
+else
+    fault=(--inject-fault "rank=$rank,kind=compute,factor=$factor")
+    echo "== 2/4 training on $place: TP$tp x PP$pp x DP$dp, rank $rank computes $factor times slower" >&2
+fi
+"$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$world" -m training.pretrain_gpt \
+    --tensor-model-parallel-size "$tp" --pipeline-model-parallel-size "$pp" \
+    "${model[@]}" --max-position-embeddings 2048 --global-batch-size "$global" \
+    --train-iters "$iterations" --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 \
+    --data-path "$corpus/corpus_text_document" --split 949,50,1 --eval-interval 1000 --eval-iters 0 \
+    --tokenizer-type GPT2BPETokenizer --vocab-file "$corpus/vocab.json" --merge-file "$corpus/merges.txt" \
+    --num-workers 0 --log-interval 5 --transformer-impl local "${fault[@]}" \
+    --trace --trace-dir "$output/trace" --trace-interval 5 --continuous-trace-iterations 2 >&2
+
+echo "== 3/4 merging the ranks' traces and looking for the slow one" >&2
+"$PYTHON" aggregate.py -b "$output/trace" -o "$output/timeline.json" --json "$output/verdict.json" -d --force
+
+echo "== 4/4 done" >&2
+cat <<DONE
+
+The timeline is $output/timeline.json
+Look at it:  $PYTHON -m megascan view $output/timeline.json
+       or drop the file on ui.perfetto.dev
+The findings as JSON are in $output/verdict.json; what was injected is in $output/trace/ground-truth.json.
+DONE

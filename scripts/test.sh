@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Formatting, lint, types and the whole test suite, from a bare checkout.
+#
+#   bash scripts/test.sh            everything
+#   bash scripts/test.sh tests/…    only these tests (arguments go to pytest)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+prepare_environment train,dev
+
+echo "== format"
+"$PYTHON" -m ruff format --check .
+echo "== lint"
+"$PYTHON" -m ruff check .
+echo "== types"
+"$PYTHON" -m mypy
+echo "== tests"
+if [[ $# -gt 0 ]]; then
+    exec "$PYTHON" -m pytest "$@"
+fi
+"$PYTHON" -m pytest -q --durations=10

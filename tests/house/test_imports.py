@@ -1,0 +1,122 @@
+"""The direction of imports: who may know whom, and how light the core is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("megascan", "training", "aggregate", "detect")
+MAY_IMPORT = {
+    "megascan": {"megascan"},
+    "training": {"megascan", "training"},
+    "aggregate": {"megascan", "aggregate"},
+    "detect": {"megascan", "detect"},
+}
+COMPOSERS = ("megascan/cli.py", "megascan/commands/")
+# Lower rooms never import higher ones; commands stand above all.
+LEVELS = (
+    {"errors"},
+    {"schema"},
+    {"topology"},
+    {"header", "clock", "config"},
+    {"rankfile"},
+    {"tracer"},
+    {"instrument"},
+    {"timeline", "launch"},
+    {"reader", "export", "simulate"},
+    {"viewer"},
+)
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            modules.add(node.module or "")
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return modules
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_stands_below_them(package):
+    wrong = []
+    for path in sources(package):
+        relative = path.relative_to(ROOT).as_posix()
+        if relative.startswith(COMPOSERS) or path.name == "__main__.py":
+            continue
+        first_words = {module.split(".")[0] for module in imported(path)}
+        wrong += [
+            f"{relative} imports {name}"
+            for name in first_words & set(PACKAGES) - MAY_IMPORT[package]
+        ]
+    assert not wrong
+
+
+def test_rooms_of_the_core_import_downwards_only():
+    level_of = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+    wrong = []
+    for path in sources("megascan"):
+        room = path.relative_to(ROOT / "megascan").parts[0].removesuffix(".py")
+        if room not in level_of:
+            assert room in ("__init__", "__main__", "cli", "commands"), f"give {room} a level"
+            continue
+        for module in imported(path):
+            parts = module.split(".")
+            other = parts[1] if parts[0] == "megascan" and len(parts) > 1 else room
+            if level_of.get(other, 0) > level_of[room]:
+                wrong.append(f"{path.relative_to(ROOT)} imports megascan.{other}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["megascan", "aggregate", "detect"])
+def test_only_tracing_and_training_touch_torch(package):
+    allowed = ("megascan/tracer", "megascan/instrument", "megascan/launch.py")
+    wrong = [
+        path.relative_to(ROOT).as_posix()
+        for path in sources(package)
+        if {"torch", "megatron"} & {module.split(".")[0] for module in imported(path)}
+    ]
+    assert [path for path in wrong if not path.startswith(allowed)] == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import megascan", {"torch", "pandas", "pyarrow", "scipy", "numpy"}),
+        ("import megascan.cli", {"torch", "pandas", "pyarrow", "scipy"}),
+        ("import megascan.rankfile, megascan.config", {"torch", "pandas", "pyarrow", "scipy"}),
+        ("import aggregate, detect", {"torch", "megatron"}),
+    ],
+)
+def test_what_an_import_pulls_in(statement, heavy):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert heavy & {name.split(".")[0] for name in done.stdout.split()} == set()
+
+
+def test_no_module_shadows_the_standard_library_or_a_package():
+    reserved = set(sys.stdlib_module_names) | set(PACKAGES)
+    first_on_path = [*(ROOT / "training").iterdir()]  # torchrun -m puts this folder's parent first
+    names = {path.stem for path in first_on_path} | {
+        path.stem for path in (ROOT / "scripts").iterdir()
+    }
+    assert names & reserved == set()
+
+
+def test_tests_have_no_init_files():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
