@@ -20,6 +20,7 @@ COMMANDS = {
     "query": "ask a timeline in PerfettoSQL",
     "simulate": "write the rank files of a simulated job, with planted faults",
     "view": "open a timeline in Perfetto",
+    "whatif": "what a step would cost without each slowness",
 }
 
 

@@ -11,13 +11,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from megascan.commands.inputs import add_run_arguments, aggregate_folder
-from megascan.commands.output import check_free, write_text
+from megascan.commands.output import check_free, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.commands.selection import add_selection_arguments, selection_from
@@ -95,6 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
             timeline, output, force=arguments.force, selection=selection, marks=marks
         )
     if arguments.json:
-        write_text(arguments.json, json.dumps(record, indent=1), force=arguments.force)
+        write_json(arguments.json, record, force=arguments.force)
     print(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
     return 0

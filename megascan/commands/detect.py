@@ -1,7 +1,7 @@
 """Say which rank is slow, of what, how sure it is, what it costs and whose fault it is.
 
-PATH is a folder of rank files or a merged timeline. The exit code is 0 whatever is found; with
---fail-on-finding it is 3 when a finding's owner is a node.
+PATH is a folder of rank files, a merged timeline, or an op table in Parquet. The exit code is 0
+whatever is found; with --fail-on-finding it is 3 when a finding's owner is a node.
 
 examples:
   megascan detect trace_output
@@ -11,12 +11,15 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megascan.commands.inputs import add_run_arguments, load_timeline
-from megascan.commands.output import check_free, write_text
+from megascan.commands.output import check_free, write_json
 from megascan.commands.packages import require
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings, Report
 
 EXIT_FINDING = 3
 
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     require("detect")
     from megascan.commands.detection import add_detector_arguments
 
-    parser.add_argument("path", type=Path, metavar="PATH", help="trace folder or merged timeline")
+    parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, op table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument("--force", action="store_true", help="replace an existing --json file")
     parser.add_argument(
@@ -41,15 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, detect, print."""
     from detect import Verdict, render_text
-    from megascan.commands.detection import detect_in, settings_from
+    from megascan.commands.detection import settings_from
 
     settings = settings_from(arguments)
     if arguments.json:
         check_free(arguments.json, force=arguments.force)
-    report = detect_in(load_timeline(arguments.path, arguments), settings)
+    report = _report(arguments, settings)
     print(render_text(report))
     if arguments.json:
-        write_text(arguments.json, json.dumps(report.to_json(), indent=1), force=arguments.force)
+        write_json(arguments.json, report.to_json(), force=arguments.force)
         print(f"wrote {arguments.json}")
     degraded = report.verdict == Verdict.DEGRADED
     return EXIT_FINDING if arguments.fail_on_finding and degraded else 0
+
+
+def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report:
+    from detect.optable import detect_op_table
+    from detect.whatif import is_op_table
+    from megascan.commands.detection import detect_in
+
+    if arguments.path.is_file() and is_op_table(arguments.path):
+        return detect_op_table(arguments.path, settings)
+    return detect_in(load_timeline(arguments.path, arguments), settings)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from megascan.errors import OutputError
+from megascan.header import Json
 
 
 def check_free(path: Path, *, force: bool) -> None:
@@ -15,13 +18,19 @@ def check_free(path: Path, *, force: bool) -> None:
         raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
 
 
-def write_text(path: Path, text: str, *, force: bool) -> None:
-    """Write a document; OutputError as `check_free`, or for what the file system refuses."""
+def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file; OutputError as `check_free`, or for what the file system refuses."""
     check_free(path, force=force)
     partial = path.with_name(f".{path.name}.part")
     try:
-        partial.write_text(text + "\n", encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, record: Mapping[str, Json], *, force: bool) -> None:
+    """Write a JSON document; errors as `write_bytes`."""
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, f"{text}\n".encode(), force=force)
