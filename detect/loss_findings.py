@@ -1,0 +1,97 @@
+"""Time lost beside compute (loader, collector, host, late exits) as findings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detect.finding import Claim, build_finding
+from detect.observations import Observations
+from detect.pauses import LossSearch
+from detect.report import Cause, Finding, Owner
+from detect.search import Suspect
+from detect.wording import counted, milliseconds, percent, place, ranks_of
+
+OWNERS = {
+    Cause.LOADER: Owner.NODE,
+    Cause.GC: Owner.JOB,
+    Cause.HOST: Owner.NODE,
+    Cause.LINK: Owner.NODE,
+}
+"""A collector pauses for what the process allocates: the job's own doing, whatever the node."""
+PREDICATES = {
+    Cause.LOADER: "waits {time} an iteration for its data loader, {over} over its peers",
+    Cause.GC: "stands still {time} an iteration for garbage collection, {over} over its peers",
+    Cause.HOST: "loses {time} an iteration to its host, {over} over its peers",
+    Cause.LINK: "leaves its communications {time} an iteration later than the other members do",
+}
+
+
+def loss_findings(seen: Observations, found: LossSearch) -> list[Finding]:
+    """One finding a rank that loses time."""
+    return [_finding(seen, found, one) for one in found.suspects]
+
+
+def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding:
+    row, course, cause = suspect.row, suspect.course, found.loss.cause
+    active = course.active
+    own = float(np.nanmedian(found.loss.time_ns[row][active]))
+    excess = np.where(active, np.maximum(found.excess_ns[row], 0.0), 0.0)
+    typical = float(np.median(excess[active]))
+    base = _base(seen, found, row, own, typical)
+    reach = 1.96 * course.standard_error / max(course.effect, 1e-9)
+    slowdown = 1.0 + typical / base
+    members = seen.members
+    over = f"{milliseconds(typical)} ({percent(1 + course.effect)[:-2]} % of the iteration)"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=cause,
+            owner=OWNERS[cause],
+            slowdown=slowdown,
+            interval=(
+                max(1.0, 1 + (slowdown - 1) * (1 - reach)),
+                1 + (slowdown - 1) * (1 + reach),
+            ),
+            course=course,
+            q_value=suspect.q_value,
+            num_peers=_num_peers(found, row),
+            saved_ns=excess,
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=PREDICATES[cause].format(time=milliseconds(own), over=over),
+            evidence=_evidence(seen, found, suspect),
+        ),
+    )
+
+
+def _base(seen: Observations, found: LossSearch, row: int, own: float, excess: float) -> float:
+    """What the slowdown refers to: the peers' loading time, else the rank's own compute."""
+    if found.loss.cause == Cause.LOADER:
+        return max(own - excess, 1.0)
+    return max(float(np.median(seen.busy_ns[row])), 1.0)
+
+
+def _num_peers(found: LossSearch, row: int) -> int:
+    return next(len(rows) - 1 for rows in found.loss.groups if row in rows)
+
+
+def _evidence(seen: Observations, found: LossSearch, suspect: Suspect) -> tuple[str, ...]:
+    row, active = suspect.row, suspect.course.active
+    own = float(np.nanmedian(found.loss.time_ns[row][active]))
+    excess = float(np.median(found.excess_ns[row][active]))
+    peers = counted(_num_peers(found, row), "peer")
+    sentences = [
+        f"{found.loss.name}: {milliseconds(own)} an iteration against "
+        f"{milliseconds(max(own - excess, 0.0))} of its {peers}",
+        f"above them in {suspect.course.share:.0%} of these "
+        f"{counted(int(active.sum()), 'iteration')}",
+    ]
+    if found.loss.cause == Cause.HOST and seen.members.device_kind == "cpu":
+        stolen = float(np.median(seen.stolen_ns[row][active]))
+        gap = float(np.median(seen.host_gap_ns[row][active]))
+        sentences.append(
+            f"of it {milliseconds(stolen)} while computing (wall less CPU time: the thread was "
+            f"taken off its core) and {milliseconds(gap)} between operations"
+        )
+    return tuple(sentences)

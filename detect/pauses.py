@@ -1,0 +1,143 @@
+"""Time that a rank loses beside compute: loading data, garbage collection, the host, late exits.
+
+These are additive: the measure is the excess over the peers' time as a share of the iteration, so
+0.05 means that the rank loses 5 % of every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect import robust
+from detect.noise import Noise
+from detect.observations import Bools, Floats, Ints, Members, Observations
+from detect.report import Cause
+from detect.search import SearchTask, Suspect, search
+from detect.settings import DetectorSettings
+
+NOISE_FLOOR = 2e-4
+"""Share of an iteration by which such times always vary."""
+FLOOR_SHARE = 1.0 / 3.0
+"""Directly measured losses are reported from a third of the compute floor on (1 % of a step)."""
+CPU_FLOOR_SHARE = 1.0
+"""Processes that share cores take time from each other all the while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """One class of lost time, (rank, iteration) ns, and who is compared with whom."""
+
+    cause: Cause
+    name: str
+    time_ns: Floats
+    groups: list[Ints]
+    bursty: bool = False
+    """Comes in rare bursts on healthy ranks too (garbage collection)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSearch:
+    """Who loses time of one class."""
+
+    loss: Loss
+    suspects: tuple[Suspect, ...]
+    noise: Noise
+    floor: float
+    """Share of the iteration from which on a loss is reported."""
+    excess_ns: Floats
+    """(rank, iteration) above the peers."""
+
+
+def losses(seen: Observations) -> list[Loss]:
+    """The classes that this trace can tell about."""
+    members = seen.members
+    everyone = [np.arange(len(members))]
+    result = []
+    if np.isfinite(seen.loader_ns).any():
+        groups = _loader_groups(members, seen.loader_ns)
+        result.append(
+            Loss(cause=Cause.LOADER, name="data loading", time_ns=seen.loader_ns, groups=groups)
+        )
+    if seen.gc_traced:
+        result.append(
+            Loss(
+                cause=Cause.GC,
+                name="garbage collection",
+                time_ns=seen.gc_ns,
+                groups=everyone,
+                bursty=True,
+            )
+        )
+    stages = [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
+    groups = stages if min(len(rows) for rows in stages) > 1 else everyone
+    lost = seen.host_gap_ns + seen.stolen_ns
+    if np.isfinite(lost).any():
+        result.append(
+            Loss(
+                cause=Cause.HOST,
+                name="time outside operations",
+                time_ns=lost,
+                groups=groups,
+                bursty=members.device_kind == "cpu",
+            )
+        )
+    if seen.transfers is not None:
+        result.append(
+            Loss(
+                cause=Cause.LINK,
+                name="late exit from communication",
+                time_ns=seen.transfers.late_ns,
+                groups=groups,
+                bursty=members.device_kind == "cpu",
+            )
+        )
+    return result
+
+
+def _loader_groups(members: Members, loader_ns: Floats) -> list[Ints]:
+    """Rows with the same loading to do: stage and TP rank alike, else all rows that load."""
+    loads = np.isfinite(loader_ns).any(axis=1)
+    key = members.stage * 4096 + members.place["tp"]
+    groups = [np.flatnonzero(loads & (key == one)) for one in np.unique(key[loads])]
+    if groups and min(len(rows) for rows in groups) > 1:
+        return groups
+    first_of_group = loads & (members.place["tp"] == 0)
+    return [np.flatnonzero(first_of_group)]
+
+
+def search_loss(
+    seen: Observations, loss: Loss, settings: DetectorSettings, num_tests: int, forbidden: Bools
+) -> LossSearch:
+    """Rows that lose more time of this class than their peers."""
+    step_ns = float(np.median(seen.iteration_ns))
+
+    def compare(excluded: Bools) -> Floats:
+        excess = np.full_like(loss.time_ns, np.nan)
+        for rows in loss.groups:
+            expected = robust.expected_from_others(loss.time_ns[rows], excluded[rows])
+            excess[rows] = loss.time_ns[rows] - expected
+        return np.asarray(excess / step_ns)
+
+    is_cpu = seen.members.device_kind == "cpu"
+    share = CPU_FLOOR_SHARE if is_cpu else FLOOR_SHARE
+    task = SearchTask(
+        compare=compare,
+        num_rows=len(seen.members),
+        num_tests=num_tests,
+        floor=(settings.min_slowdown - 1.0) * share,
+        noise_floor=NOISE_FLOOR,
+        forbidden=forbidden,
+        bursty=loss.bursty,
+    )
+    result = search(task, settings)
+    excluded = np.zeros(len(seen.members), dtype=bool)
+    excluded[[one.row for one in result.suspects]] = True
+    return LossSearch(
+        loss=loss,
+        suspects=result.suspects,
+        noise=result.noise,
+        floor=task.floor,
+        excess_ns=np.nan_to_num(compare(excluded) * step_ns),
+    )

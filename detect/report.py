@@ -1,0 +1,172 @@
+"""What the detector says: findings and the verdict, as frozen values and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from megascan.header import Json
+
+REPORT_SCHEMA = 1
+
+
+class Cause(StrEnum):
+    """What is slow."""
+
+    COMPUTE = "compute"
+    LINK = "link"
+    HOST = "host"
+    LOADER = "loader"
+    GC = "gc"
+    STAGE_IMBALANCE = "stage_imbalance"
+    SEQUENCE_IMBALANCE = "sequence_imbalance"
+    UNKNOWN = "unknown"
+
+
+class Owner(StrEnum):
+    """Who can mend it: look at this hardware, at the job's own settings, or measure more."""
+
+    NODE = "node"
+    JOB = "job"
+    UNDECIDED = "undecided"
+
+
+class Verdict(StrEnum):
+    """The report in one word; `degraded` when a finding's owner is the node."""
+
+    DEGRADED = "degraded"
+    JOB = "job"
+    UNDECIDED = "undecided"
+    HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is slow, with what is known about it.
+
+    `slowdown` is observed over expected time of the class (1.31: takes 31 % longer), with its 95 %
+    interval; peers are the expectation. `step_time_cost_ratio` is iteration time now over iteration
+    time without the finding. `episodes` are the (first, last) iterations of its active stretches:
+    one when it lasts, several when it flaps. `headline`, `evidence` and `next_steps` are sentences.
+    """
+
+    ranks: tuple[int, ...]
+    cause: Cause
+    owner: Owner
+    slowdown: float
+    slowdown_interval: tuple[float, float]
+    first_iteration: int
+    last_iteration: int
+    share_of_iterations: float
+    q_value: float
+    step_time_cost_ratio: float
+    headline: str
+    evidence: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    coordinates: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
+    device: str = ""
+    num_peers: int = 0
+    onset_in_trace: bool = False
+    episodes: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """One element of the report's `findings`."""
+        return {
+            "ranks": list(self.ranks),
+            "cause": self.cause.value,
+            "owner": self.owner.value,
+            "slowdown": round(self.slowdown, 4),
+            "slowdown_interval": [round(bound, 4) for bound in self.slowdown_interval],
+            "first_iteration": self.first_iteration,
+            "last_iteration": self.last_iteration,
+            "share_of_iterations": round(self.share_of_iterations, 4),
+            "q_value": self.q_value,
+            "step_time_cost_ratio": round(self.step_time_cost_ratio, 4),
+            "coordinates": dict(self.coordinates),
+            "host": self.host,
+            "device": self.device,
+            "num_peers": self.num_peers,
+            "onset_in_trace": self.onset_in_trace,
+            "episodes": [list(episode) for episode in self.episodes],
+            "headline": self.headline,
+            "evidence": list(self.evidence),
+            "next_steps": list(self.next_steps),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """How well the clocks agree: what transfer times and links can be trusted to."""
+
+    method: str
+    residual_median_ns: float
+    residual_p99_ns: float
+    num_components: int
+
+    def to_json(self) -> dict[str, Json]:
+        """The report's `alignment`."""
+        return {
+            "method": self.method,
+            "residual_median_ns": round(self.residual_median_ns, 1),
+            "residual_p99_ns": round(self.residual_p99_ns, 1),
+            "num_components": self.num_components,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Verdict on one traced window.
+
+    `minimum_detectable` maps a class to the slowdown that would have been found with the settings'
+    power; a class that could not be judged is absent and `notes` says why.
+    """
+
+    world_size: int
+    iterations: tuple[int, int]
+    num_iterations: int
+    findings: tuple[Finding, ...]
+    minimum_detectable: Mapping[str, float]
+    iteration_ns: float
+    alignment: Alignment | None = None
+    completeness: Mapping[str, Json] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    judged: bool = True
+    """False when the trace holds too little to say anything; silence is then no health."""
+    source: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Node before undecided before job before healthy."""
+        owners = {finding.owner for finding in self.findings}
+        if Owner.NODE in owners:
+            return Verdict.DEGRADED
+        if Owner.UNDECIDED in owners or not self.judged:
+            return Verdict.UNDECIDED
+        return Verdict.JOB if owners else Verdict.HEALTHY
+
+    @property
+    def minimum_detectable_slowdown(self) -> float | None:
+        """Of compute, the class every trace has; None when it could not be judged."""
+        return self.minimum_detectable.get(Cause.COMPUTE.value)
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON report, schema 1."""
+        least = self.minimum_detectable_slowdown
+        return {
+            "schema": REPORT_SCHEMA,
+            "world_size": self.world_size,
+            "iterations": list(self.iterations),
+            "num_iterations": self.num_iterations,
+            "verdict": self.verdict.value,
+            "findings": [finding.to_json() for finding in self.findings],
+            "minimum_detectable_slowdown": None if least is None else round(least, 4),
+            "minimum_detectable_by_class": {
+                name: round(value, 4) for name, value in self.minimum_detectable.items()
+            },
+            "iteration_ns": round(self.iteration_ns),
+            "alignment": None if self.alignment is None else self.alignment.to_json(),
+            "completeness": dict(self.completeness),
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,223 @@
+"""How much slower than its peers a rank was, in each iteration.
+
+Problem: a span's duration mixes the rank's speed with its role (a heavier stage), its data (a
+longer sequence) and the moment (a slow iteration for everybody).
+
+Idea, in logarithms, so that a fault of 20 % is the same number on every operation:
+
+    residual = own time − median of the OTHER ranks of the role, same iteration and microbatch
+             − what the other ranks of the replica say about this microbatch's data
+    value of (rank, iteration) = mean over forward, backward of the median over operations
+
+The role removes stage and chunk; equal iteration and microbatch remove common effects. The share of
+the data is learnt by regression on the rest of the replica (other stages and TP ranks see the same
+documents), so it is nil where sequences are alike. Where three or more replicas exist, a constant
+difference of a position (TP 0 of this stage in every replica) is the job's and is removed too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect import robust
+from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Members, Work
+
+MIN_DATA_SPREAD = 0.01
+"""Below this spread (1 %) over the data a regression would only add noise."""
+MIN_DATA_CORRELATION = 0.4
+DATA_LEVEL_REACH = 5.0
+"""Standard errors by which a replica's data may by chance be longer over the whole window."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Log slowdown of each rank against its peers; 0.18 is 20 % slower."""
+
+    value: Floats
+    """(rank, iteration)"""
+    by_phase: Floats
+    """(phase, rank, iteration)"""
+    num_peers: Ints
+    """(rank,): peers that were compared with."""
+
+
+def stage_groups(members: Members) -> list[Ints]:
+    """Rows of each pipeline stage."""
+    return [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
+
+
+def compare_within(work: Work, members: Members, groups: list[Ints], excluded: Bools) -> Residuals:
+    """Residuals of every rank against the ranks of its group that are not `excluded`.
+
+    An excluded rank (a fault that is already known) is nobody's peer but is still compared.
+    """
+    log_ns, data = _without_data(work, members, groups, excluded)
+    num_ranks, num_iterations, num_ops = log_ns.shape
+    residual = np.full_like(log_ns, np.nan)
+    num_peers = np.zeros(num_ranks, dtype=np.int64)
+    for rows in groups:
+        flat = log_ns[rows].reshape(len(rows), -1)
+        expected = robust.expected_from_others(flat, excluded[rows])
+        residual[rows] = (flat - expected).reshape(len(rows), num_iterations, num_ops)
+        kept = int((~excluded[rows]).sum())
+        num_peers[rows] = kept - (~excluded[rows])
+    by_phase = np.stack(
+        [
+            robust.median(residual[:, :, work.phase == phase], axis=2)
+            for phase in (FORWARD, BACKWARD)
+        ]
+    )
+    by_phase = by_phase - _position_effect(by_phase, members, groups, excluded)
+    if data.used and data.told_apart:
+        by_phase = by_phase - _group_level(by_phase, groups, excluded)
+    elif data.used:
+        reach = DATA_LEVEL_REACH * data.spread / np.sqrt(num_iterations * num_ops / 2)
+        by_phase = by_phase - _data_level(by_phase, members, excluded, reach)
+    return Residuals(robust.mean(by_phase, axis=0), by_phase, num_peers)
+
+
+def deviations(work: Work, groups: list[Ints], excluded: Bools) -> Floats:
+    """Log time less the group's median of the same operation, (rank, iteration, operation)."""
+    deviation = np.full_like(work.log_ns, np.nan)
+    for rows in groups:
+        peers = rows[~excluded[rows]]
+        if len(peers):
+            deviation[rows] = work.log_ns[rows] - robust.median(work.log_ns[peers], axis=0)
+    return deviation
+
+
+def data_effects(
+    work: Work, members: Members, groups: list[Ints], excluded: Bools, centred: bool = True
+) -> Floats:
+    """What the rest of its replica says about each operation of a rank.
+
+    (rank, iteration, operation) in logarithms: +0.3 where the other stages and TP ranks of the
+    replica took 30 % longer than other replicas did on this microbatch. NaN without such ranks.
+    `centred` takes each rank's own level away first, so that a lasting fault is not taken for data.
+    """
+    deviation = deviations(work, groups, excluded)
+    keys, slot = np.unique(np.stack([work.phase, work.microbatch]), axis=1, return_inverse=True)
+    slot = slot.reshape(-1)
+    by_data = np.stack(
+        [robust.mean(deviation[:, :, slot == key], axis=2) for key in range(keys.shape[1])], axis=2
+    )
+    for phase in (FORWARD, BACKWARD) if centred else ():
+        of_phase = keys[0] == phase
+        flat = by_data[:, :, of_phase].reshape(len(members), -1)
+        by_data[:, :, of_phase] -= robust.median(flat, axis=1)[:, None, None]
+    effect = np.full_like(by_data, np.nan)
+    for replica in np.unique(members.replica):
+        rows = np.flatnonzero(members.replica == replica)
+        flat = by_data[rows].reshape(len(rows), -1)
+        effect[rows] = robust.expected_from_others(flat, excluded[rows]).reshape(
+            len(rows), *by_data.shape[1:]
+        )
+    return effect[:, :, slot]
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Whether the data's share was taken out, how, and how much the data vary."""
+
+    used: bool = False
+    told_apart: bool = False
+    spread: float = 0.0
+
+
+def _without_data(
+    work: Work, members: Members, groups: list[Ints], excluded: Bools
+) -> tuple[Floats, _Data]:
+    """Log times less the data's share."""
+    if len(np.unique(members.replica)) < 2 or len(members) < 4:
+        return work.log_ns, _Data()
+    told_apart = _faults_are_told_apart(members, excluded)
+    effect = data_effects(work, members, groups, excluded)
+    spread = float(robust.spread(effect))
+    if not spread >= MIN_DATA_SPREAD:
+        return work.log_ns, _Data()
+    deviation = deviations(work, groups, excluded)
+    taken = data_effects(work, members, groups, excluded, centred=not told_apart)
+    result = work.log_ns.copy()
+    used = False
+    for phase in (FORWARD, BACKWARD):
+        ops = work.phase == phase
+        slope = _slope(effect[:, :, ops], deviation[:, :, ops])
+        used = used or slope > 0
+        result[:, :, ops] -= slope * np.nan_to_num(taken[:, :, ops])
+    return result, _Data(used=used, told_apart=told_apart, spread=spread)
+
+
+def _group_level(by_phase: Floats, groups: list[Ints], excluded: Bools) -> Floats:
+    """What all ranks of a group of four and more have in common, (phase, rank, 1).
+
+    Where data vary, a fault moves the group's median and with it all other ranks alike.
+    """
+    common = np.zeros((*by_phase.shape[:2], 1))
+    for rows in groups:
+        kept = rows[~excluded[rows]]
+        if len(kept) >= 4:
+            level = robust.median(robust.median(by_phase[:, kept], axis=2), axis=1)
+            common[:, rows, 0] = np.nan_to_num(level)[:, None]
+    return common
+
+
+def _faults_are_told_apart(members: Members, excluded: Bools) -> bool:
+    """Whether a lasting fault cannot pass for data: three replicas, or three ranks in each.
+
+    With two replicas of two ranks each, one slow rank and the opposite one look the same.
+    """
+    replicas = members.replica[~excluded]
+    num_rows = np.unique(replicas, return_counts=True)[1]
+    return len(num_rows) >= 3 or (len(num_rows) > 0 and int(num_rows.min()) >= 4)
+
+
+def _data_level(by_phase: Floats, members: Members, excluded: Bools, reach: float) -> Floats:
+    """What all ranks of a replica have in common over the window, (phase, rank, 1).
+
+    Data effects are centred, so that a lasting fault of one rank does not pass for data of the
+    others; the little that a replica's data happen to be longer over the whole window therefore
+    remains. It shows on every rank of the replica, a fault on one: the smaller of the rank's own
+    level and the others', where their signs agree.
+    """
+    level = robust.median(by_phase, axis=2)
+    common = np.zeros_like(level)
+    for replica in np.unique(members.replica):
+        rows = np.flatnonzero(members.replica == replica)
+        for phase in (FORWARD, BACKWARD):
+            others = robust.expected_from_others(level[phase, rows][:, None], excluded[rows])
+            common[phase, rows] = np.nan_to_num(others[:, 0])
+    shared = np.sign(level) * np.minimum(np.abs(level), np.minimum(np.abs(common), reach))
+    return np.where(np.sign(level) == np.sign(common), shared, 0.0)[:, :, None]
+
+
+def _slope(cause: Floats, outcome: Floats) -> float:
+    """Regression through the origin of centred values; 0 where they hardly correlate."""
+    centred = outcome - robust.median(outcome.reshape(len(outcome), -1), axis=1).reshape(-1, 1, 1)
+    use = np.isfinite(cause) & np.isfinite(centred)
+    x, y = cause[use], centred[use]
+    if len(x) < 8 or not x.any() or not y.any():
+        return 0.0
+    limit_x, limit_y = 6 * robust.spread(x) + 1e-12, 6 * robust.spread(y) + 1e-12
+    x, y = np.clip(x, -limit_x, limit_x), np.clip(y, -limit_y, limit_y)
+    correlation = float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+    return float((x * y).sum() / (x * x).sum()) if correlation > MIN_DATA_CORRELATION else 0.0
+
+
+def _position_effect(
+    by_phase: Floats, members: Members, groups: list[Ints], excluded: Bools
+) -> Floats:
+    """Constant of each (TP, CP, EP) position of a group, (phase, rank, 1); 0 below 3 replicas."""
+    effect = np.zeros((*by_phase.shape[:2], 1))
+    position = (members.place["tp"] * 1024 + members.place["cp"]) * 1024 + members.place["ep"]
+    for rows in groups:
+        if len(np.unique(position[rows])) < 2:
+            continue
+        for name in np.unique(position[rows]):
+            same = rows[position[rows] == name]
+            kept = same[~excluded[same]]
+            if len(kept) >= 3:
+                level = robust.median(by_phase[:, kept], axis=2)
+                effect[:, same, 0] = np.nan_to_num(robust.median(level, axis=1))[:, None]
+    return effect

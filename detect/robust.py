@@ -1,0 +1,94 @@
+"""Medians and scales that a few bad samples cannot move; all take NaN for "not recorded"."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from detect.observations import Bools, Floats, Ints
+
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal law over its median absolute deviation."""
+MEDIAN_LOSS = 1.2533
+"""Standard error of a median over that of a mean, sqrt(pi / 2)."""
+
+
+def median(values: Floats, axis: int | None = None) -> Floats:
+    """`nanmedian` without a warning where there is nothing (the result is NaN there)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmedian(values, axis=axis), dtype=np.float64)
+
+
+def mean(values: Floats, axis: int | None = None) -> Floats:
+    """`nanmean` without a warning where there is nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmean(values, axis=axis), dtype=np.float64)
+
+
+def spread(values: Floats, axis: int | None = None) -> Floats:
+    """Standard deviation estimated by the median absolute deviation."""
+    centre = median(values, axis=axis)
+    if axis is not None:
+        centre = np.expand_dims(centre, axis)
+    return MAD_TO_SIGMA * median(np.abs(values - centre), axis=axis)
+
+
+def leave_one_out_median(values: Floats) -> Floats:
+    """For each entry the median of the other entries of its column; NaN where there is none.
+
+    `values` is (member, sample). A suspect is thereby never part of its own expectation, which
+    with two to four members matters more than any threshold. One sort serves all members: taking
+    the element at sorted place p away shifts the ranks above p by one.
+
+    Example: column (1, 2, 9) gives (5.5, 5, 1.5).
+    """
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, axis=0)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(len(values))[:, None], axis=0)
+    present = np.isfinite(values)
+    others = present.sum(axis=0)[None, :] - present
+    own = np.where(present, place, len(values))
+    low, high = (_without(ordered, own, place) for place in ((others - 1) // 2, others // 2))
+    return np.asarray(np.where(others > 0, (low + high) / 2, np.nan), dtype=np.float64)
+
+
+def expected_from_others(values: Floats, excluded: Bools) -> Floats:
+    """Median of the other members that are not `excluded`, (member, sample).
+
+    Excluded members (known faults) are expected to be like all the others.
+    """
+    if not excluded.any():
+        return leave_one_out_median(values)
+    expected = np.full_like(values, np.nan)
+    if (~excluded).any():
+        expected[~excluded] = leave_one_out_median(values[~excluded])
+        expected[excluded] = median(values[~excluded], axis=0)
+    return expected
+
+
+def _without(ordered: Floats, own: Ints, index: Ints) -> Floats:
+    shifted = np.clip(index + (index >= own), 0, len(ordered) - 1)
+    return np.asarray(np.take_along_axis(ordered, shifted, axis=0), dtype=np.float64)
+
+
+def step_noise(series: Floats) -> Floats:
+    """Noise of each row of (row, iteration) from differences of neighbours.
+
+    A step in the series (a fault that begins) touches one difference only, so it does not count
+    as noise.
+    """
+    steps = np.diff(series, axis=1)
+    return np.asarray(MAD_TO_SIGMA * median(np.abs(steps), axis=1) / np.sqrt(2.0))
+
+
+def three_point_median(series: Floats) -> Floats:
+    """Running median of three along the last axis: single odd iterations vanish."""
+    if series.shape[-1] < 3:
+        return series
+    padded = np.concatenate([series[..., :1], series, series[..., -1:]], axis=-1)
+    inner = np.stack([padded[..., :-2], padded[..., 1:-1], padded[..., 2:]])
+    return median(inner, axis=0)

@@ -1,0 +1,86 @@
+"""The report in words, for somebody who was woken up."""
+
+from __future__ import annotations
+
+from detect.report import Finding, Owner, Report, Verdict
+from detect.wording import counted, listed, milliseconds, percent
+
+SHOWN_NEXT_STEPS = 4
+
+
+def render_text(report: Report) -> str:
+    """First the answer, then why, then what to do, then what could not be seen."""
+    lines = [_answer(report), ""]
+    for number, finding in enumerate(report.findings, 1):
+        lines += [*_finding(number, finding), ""]
+    lines += _could_not_show(report)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _answer(report: Report) -> str:
+    if report.verdict == Verdict.HEALTHY:
+        return f"HEALTHY: no rank, link or stage stands out in {_window(report)}."
+    if not report.findings:
+        return f"UNDECIDED: nothing could be compared in {_window(report)}."
+    first = report.findings[0]
+    words = {
+        Verdict.DEGRADED: "DEGRADED",
+        Verdict.JOB: "JOB (no node is at fault)",
+        Verdict.UNDECIDED: "UNDECIDED",
+    }[report.verdict]
+    more = len(report.findings) - 1
+    also = f" ({counted(more, 'more finding')} below)" if more else ""
+    return f"{words}: {first.headline}.{also}"
+
+
+def _window(report: Report) -> str:
+    first, last = report.iterations
+    return f"{counted(report.num_iterations, 'iteration')} ({first} to {last})"
+
+
+def _finding(number: int, finding: Finding) -> list[str]:
+    low, high = finding.slowdown_interval
+    owner = {
+        Owner.NODE: "the node: look at this hardware",
+        Owner.JOB: "the job itself: its partition, data or settings",
+        Owner.UNDECIDED: "undecided",
+    }[finding.owner]
+    lines = [
+        f"{number}. {finding.headline}",
+        f"   cause     {finding.cause}, owner: {owner}",
+        f"   slowdown  {finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})",
+        f"   cost      {_cost(finding.step_time_cost_ratio)}",
+    ]
+    if len(finding.episodes) > 1:
+        spans = [f"{first}-{last}" for first, last in finding.episodes]
+        lines.append(f"   episodes  iterations {listed(spans)}")
+    lines += [f"   evidence  {sentence}" for sentence in finding.evidence]
+    lines += [f"   next      {step}" for step in finding.next_steps[:SHOWN_NEXT_STEPS]]
+    return lines
+
+
+def _cost(ratio: float) -> str:
+    if ratio < 1.001:
+        return "next to nothing: it hides in time that others spend anyway (estimate)"
+    return f"an iteration takes {ratio:.3f} times what it would without it (estimate)"
+
+
+def _could_not_show(report: Report) -> list[str]:
+    lines = ["What this trace could and could not have shown:"]
+    lines.append(
+        f"   window    {_window(report)} of {milliseconds(report.iteration_ns)}, "
+        f"{counted(report.world_size, 'rank')}"
+    )
+    if report.minimum_detectable:
+        parts = [f"{name} {percent(value)}" for name, value in report.minimum_detectable.items()]
+        lines.append(
+            "   power     smallest lasting slowdown found with 95 % probability: "
+            + ", ".join(parts)
+            + "; below that, silence means nothing (host, loader, gc: share of the iteration)"
+        )
+    if report.alignment is not None:
+        lines.append(
+            f"   clocks    agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
+        )
+    lines += [f"   note      {note}" for note in report.notes]
+    return lines

@@ -1,0 +1,197 @@
+"""Transfer times of communication, by edge and by process group.
+
+The transfer of one operation is that of its quickest member: what one member alone takes longer
+(it leaves late) is that member's own doing and is kept apart, as its lateness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect import robust
+from detect.observations import Bools, Floats, Ints, Transfers
+from detect.span_index import SpanIndex
+from megascan.schema import Kind
+from megascan.timeline import Timeline, codes, equals, numbers
+
+MIN_SHARE_OF_AXIS = 0.1
+"""Operations with less of an axis's transfer time than this say little about its links."""
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """Matched communication: its spans ordered by match, and where each operation begins."""
+
+    rows: Ints
+    """Spans, members of one operation side by side."""
+    starts: Ints
+    """Place in `rows` of the first member of each operation of two members and more."""
+    transfer_ns: Floats
+    """(span of `rows`,)"""
+    quickest_ns: Floats
+    """(operation,): transfer of the quickest member."""
+
+    @property
+    def first(self) -> Ints:
+        """First member's span of each operation."""
+        return self.rows[self.starts]
+
+    @property
+    def second(self) -> Ints:
+        """Second member's span of each operation."""
+        return self.rows[self.starts + 1]
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Which edge or group, and which kind of operation, each operation is."""
+
+    unit: Ints
+    members: list[tuple[int, ...]]
+    kind: Ints
+    kinds: tuple[str, ...]
+
+
+def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
+    """Transfers of all matched communication; None without any."""
+    found = _operations(index)
+    if found is None:
+        return None
+    unit, members = _units(index, timeline, found)
+    kind, kinds = _kinds(index, timeline, found, members, unit)
+    return _table(index, found, _Labels(unit, members, kind, kinds))
+
+
+def _operations(index: SpanIndex) -> _Operations | None:
+    match = numbers(index.table, "match")
+    transfer = numbers(index.table, "transfer_ns")
+    communication = equals(index.table, "kind", Kind.COLLECTIVE, Kind.P2P)
+    rows = np.flatnonzero((match >= 0) & (transfer >= 0) & communication & index.counts)
+    if not len(rows):
+        return None
+    rows = rows[np.lexsort((index.rank[rows], match[rows]))]
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(match[rows]) != 0]))
+    whole = np.diff(np.concatenate([starts, [len(rows)]])) > 1
+    if not whole.any():
+        return None
+    time_ns = transfer[rows].astype(np.float64)
+    return _Operations(rows, starts[whole], time_ns, np.minimum.reduceat(time_ns, starts)[whole])
+
+
+def _units(
+    index: SpanIndex, timeline: Timeline, found: _Operations
+) -> tuple[Ints, list[tuple[int, ...]]]:
+    """Number of the edge or group of each operation, and the ranks of each number."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for header in timeline.headers.values():
+        groups.update(header.groups)
+    group, texts = codes(index.table, "group")
+    own, other = index.rank[found.first], index.rank[found.second]
+    is_p2p = equals(index.table, "kind", Kind.P2P)[found.first]
+    low, high = np.minimum(own, other), np.maximum(own, other)
+    world = int(max(timeline.layout.world_size, index.ranks.max() + 1))
+    key = np.where(is_p2p, -1 - (low * world + high), group[found.first])
+    names, unit = np.unique(key, return_inverse=True)
+    members = [
+        groups.get(texts[name], ()) if name >= 0 else divmod(-1 - int(name), world)
+        for name in names.tolist()
+    ]
+    return unit.astype(np.int64), members
+
+
+def _kinds(
+    index: SpanIndex,
+    timeline: Timeline,
+    found: _Operations,
+    members: list[tuple[int, ...]],
+    unit: Ints,
+) -> tuple[Ints, tuple[str, ...]]:
+    """What makes operations comparable: axis, operation, bytes, members, hosts crossed."""
+    hosts = {rank: header.host for rank, header in timeline.headers.items()}
+    crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
+    width = np.array([len(ranks) for ranks in members])
+    group, texts = codes(index.table, "group")
+    axis_of = [text.partition("@")[0] for text in texts]
+    axes = sorted({*axis_of, "p2p"})
+    is_p2p = equals(index.table, "kind", Kind.P2P)[found.first]
+    axis = np.array([axes.index(name) for name in axis_of], dtype=np.int64)[group[found.first]]
+    axis = np.where(is_p2p, axes.index("p2p"), axis)
+    op, op_texts = codes(index.table, "op")
+    op_code = np.where(is_p2p, -1, op[found.first])
+    size = numbers(index.table, "size_bytes")[found.first]
+    table = np.stack([axis, op_code, size, width[unit], crossed[unit]])
+    unique, kind = np.unique(table, axis=1, return_inverse=True)
+    names = tuple(
+        f"{axes[a]} {'message' if o < 0 else op_texts[o]} of {s} bytes"
+        for a, o, s, _, _ in unique.T.tolist()
+    )
+    return kind.reshape(-1).astype(np.int64), names
+
+
+def _lateness(index: SpanIndex, found: _Operations) -> Floats:
+    """(rank, iteration): sum of own transfer less the quickest member's."""
+    last = np.concatenate([found.starts[1:], [len(found.rows)]])
+    operation = np.searchsorted(found.starts, np.arange(len(found.rows)), side="right") - 1
+    known = (operation >= 0) & (np.arange(len(found.rows)) < last[np.maximum(operation, 0)])
+    rows = found.rows[known]
+    late = found.transfer_ns[known] - found.quickest_ns[operation[known]]
+    num_ranks, num_iterations = index.shape
+    flat = index.row[rows] * num_iterations + index.slot[rows]
+    total = np.bincount(flat, weights=np.maximum(late, 0.0), minlength=num_ranks * num_iterations)
+    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+
+
+def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
+    """Medians by (unit, kind) and iteration."""
+    num_kinds, num_iterations = len(labels.kinds), index.shape[1]
+    names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
+    cell = row * num_iterations + index.slot[found.first]
+    total = np.zeros(len(names))
+    np.add.at(total, row, found.quickest_ns)
+    size = np.zeros(len(names), dtype=np.int64)
+    size[row] = numbers(index.table, "size_bytes")[found.first]
+    medians = _medians(cell, found.quickest_ns, len(names) * num_iterations)
+    kind = names % num_kinds
+    keep = _worth_comparing(kind, labels.kinds, total)
+    return Transfers(
+        members=tuple(labels.members[one // num_kinds] for one in names[keep].tolist()),
+        kinds=labels.kinds,
+        kind=kind[keep],
+        size_bytes=size[keep],
+        transfer_ns=medians.reshape(len(names), num_iterations)[keep],
+        total_ns=total[keep] / max(num_iterations, 1),
+        late_ns=_lateness(index, found),
+    )
+
+
+def _medians(cell: Ints, values: Floats, num_cells: int) -> Floats:
+    """Median of the values of each cell; NaN where there are none."""
+    order = np.lexsort((values, cell))
+    ordered, place = values[order], cell[order]
+    edges = np.flatnonzero(np.concatenate([[True], np.diff(place) != 0]))
+    sizes = np.diff(np.concatenate([edges, [len(place)]]))
+    table = np.full(num_cells, np.nan)
+    table[place[edges]] = (ordered[edges + (sizes - 1) // 2] + ordered[edges + sizes // 2]) / 2
+    return table
+
+
+def _worth_comparing(kind: Ints, kinds: tuple[str, ...], total: Floats) -> Bools:
+    """Rows whose kind makes up a noticeable part of its axis's transfer time."""
+    axis = np.array([name.partition(" ")[0] for name in kinds])
+    by_kind = np.bincount(kind, weights=total, minlength=len(kinds))
+    by_axis = {name: float(by_kind[axis == name].sum()) for name in np.unique(axis)}
+    share = np.array([by_kind[i] / max(by_axis[axis[i]], 1.0) for i in range(len(kinds))])
+    return np.asarray(share[kind] >= MIN_SHARE_OF_AXIS)
+
+
+def log_residuals(transfers: Transfers, excluded: Bools) -> Floats:
+    """Log transfer time against the median of the other rows of the kind, (row, iteration)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
+    residual = np.full_like(log_ns, np.nan)
+    for kind in np.unique(transfers.kind):
+        rows = np.flatnonzero(transfers.kind == kind)
+        residual[rows] = log_ns[rows] - robust.expected_from_others(log_ns[rows], excluded[rows])
+    return residual

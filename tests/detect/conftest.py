@@ -1,0 +1,292 @@
+"""Timelines for the detector, made span by span: self times with noise and planted effects.
+
+Nothing here depends on the simulator: what is planted is what the detector must read out of the
+columns it documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from detect import DetectorSettings, Report, detect
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.schema import Granularity
+from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
+from megascan.topology import Layout
+
+MS = 1_000_000
+
+Effect = Callable[["Slot"], float]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a planted effect is asked for its factor."""
+
+    rank: int
+    stage: int
+    replica: int
+    iteration: int
+    microbatch: int
+    phase: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as the detector sees it; times of an even job are 10 ms forward, 20 ms backward."""
+
+    layout: Layout
+    iterations: int = 20
+    microbatches: int = 8
+    noise: float = 0.02
+    seed: int = 0
+    first_iteration: int = 3
+    layers: int = 0
+    device: str = "cuda"
+    work: Effect | None = None
+    """Factor on forward, backward, layers and (name "optimizer") the optimizer."""
+    loading_ms: Effect | None = None
+    gc_ms: Effect | None = None
+    gap_ms: Effect | None = None
+    transfer: Callable[[int, int, int], float] | None = None
+    """(rank, rank, iteration) to a factor on the 1 ms of a p2p message between the two."""
+    launch_lead_ns: Callable[[int], int] | None = None
+    counters: dict[int, dict[str, float]] = field(default_factory=dict)
+    hosts: int = 8
+
+    def timeline(self) -> Timeline:
+        """All spans of the job."""
+        return _Builder(self).build()
+
+    def report(self, settings: DetectorSettings | None = None) -> Report:
+        """What the detector says about it."""
+        return detect(self.timeline(), settings)
+
+    def but(self, **changes: object) -> Job:
+        """The same job with some things changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def slow_rank(rank: int, factor: float, first: int = 0, last: int = 10**9) -> Effect:
+    """A compute fault: multiplies everything that the rank computes, in iterations first..last."""
+
+    def effect(slot: Slot) -> float:
+        return factor if slot.rank == rank and first <= slot.iteration <= last else 1.0
+
+    return effect
+
+
+def all_effects(*effects: Effect) -> Effect:
+    """Product of several effects."""
+    return lambda slot: float(np.prod([effect(slot) for effect in effects]))
+
+
+class _Builder:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.random = np.random.default_rng(job.seed)
+        self.rows: dict[str, list[object]] = {name: [] for name in TIMELINE_SCHEMA.names}
+        self.match = 0
+
+    def build(self) -> Timeline:
+        layout = self.job.layout
+        for rank in range(layout.world_size):
+            self._rank(rank)
+        if self.job.transfer is not None:
+            self._messages()
+        table = pa.table(
+            {
+                name: pa.array(values).cast(TIMELINE_SCHEMA.field(name).type)
+                if not pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
+                else pa.array(values, pa.string()).dictionary_encode()
+                for name, values in self.rows.items()
+            }
+        ).cast(TIMELINE_SCHEMA)
+        order = np.lexsort(
+            (
+                -np.asarray(self.rows["duration_ns"], dtype=np.int64),
+                np.asarray(self.rows["start_ns"], dtype=np.int64),
+                np.asarray(self.rows["rank"], dtype=np.int64),
+            )
+        )
+        ranks = range(layout.world_size)
+        return Timeline(
+            run_id="test",
+            layout=layout,
+            headers={rank: self._header(rank) for rank in ranks},
+            spans=table.take(order),
+            windows={rank: self._windows(rank) for rank in ranks},
+            clocks={
+                rank: ClockFit(
+                    rank=rank,
+                    domain="one",
+                    offset_ns=0.0,
+                    drift_ppm=0.0,
+                    residual_median_ns=500.0,
+                    residual_p99_ns=2000.0,
+                    num_anchors=100,
+                )
+                for rank in ranks
+            },
+            clock_method="one clock",
+            origin_ns=0,
+            completeness=Completeness(world_size=layout.world_size, ranks=tuple(ranks)),
+        )
+
+    def _header(self, rank: int) -> RankHeader:
+        layout = self.job.layout
+        return RankHeader(
+            run_id="test",
+            rank=rank,
+            world_size=layout.world_size,
+            layout=layout,
+            coordinates=layout.coordinates(rank),
+            groups={},
+            host=f"n{rank // self.job.hosts:02d}",
+            process_id=1,
+            device=Device(kind=self.job.device, name="H100", index=rank % 8),
+            backend="nccl",
+            clock=ClockOrigin(domain="one", source="test", origin_unix_ns=0),
+            trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
+        )
+
+    def _windows(self, rank: int) -> tuple[WindowRecord, ...]:
+        return (
+            WindowRecord(
+                run_id="test",
+                window=0,
+                first_iteration=1,
+                last_iteration=self.job.iterations,
+                num_spans=1,
+                counters=self.job.counters.get(rank, {}),
+            ),
+        )
+
+    def _add(self, **values: object) -> None:
+        for name in TIMELINE_SCHEMA.names:
+            text = pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
+            self.rows[name].append(values.get(name, "" if text else -1))
+
+    def _noisy(self, time_ms: float) -> int:
+        return int(time_ms * MS * np.exp(self.job.noise * self.random.standard_normal()))
+
+    def _rank(self, rank: int) -> None:
+        job, place = self.job, self.job.layout.coordinates(rank)
+        for number in range(job.iterations):
+            iteration = job.first_iteration + number
+            begin = now = number * 1000 * MS
+
+            def slot(microbatch: int, phase: str, name: str, at: int = iteration) -> Slot:
+                return Slot(rank, place.pp, place.dp, at, microbatch, phase, name)
+
+            for microbatch in range(job.microbatches):
+                for phase, usual in (("forward", 10.0), ("backward", 20.0)):
+                    now = self._pass(slot(microbatch, phase, phase), usual, now)
+            if job.gc_ms is not None and (pause := job.gc_ms(slot(0, "", "gc"))) > 0:
+                self._span(rank, "gc", "gc", now, int(pause * MS), iteration, track=3)
+                now += int(pause * MS)
+            if job.gap_ms is not None:
+                now += int(job.gap_ms(slot(0, "", "gap")) * MS)
+            factor = job.work(slot(0, "", "optimizer")) if job.work else 1.0
+            length = self._noisy(5.0 * factor)
+            self._span(rank, "optimizer", "optimizer", now, length, iteration)
+            now += length
+            self._span(rank, "iteration", "iteration", begin, now - begin, iteration)
+
+    def _pass(self, slot: Slot, usual: float, now: int) -> int:
+        job = self.job
+        loading = 0
+        if job.loading_ms is not None and slot.phase == "forward":
+            loading = self._noisy(job.loading_ms(slot))
+            self._span(
+                slot.rank, "data", "batch-generator", now, loading, slot.iteration, track=3,
+                microbatch=slot.microbatch,
+            )  # fmt: skip
+        length = self._noisy(usual * (job.work(slot) if job.work else 1.0))
+        self._span(
+            slot.rank, "compute", slot.phase, now, length + loading, slot.iteration,
+            microbatch=slot.microbatch, phase=slot.phase,
+        )  # fmt: skip
+        start = now + loading
+        suffix = "-backward" if slot.phase == "backward" else ""
+        if job.launch_lead_ns is not None:
+            self._span(
+                slot.rank, "compute", f"attention{suffix}", start, length // 2, slot.iteration,
+                microbatch=slot.microbatch, phase=slot.phase,
+            )  # fmt: skip
+        for layer in range(job.layers):
+            layered = replace(slot, name="transformer_layer")
+            part = self._noisy(1.0 * (job.work(layered) if job.work else 1.0))
+            self._span(
+                slot.rank, "compute", f"transformer_layer{suffix}", start, part, slot.iteration,
+                microbatch=slot.microbatch, phase=slot.phase,
+                layer=slot.stage * job.layers + layer + 1,
+            )  # fmt: skip
+            start += part
+        return now + length + loading
+
+    def _span(  # noqa: PLR0917
+        self, rank: int, kind: str, name: str, start: int, length: int, iteration: int,
+        track: int = 1, microbatch: int = -1, **more: object,
+    ) -> None:  # fmt: skip
+        launch = -1
+        if self.job.launch_lead_ns is not None and kind == "compute":
+            launch = -self.job.launch_lead_ns(rank)
+        self._add(
+            rank=rank, kind=kind, name=name, track=track, start_ns=start, duration_ns=length,
+            iteration=iteration, microbatch=microbatch,
+            chunk=0 if microbatch >= 0 else -1, self_ns=length, launch_ns=launch, **more,
+        )  # fmt: skip
+
+    def _messages(self) -> None:
+        """One message a microbatch between neighbouring stages, both directions."""
+        job, layout = self.job, self.job.layout
+        assert job.transfer is not None
+        for rank in range(layout.world_size):
+            place = layout.coordinates(rank)
+            if place.pp == layout.pp - 1:
+                continue
+            peer = layout.rank_of(replace(place, pp=place.pp + 1))
+            for number in range(job.iterations):
+                iteration = job.first_iteration + number
+                for microbatch in range(job.microbatches):
+                    factor = job.transfer(rank, peer, iteration)
+                    self._message(rank, peer, iteration, microbatch, factor)
+
+    def _message(
+        self, rank: int, peer: int, iteration: int, microbatch: int, factor: float
+    ) -> None:
+        self.match += 1
+        length = int(MS * factor * np.exp(0.05 * self.random.standard_normal()))
+        start = (iteration - self.job.first_iteration) * 1000 * MS + 900 * MS + microbatch * 9 * MS
+        for one, other, op in ((rank, peer, "send"), (peer, rank, "recv")):
+            self._add(
+                rank=one, kind="p2p", name=f"{op}_forward", track=2, start_ns=start,
+                duration_ns=length, iteration=iteration, microbatch=microbatch, chunk=0, op=op,
+                peer=other, direction="forward", size_bytes=4096, match=self.match, wait_ns=0,
+                transfer_ns=length,
+            )  # fmt: skip
+
+
+@pytest.fixture
+def job() -> type[Job]:
+    """`job(layout=…, work=slow(1, 1.2)).report()`."""
+    return Job
+
+
+@pytest.fixture
+def slow() -> Callable[..., Effect]:
+    """A compute fault: `slow(rank, factor, first, last)`."""
+    return slow_rank
+
+
+@pytest.fixture
+def together() -> Callable[..., Effect]:
+    """Several effects at once."""
+    return all_effects

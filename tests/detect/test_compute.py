@@ -1,0 +1,138 @@
+"""A slow device is named, alone, with its factor; equal ones are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Cause, Owner, Verdict
+from megascan.topology import Layout
+
+LAYOUTS = {
+    "dp2-tp2": Layout(dp=2, tp=2),
+    "dp4": Layout(dp=4),
+    "tp4": Layout(tp=4),
+    "tp2-pp2": Layout(tp=2, pp=2),
+    "pp2-dp2": Layout(pp=2, dp=2),
+    "tp2-pp2-dp2": Layout(tp=2, pp=2, dp=2),
+}
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.08, 1.2, 1.5])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_names_the_slow_rank_alone(job, slow, layout, factor):
+    rank = layout.world_size - 2
+    report = job(layout=layout, work=slow(rank, factor), seed=rank).report()
+    assert report.verdict == Verdict.DEGRADED
+    assert [finding.ranks for finding in report.findings] == [(rank,)]
+    finding = report.findings[0]
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, Owner.NODE)
+    assert finding.slowdown == pytest.approx(factor, rel=0.02)
+    low, high = finding.slowdown_interval
+    assert low < finding.slowdown < high
+    assert finding.q_value < 0.01
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_healthy_is_silent(job, layout, seed):
+    report = job(layout=layout, seed=seed).report()
+    assert report.verdict == Verdict.HEALTHY
+    assert report.findings == ()
+
+
+def test_three_at_once(job, slow, together):
+    planted = {1: 1.5, 4: 1.1, 6: 1.2}
+    effects = together(*(slow(rank, factor) for rank, factor in planted.items()))
+    report = job(layout=Layout(dp=4, pp=2), work=effects).report()
+    found = {finding.ranks[0]: finding.slowdown for finding in report.findings}
+    assert found == {rank: pytest.approx(factor, rel=0.02) for rank, factor in planted.items()}
+
+
+def test_two_slow_ranks_among_four_peers_do_not_blame_the_sound_ones(job, slow, together):
+    effects = together(slow(0, 1.3), slow(1, 1.3))
+    report = job(layout=Layout(dp=4), work=effects).report()
+    assert sorted(finding.ranks[0] for finding in report.findings) == [0, 1]
+
+
+def test_below_the_floor_is_not_reported(job, slow):
+    quiet = job(layout=Layout(dp=4), work=slow(1, 1.015), noise=0.002)
+    assert quiet.report().findings == ()
+
+
+def test_floor_is_a_setting(job, slow):
+    from detect import DetectorSettings
+
+    shown = job(layout=Layout(dp=4), work=slow(1, 1.015), noise=0.002)
+    report = shown.report(DetectorSettings(min_slowdown=1.01))
+    assert [finding.ranks for finding in report.findings] == [(1,)]
+
+
+def test_a_position_that_is_slow_in_every_replica_is_the_jobs(job):
+    report = job(
+        layout=Layout(dp=4, tp=2), work=lambda slot: 1.1 if slot.rank % 2 == 0 else 1.0
+    ).report()
+    assert not [finding for finding in report.findings if finding.owner == Owner.NODE]
+
+
+def test_pipeline_alone_compares_transformer_layers_across_stages(job, slow):
+    report = job(layout=Layout(pp=4), layers=2, work=slow(2, 1.3)).report()
+    first = report.findings[0]
+    assert (first.ranks, first.cause, first.owner) == ((2,), Cause.COMPUTE, Owner.NODE)
+    assert any("other stages" in sentence for sentence in first.evidence)
+
+
+def test_pipeline_alone_without_layers_cannot_be_judged(job, slow):
+    report = job(layout=Layout(pp=4)).report()
+    assert report.verdict == Verdict.UNDECIDED
+    assert report.minimum_detectable_slowdown is None
+    assert any("granularity full" in note for note in report.notes)
+
+
+def test_one_pass_alone_is_not_a_slow_device(job):
+    def forward_only(slot):
+        return 1.3 if slot.rank == 1 and slot.phase == "forward" else 1.0
+
+    report = job(layout=Layout(dp=4), work=forward_only).report()
+    assert [(finding.cause, finding.owner) for finding in report.findings] == [
+        (Cause.UNKNOWN, Owner.UNDECIDED)
+    ]
+
+
+def test_cost_is_what_the_suspect_is_above_the_next_busiest(job, slow):
+    report = job(layout=Layout(dp=4), work=slow(3, 1.5), noise=0.001).report()
+    assert report.findings[0].step_time_cost_ratio == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_slow_rank_that_hides_behind_a_heavier_stage_costs_nothing(job, slow, together):
+    heavy = together(slow(0, 1.1), lambda slot: 2.0 if slot.stage == 1 else 1.0)
+    report = job(layout=Layout(dp=4, pp=2), work=heavy).report()
+    fault = next(finding for finding in report.findings if finding.cause == Cause.COMPUTE)
+    assert fault.step_time_cost_ratio == pytest.approx(1.0, abs=0.002)
+    assert "next to nothing" in fault.headline
+
+
+def test_starved_device_is_the_hosts(job, slow):
+    def lead(rank: int) -> int:
+        return 1_000 if rank == 2 else 50_000_000
+
+    report = job(layout=Layout(dp=4), work=slow(2, 1.4), launch_lead_ns=lead).report()
+    finding = report.findings[0]
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, Owner.NODE)
+
+
+def test_host_bound_job_is_said_and_nobody_named(job):
+    report = job(layout=Layout(dp=4), launch_lead_ns=lambda rank: 1_000).report()
+    assert report.verdict == Verdict.HEALTHY
+    assert any("host-bound" in note for note in report.notes)
+
+
+def test_counters_corroborate(job, slow):
+    clocks = {rank: {"sm_clock_mhz": 900.0 if rank == 1 else 1410.0} for rank in range(4)}
+    report = job(layout=Layout(dp=4), work=slow(1, 1.5), counters=clocks).report()
+    assert any("900 against its peers' 1410" in line for line in report.findings[0].evidence)
+
+
+def test_counters_contradict(job, slow):
+    clocks = {rank: {"sm_clock_mhz": 1410.0} for rank in range(4)}
+    report = job(layout=Layout(dp=4), work=slow(1, 1.5), counters=clocks).report()
+    assert any("equal its peers'" in line for line in report.findings[0].evidence)

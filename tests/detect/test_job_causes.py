@@ -1,0 +1,85 @@
+"""What is the job's own doing is said so, and names no node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detect import Cause, Owner, Verdict
+from megascan.topology import Layout
+
+
+def heavy_last(last: int):
+    """Extra work of an output layer: 7 ms forward, 6 ms backward, in a stage of 10 and 20 ms."""
+
+    def effect(slot):
+        if slot.stage != last or slot.name in ("optimizer", "transformer_layer"):
+            return 1.0
+        return 1.7 if slot.phase == "forward" else 1.3
+
+    return effect
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, pp=4), Layout(tp=2, pp=4), Layout(dp=4, pp=2)])
+def test_heavy_last_stage(job, layout):
+    report = job(layout=layout, work=heavy_last(layout.pp - 1)).report()
+    assert report.verdict == Verdict.JOB
+    finding = report.findings[0]
+    assert (finding.cause, finding.owner) == (Cause.STAGE_IMBALANCE, Owner.JOB)
+    last = [r for r in range(layout.world_size) if layout.coordinates(r).pp == layout.pp - 1]
+    assert list(finding.ranks) == last
+    assert finding.coordinates["pp"] == layout.pp - 1
+    assert finding.slowdown == pytest.approx(1.43, abs=0.03)
+
+
+def test_heavy_stage_does_not_hide_a_fault_on_it(job, slow, together):
+    effects = together(heavy_last(1), slow(6, 1.1))
+    report = job(layout=Layout(dp=4, pp=2), work=effects).report()
+    assert report.verdict == Verdict.DEGRADED
+    assert report.findings[0].ranks == (6,)
+    assert {finding.cause for finding in report.findings} == {
+        Cause.COMPUTE,
+        Cause.STAGE_IMBALANCE,
+    }
+
+
+def test_heavy_stage_of_lone_ranks_is_additive_work(job):
+    report = job(layout=Layout(pp=4), layers=2, work=heavy_last(3)).report()
+    assert [(finding.cause, finding.owner) for finding in report.findings] == [
+        (Cause.STAGE_IMBALANCE, Owner.JOB)
+    ]
+
+
+def skewed(seed: int, spread: float):
+    lengths = np.exp(spread * np.random.default_rng(seed).standard_normal((8, 64, 64)))
+
+    def effect(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        return float(lengths[slot.replica, slot.iteration, slot.microbatch])
+
+    return effect
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.4, 0.8])
+@pytest.mark.parametrize("layout", [Layout(dp=4, pp=2), Layout(dp=2, tp=2), Layout(dp=4)])
+def test_uneven_sequences(job, layout, spread):
+    report = job(layout=layout, work=skewed(3, spread)).report()
+    assert report.verdict == Verdict.JOB
+    assert [finding.cause for finding in report.findings] == [Cause.SEQUENCE_IMBALANCE]
+    assert report.findings[0].ranks == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_uneven_sequences_never_name_a_node(job, seed):
+    for layout in (Layout(dp=2, pp=2), Layout(dp=2)):
+        report = job(layout=layout, work=skewed(seed, 0.4)).report()
+        assert not [one for one in report.findings if one.owner != Owner.JOB]
+
+
+def test_other_stages_tell_the_data_from_the_device(job, slow, together):
+    effects = together(skewed(1, 0.3), slow(5, 1.1))
+    report = job(layout=Layout(dp=4, pp=2), work=effects).report()
+    named = [finding for finding in report.findings if finding.owner == Owner.NODE]
+    assert [finding.ranks for finding in named] == [(5,)]
+    assert named[0].slowdown == pytest.approx(1.1, rel=0.02)

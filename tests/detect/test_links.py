@@ -1,0 +1,67 @@
+"""Slow connections: the pair, the rank whose connections are all slow, or nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Cause, Verdict
+from megascan.topology import Layout
+
+
+def test_half_bandwidth_names_the_pair(job):
+    def transfer(rank, peer, iteration):
+        return 2.0 if (rank, peer) == (1, 5) else 1.0
+
+    report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
+    assert [(one.ranks, one.cause) for one in report.findings] == [((1, 5), Cause.LINK)]
+    assert report.findings[0].slowdown == pytest.approx(2.0, rel=0.05)
+
+
+def test_all_connections_of_a_rank_name_the_rank(job):
+    def transfer(rank, peer, iteration):
+        return 2.0 if 5 in (rank, peer) else 1.0
+
+    report = job(layout=Layout(dp=4, pp=3), transfer=transfer).report()
+    assert [(one.ranks, one.cause) for one in report.findings] == [((5,), Cause.LINK)]
+
+
+def test_two_slow_pairs_are_two_findings(job):
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) in ((0, 4), (2, 6)) else 1.0
+
+    report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
+    assert sorted(one.ranks for one in report.findings) == [(0, 4), (2, 6)]
+
+
+def test_a_link_that_breaks_down_inside_the_trace(job):
+    def transfer(rank, peer, iteration):
+        return 2.0 if (rank, peer) == (1, 5) and iteration >= 12 else 1.0
+
+    report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
+    assert report.findings[0].first_iteration == 12
+
+
+def test_equal_links_are_silent(job):
+    report = job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).report()
+    assert report.verdict == Verdict.HEALTHY
+    assert report.minimum_detectable["link"] == pytest.approx(1.25)
+
+
+def test_messages_across_hosts_are_not_compared_with_those_inside(job):
+    """Ranks 0-3 on a host, 4-5 on another: stages 0-1 talk inside it, 1-2 across."""
+
+    def transfer(rank, peer, iteration):
+        return 4.0 if rank // 4 != peer // 4 else 1.0
+
+    report = job(layout=Layout(dp=2, pp=3), transfer=transfer, hosts=4).report()
+    assert report.verdict == Verdict.HEALTHY
+
+
+def test_losses_below_the_clocks_error_are_not_links(job):
+    """2 µs of error; transfers of 1 µs that double cannot be told from it."""
+
+    def transfer(rank, peer, iteration):
+        return 0.002 if (rank, peer) == (1, 5) else 0.001
+
+    report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
+    assert report.verdict == Verdict.HEALTHY

@@ -1,0 +1,69 @@
+"""With one peer: decided where something else decides, undecided otherwise, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Cause, Owner, Verdict
+from megascan.topology import Layout
+
+
+def data_like(rank: int, factor: float):
+    """Slows the passes and leaves the optimizer alone, as longer data would."""
+    return lambda slot: factor if slot.rank == rank and slot.name != "optimizer" else 1.0
+
+
+def test_optimizer_that_agrees_decides(job, slow):
+    report = job(layout=Layout(dp=2), work=slow(1, 1.2)).report()
+    finding = report.findings[0]
+    assert (finding.ranks, finding.owner) == ((1,), Owner.NODE)
+    assert any("optimizer" in sentence for sentence in finding.evidence)
+
+
+def test_passes_alone_leave_a_data_parallel_pair_undecided(job):
+    report = job(layout=Layout(dp=2), work=data_like(1, 1.2)).report()
+    assert report.verdict == Verdict.UNDECIDED
+    finding = report.findings[0]
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, Owner.UNDECIDED)
+    assert any("decides" in sentence for sentence in finding.evidence)
+
+
+def test_tensor_parallel_pair_shares_its_data(job):
+    report = job(layout=Layout(tp=2), work=data_like(0, 1.2)).report()
+    assert (report.findings[0].ranks, report.findings[0].owner) == ((0,), Owner.NODE)
+
+
+def test_onset_inside_the_trace_decides(job):
+    def late(slot):
+        grows = slot.rank == 1 and slot.iteration >= 12 and slot.name != "optimizer"
+        return 1.2 if grows else 1.0
+
+    report = job(layout=Layout(dp=2), work=late).report()
+    finding = report.findings[0]
+    assert (finding.ranks, finding.owner, finding.first_iteration) == ((1,), Owner.NODE, 12)
+    assert finding.onset_in_trace
+
+
+def test_other_stages_of_the_replica_exclude_the_data(job):
+    report = job(layout=Layout(dp=2, pp=2), work=data_like(3, 1.2)).report()
+    assert (report.findings[0].ranks, report.findings[0].owner) == ((3,), Owner.NODE)
+
+
+def test_a_replica_that_is_slow_at_all_stages_stays_undecided(job):
+    def replica(slot):
+        return 1.2 if slot.replica == 1 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=2, pp=2), work=replica).report()
+    assert report.verdict != Verdict.DEGRADED
+
+
+def test_layers_of_other_stages_show_which_of_two_is_odd(job):
+    report = job(layout=Layout(dp=2, pp=2), layers=2, work=data_like(2, 1.2)).report()
+    finding = report.findings[0]
+    assert (finding.ranks, finding.owner) == ((2,), Owner.NODE)
+    assert any("transformer layers of all stages" in sentence for sentence in finding.evidence)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_pairs_are_silent(job, seed):
+    assert job(layout=Layout(dp=2), seed=seed).report().verdict == Verdict.HEALTHY

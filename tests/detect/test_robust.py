@@ -1,0 +1,73 @@
+"""The statistics by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from detect import robust
+from detect.noise import Noise, estimate_noise, minimum_detectable_effect
+
+
+def test_leave_one_out_median_by_hand():
+    values = np.array([[1.0], [2.0], [9.0]])
+    assert robust.leave_one_out_median(values)[:, 0].tolist() == [5.5, 5.0, 1.5]
+
+
+def test_leave_one_out_median_of_one_is_unknown():
+    assert np.isnan(robust.leave_one_out_median(np.array([[3.0]]))).all()
+
+
+@given(
+    arrays(
+        np.float64,
+        st.tuples(st.integers(2, 7), st.integers(1, 4)),
+        elements=st.one_of(st.floats(-9, 9), st.just(np.nan)),
+    )
+)
+def test_leave_one_out_median_is_that_of_the_others(values):
+    found = robust.leave_one_out_median(values)
+    for row in range(len(values)):
+        expected = robust.median(np.delete(values, row, axis=0), axis=0)
+        np.testing.assert_allclose(found[row], expected)
+
+
+def test_excluded_members_are_nobodys_peers_but_are_compared():
+    values = np.array([[10.0], [1.0], [2.0]])
+    expected = robust.expected_from_others(values, np.array([True, False, False]))
+    assert expected[:, 0].tolist() == [1.5, 2.0, 1.0]
+
+
+def test_step_noise_does_not_count_a_step():
+    rng = np.random.default_rng(0)
+    series = 0.01 * rng.standard_normal((1, 400))
+    series[0, 200:] += 5.0
+    assert robust.step_noise(series)[0] == pytest.approx(0.01, rel=0.15)
+
+
+def test_three_point_median_removes_one_odd_iteration():
+    series = np.array([[0.0, 0.0, 7.0, 0.0, 0.0]])
+    assert robust.three_point_median(series).tolist() == [[0.0] * 5]
+
+
+def test_noise_is_pooled_and_a_noisy_rank_keeps_its_own():
+    rng = np.random.default_rng(2)
+    value = 0.01 * rng.standard_normal((8, 60))
+    value[3] *= 10
+    noise = estimate_noise(value, np.zeros(8, dtype=bool), 0.001)
+    assert noise.sigma[0] == pytest.approx(0.01, rel=0.3)
+    assert noise.sigma[3] > 0.06
+
+
+def test_minimum_detectable_effect_has_the_promised_power():
+    """Simulated: an effect of that size passes the critical value in about 95 % of trials."""
+    rng = np.random.default_rng(3)
+    noise = Noise(sigma=np.array([0.02]), between=0.0, inflation=1.0, degrees=60.0)
+    effect = minimum_detectable_effect(noise, 25, 10, 0.01, 0.95)
+    error = float(noise.standard_error(25.0)[0])
+    medians = np.median(effect + 0.02 * rng.standard_normal((4000, 25)), axis=1)
+    passed = noise.p_value(medians / error) < 0.01 / 10
+    assert passed.mean() == pytest.approx(0.95, abs=0.03)

@@ -1,0 +1,75 @@
+"""The whole way on simulated jobs: waits come out of dependencies, and must accuse nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregate import build_timeline
+from detect import Owner, detect
+from megascan.schema import Granularity
+from megascan.simulate import (
+    Imbalance,
+    JobModel,
+    communication_heavy,
+    compute_bound,
+    parse_fault,
+    simulate_trace,
+)
+from megascan.topology import Layout
+
+
+def report_of(layout, *faults, costs=compute_bound, seed=0, **changes):
+    job = JobModel(layout=layout, costs=costs(layout), iterations=22, **changes)
+    trace = simulate_trace(job, [parse_fault(fault) for fault in faults], seed=seed)
+    return detect(build_timeline(trace))
+
+
+def on_nodes(report):
+    return [(one.ranks, str(one.cause)) for one in report.findings if one.owner != Owner.JOB]
+
+
+LAYOUTS = [Layout(dp=2, tp=2), Layout(tp=2, pp=2), Layout(pp=2, dp=2, vpp=2), Layout(tp=4)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.to_json()))
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_compute_fault(layout, device):
+    report = report_of(layout, "rank=1,kind=compute,factor=1.1", device=device)
+    assert on_nodes(report) == [((1,), "compute")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.to_json()))
+@pytest.mark.parametrize("kind", ["even", "skew", "warm-up", "checkpoint", "collector"])
+def test_lookalikes_name_no_node(layout, kind):
+    imbalance = {
+        "even": Imbalance(),
+        "skew": Imbalance(sequence_ratio=0.3),
+        "warm-up": Imbalance(warmup_ratio=2.0),
+        "checkpoint": Imbalance(checkpoint_interval=5),
+        "collector": Imbalance(gc_interval=4, gc_ns=3e8),
+    }[kind]
+    assert on_nodes(report_of(layout, imbalance=imbalance)) == []
+
+
+def test_slow_link_names_the_pair():
+    layout = Layout(tp=2, pp=2, dp=2)
+    report = report_of(layout, "rank=1,kind=link,peer=5,factor=2", costs=communication_heavy)
+    assert on_nodes(report) == [((1, 5), "link")]
+
+
+def test_slow_host_starves_its_device():
+    report = report_of(Layout(dp=4), "rank=2,kind=host,factor=1.3")
+    assert on_nodes(report) == [((2,), "host")]
+
+
+def test_tensor_group_cannot_be_split_at_base_granularity():
+    report = report_of(
+        Layout(dp=4, tp=2), "rank=3,kind=compute,factor=1.2", granularity=Granularity.BASE
+    )
+    assert on_nodes(report) == [((2, 3), "compute")]
+    assert any("granularity base" in note for note in report.notes)
+
+
+def test_missing_rank_is_no_obstacle():
+    report = report_of(Layout(dp=4, pp=2), "rank=6,kind=compute,factor=1.2", missing_ranks=(0, 5))
+    assert on_nodes(report) == [((6,), "compute")]

@@ -1,0 +1,76 @@
+"""When: onset, end, on and off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detect import Verdict
+from detect.noise import estimate_noise
+from detect.persistence import best_stretches, follow
+from megascan.topology import Layout
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.2])
+@pytest.mark.parametrize("first", [5, 10, 18])
+def test_five_of_twenty_iterations(job, slow, factor, first):
+    report = job(layout=Layout(dp=2, tp=2), work=slow(2, factor, first, first + 4)).report()
+    assert [finding.ranks for finding in report.findings] == [(2,)]
+    finding = report.findings[0]
+    assert abs(finding.first_iteration - first) <= 1
+    assert abs(finding.last_iteration - (first + 4)) <= 1
+    assert finding.slowdown == pytest.approx(factor, rel=0.02)
+
+
+def test_onset_is_in_the_headline(job, slow):
+    report = job(layout=Layout(dp=4), work=slow(0, 1.2, 13)).report()
+    assert "since iteration 13" in report.findings[0].headline
+
+
+def test_on_and_off(job, slow, together):
+    effects = together(slow(1, 1.2, 5, 8), slow(1, 1.2, 13, 16))
+    report = job(layout=Layout(dp=4), work=effects).report()
+    finding = report.findings[0]
+    assert finding.episodes == ((5, 8), (13, 16))
+    assert "on and off" in finding.headline
+
+
+def test_a_single_bad_iteration_is_nothing(job, slow):
+    report = job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 10)).report()
+    assert report.verdict == Verdict.HEALTHY
+
+
+def test_two_bad_iterations_are_nothing(job, slow):
+    report = job(layout=Layout(dp=4), work=slow(1, 3.0, 10, 11)).report()
+    assert report.verdict == Verdict.HEALTHY
+
+
+def test_warm_up_of_the_run_is_left_out(job):
+    def warming(slot):
+        return 1.0 + (1.0 + slot.rank) * {1: 1.0, 2: 0.3}.get(slot.iteration, 0.0)
+
+    report = job(layout=Layout(dp=4), work=warming, first_iteration=1).report()
+    assert report.verdict == Verdict.HEALTHY
+    assert any("warm-up" in note for note in report.notes)
+
+
+def test_two_state_path_follows_a_clean_step():
+    rng = np.random.default_rng(0)
+    value = 0.01 * rng.standard_normal((4, 30))
+    value[2, 12:20] += 0.2
+    noise = estimate_noise(value, np.zeros(4, dtype=bool), 0.001)
+    stretches = best_stretches(value, noise, 3)
+    course = follow(value[2], stretches[2], float(noise.sigma[2]), noise.inflation)
+    assert course.episodes == ((12, 19),)
+    assert course.effect == pytest.approx(0.2, abs=0.01)
+    assert course.share == 1.0
+
+
+def test_noise_alone_yields_no_small_p_values():
+    rng = np.random.default_rng(1)
+    least = []
+    for _ in range(200):
+        value = 0.02 * rng.standard_normal((8, 20))
+        noise = estimate_noise(value, np.zeros(8, dtype=bool), 0.001)
+        least.append(min(one.p_value for one in best_stretches(value, noise, 3)) * 8)
+    assert np.mean(np.array(least) < 0.01) < 0.03
