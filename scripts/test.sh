@@ -17,4 +17,6 @@ echo "== tests"
 if [[ $# -gt 0 ]]; then
     exec "$PYTHON" -m pytest "$@"
 fi
-"$PYTHON" -m pytest -q --durations=10
+"$PYTHON" -m pytest -q --durations=10 -n 2 -m "not distributed"
+echo "== tests that start several ranks each, one after the other"
+"$PYTHON" -m pytest -q --durations=10 -m distributed
