@@ -231,7 +231,7 @@ class _Builder:
             start += part
         return now + length + loading
 
-    def _span(  # noqa: PLR0917
+    def _span(
         self, rank: int, kind: str, name: str, start: int, length: int, iteration: int,
         track: int = 1, microbatch: int = -1, **more: object,
     ) -> None:  # fmt: skip
