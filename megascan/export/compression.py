@@ -1,18 +1,14 @@
 """gzip of independent blocks: members in a row are one gzip file, so blocks compress in parallel.
 
-isal (Intel's library) is four times faster than zlib at its fastest level and no larger; where it
-is not installed, zlib does the same. Members carry no time of day: same input, same bytes.
+isal (Intel's library) is four times faster than zlib at its fastest level and no larger. Members
+carry no time of day: same input, same bytes.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
-try:
-    from isal import isal_zlib
-except ImportError:  # no wheel for this platform
-    isal_zlib = None
+from isal import isal_zlib
 
 _GZIP_WINDOW = 31  # a 32 KiB window, with gzip's header and checksum
 _FAST = 1
@@ -20,16 +16,8 @@ _FAST = 1
 
 def gzip_member(block: bytes | memoryview) -> bytes:
     """One complete gzip member."""
-    if isal_zlib is None:
-        return zlib_member(block)
-    compressor = isal_zlib.compressobj(_FAST, zlib.DEFLATED, _GZIP_WINDOW)
+    compressor = isal_zlib.compressobj(_FAST, isal_zlib.DEFLATED, _GZIP_WINDOW)
     return bytes(compressor.compress(block)) + bytes(compressor.flush())
-
-
-def zlib_member(block: bytes | memoryview) -> bytes:
-    """The same by the standard library."""
-    compressor = zlib.compressobj(_FAST, zlib.DEFLATED, _GZIP_WINDOW)
-    return compressor.compress(block) + compressor.flush()
 
 
 def block_encoder(gzipped: bool) -> Callable[[bytes | memoryview], bytes | memoryview]:
