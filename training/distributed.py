@@ -19,6 +19,7 @@ class Launch:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
@@ -28,6 +29,7 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
             rank=int(environment.get("RANK", "0")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
             world_size=int(environment.get("WORLD_SIZE", "1")),
+            local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
         )
     except ValueError as error:
         raise ConfigError(
@@ -53,9 +55,10 @@ def choose_device(settings: Settings, launch: Launch) -> str:
             )
         _check_cpu(settings)
         return "cpu"
-    if launch.local_rank >= num_gpus:
+    # Not only this rank's own: all ranks of a host are to come to the same error.
+    if max(launch.local_rank + 1, launch.local_world_size) > num_gpus:
         raise ConfigError(
-            f"local rank {launch.local_rank} has no GPU of its own, this host has {num_gpus}; "
+            f"{launch.local_world_size} ranks are started on a host that has {num_gpus} GPUs; "
             "start fewer ranks, or add --distributed-backend gloo to train on the CPU"
         )
     return f"cuda:{launch.local_rank}"
@@ -70,6 +73,17 @@ def _check_cpu(settings: Settings) -> None:
         raise MissingError("--optimizer-cpu-offload needs a GPU and there is none; leave it out")
     if settings.moe.moe_grouped_gemm:
         raise MissingError("--moe-grouped-gemm needs a GPU and there is none; leave it out")
+    moe, parallel = settings.moe, settings.parallel
+    if (
+        moe.num_experts is not None
+        and moe.moe_token_dispatcher_type == "alltoall"
+        and parallel.tensor_model_parallel_size > 1
+        and parallel.expert_model_parallel_size > 1
+    ):
+        raise MissingError(
+            "--moe-token-dispatcher-type alltoall with both tensor and expert parallelism gathers "
+            "unequal shares, which needs a GPU and there is none; use allgather"
+        )
 
 
 def initialize(settings: Settings, sizes: Sizes, launch: Launch, device: str) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
-import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig, add_trace_arguments
-from megascan.errors import MegaScanError
 from training.arguments import Settings, Sizes, build_parser, read_settings, resolve_sizes
 from training.distributed import Launch, choose_device, finalize, initialize
 from training.faults import (
@@ -22,13 +17,12 @@ from training.faults import (
     parse_faults,
     write_ground_truth,
 )
+from training.noise import silence
+from training.refusal import refusals_as_errors
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
     from training.loop import Progress, Trainer
-
-# Long enough for a launcher to end this rank because another one has failed.
-_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +40,7 @@ class Job:
     def run(self) -> None:
         """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
         try:
-            _silence_foreign_warnings()
+            silence(self.device)
             initialize(self.settings, self.sizes, self.launch, self.device)
             fault_callback = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
             trainer, progress = self._prepare(fault_callback)
@@ -66,16 +60,26 @@ class Job:
         from training.optimization import build_optimizer, build_schedule
         from training.step import build_timers, connect
         from training.streams import StreamBuilder
+        from training.summary import print_summary
         from training.tracing import TracingCallback
 
         settings, sizes = self.settings, self.sizes
         tokenizer = build_tokenizer(TokenizerSettings.from_arguments(self.namespace))
         streams = StreamBuilder(settings, sizes, tokenizer, self.namespace, self.device)
-        chunks = build_model(settings, sizes, tokenizer.vocab_size, self.device)
-        optimizer = build_optimizer(settings, sizes, chunks)
+        with refusals_as_errors():
+            chunks = build_model(settings, sizes, tokenizer.vocab_size, self.device)
+            optimizer = build_optimizer(settings, sizes, chunks)
+            schedule = build_schedule(settings, sizes, optimizer)
+        print_summary(
+            settings,
+            sizes,
+            chunks,
+            vocab_size=tokenizer.vocab_size,
+            datasets=streams.describe(),
+            device=self.device,
+        )
         connect(settings, chunks, optimizer)
         timers = build_timers(settings, chunks, optimizer)
-        schedule = build_schedule(settings, sizes, optimizer)
         state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
         progress = load_checkpoint(settings, sizes, state)
         tracer = start(self.trace, resumed=progress.iteration > 0)
@@ -148,24 +152,3 @@ def _add_fault_argument(parser: argparse.ArgumentParser) -> None:
         "delay=MS (link, loader, gc); from=I and to=I limit it to iterations; peer=R (link) to a "
         "pair of ranks; repeatable",
     )
-
-
-def _silence_foreign_warnings() -> None:
-    """Megatron-Core warns about every optional package and cache that is not there, torch about
-    names that Megatron-Core uses: nothing that whoever trains could act on.
-    """
-    logging.getLogger("megatron.core.datasets").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"megatron\..*")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
-
-
-def report_error(launch: Launch, error: MegaScanError) -> None:
-    """Say what went wrong on this rank, unless rank 0 has the same to say.
-
-    When all ranks fail alike, rank 0 speaks at once and the launcher ends the others while they
-    wait; when one rank fails alone, it speaks after the wait.
-    """
-    if launch.rank:
-        time.sleep(_GRACE_S)
-    where = f"rank {launch.rank}: " if launch.rank else ""
-    print(f"error: {where}{error}", file=sys.stderr, flush=True)

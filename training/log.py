@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from megascan.errors import OutputError
 from training.arguments import Settings, Sizes
 from training.flops import iteration_flops
 from training.model import padded_vocab_size
@@ -197,4 +198,10 @@ def _open_tensorboard(settings: Settings) -> SummaryWriter | None:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(log_dir=str(folder))
+    try:
+        return SummaryWriter(log_dir=str(folder))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write TensorBoard events to {folder} ({error.strerror}); give another "
+            "--tensorboard-dir"
+        ) from error

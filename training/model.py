@@ -90,6 +90,7 @@ def transformer_config(settings: Settings, sizes: Sizes, device: str) -> Transfo
         transformer_impl=model.transformer_impl,
         num_moe_experts=moe.num_experts,
         moe_router_topk=moe.moe_router_topk,
+        moe_router_pre_softmax=moe.moe_router_pre_softmax,
         moe_router_load_balancing_type=moe.moe_router_load_balancing_type,
         moe_aux_loss_coeff=moe.moe_aux_loss_coeff,
         moe_token_dispatcher_type=moe.moe_token_dispatcher_type,

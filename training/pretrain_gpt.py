@@ -17,25 +17,26 @@ from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
 from training.distributed import Launch, read_launch
-from training.job import Job, parse_job, report_error
+from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.job import parse_job
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train; returns the exit code."""
-    launch = Launch(rank=0, local_rank=0, world_size=1)
+    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)
-        job: Job = parse_job(arguments, launch)
+        job = parse_job(arguments, launch)
     except MegaScanError as error:
-        # Every rank comes to the same error from the same command line: one speaks for all.
-        if launch.rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return end_alike(launch, error)
     try:
         job.run()
     except MegaScanError as error:
-        report_error(launch, error)
-        return error.exit_code
+        return end_alone(launch, error)
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        return end_left_alone(launch)
     return 0
 
 

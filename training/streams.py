@@ -12,7 +12,7 @@ from training.arguments import Settings, Sizes
 from training.callback import Callback
 from training.data.batches import build_data_iterator
 from training.data.datasets import Datasets, TokenDataset, build_datasets
-from training.data.settings import data_settings
+from training.data.settings import SPLIT_NAMES, data_settings
 from training.data.tokenizers import Tokenizer
 from training.loop import Data, Progress, Streams
 from training.microbatch import BatchShape, Microbatch, MicrobatchStream
@@ -42,16 +42,28 @@ class StreamBuilder:
             has_attention_mask=namespace.create_attention_mask_in_dataloader,
             device=device,
         )
+        self._num_samples = _num_samples(settings, sizes)
         self._datasets: Datasets = build_datasets(
             data_settings(
                 namespace,
                 seq_length=sizes.seq_length,
                 seed=settings.batch.seed,
-                num_samples=_num_samples(settings, sizes),
+                num_samples=self._num_samples,
             ),
             tokenizer,
             is_built_on_rank=lambda: self._loads and _has_data_stage(),
         )
+
+    def describe(self) -> str:
+        """Samples that the run draws of each split, and those that there are, on this rank."""
+        parts = [
+            f"{name} {num_samples} of {len(dataset)} samples"
+            for name, dataset, num_samples in zip(
+                SPLIT_NAMES, self._datasets, self._num_samples, strict=True
+            )
+            if dataset is not None and num_samples
+        ]
+        return ", ".join(parts) or "none on this rank"
 
     def data(self, progress: Progress, callback: Callback) -> Data:
         """Streams that go on after the samples that `progress` has consumed."""

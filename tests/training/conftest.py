@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Finished:
 
 
 Launch = Callable[..., Finished]
+Start = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -54,17 +55,62 @@ def launch() -> Launch:
     """Run the trainer on some ranks; one rank needs no launcher."""
 
     def start(num_ranks: int, flags: Sequence[str], *, timeout_s: int = 200) -> Finished:
-        command = [sys.executable]
-        if num_ranks > 1:
-            command += ["-m", "torch.distributed.run", "--standalone"]
-            command += ["--nproc-per-node", str(num_ranks)]
-        command += ["-m", "training.pretrain_gpt", *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True,
-            timeout=timeout_s, check=False,
+            command_of(num_ranks, ["-m", "training.pretrain_gpt", *flags]), cwd=REPOSITORY,
+            env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
         return Finished(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    return start
+
+
+@pytest.fixture
+def under_way() -> Iterator[Start]:
+    """Start the trainer and hand over its launcher's process; whatever is left of it is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(num_ranks: int, flags: Sequence[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command_of(num_ranks, ["-m", "training.pretrain_gpt", *flags]), cwd=REPOSITORY,
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()  # the launcher ends its ranks
+            process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def command_of(num_ranks: int, program: Sequence[str]) -> list[str]:
+    """The command that starts a program on some ranks."""
+    command = [sys.executable]
+    if num_ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(num_ranks)]
+    return [*command, *program]
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: one thread a rank."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+
+
+@pytest.fixture
+def plain_loop() -> Callable[[], list[str]]:
+    """Run the plain loop of `plain_loop.py` on two ranks; gives loss and norm of each iteration."""
+
+    def start() -> list[str]:
+        done = subprocess.run(
+            command_of(2, [str(Path(__file__).with_name("plain_loop.py"))]), cwd=REPOSITORY,
+            env=environment(), capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"lm loss: (\S+) grad norm: (\S+)", done.stdout)
 
     return start
 

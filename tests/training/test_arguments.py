@@ -89,6 +89,11 @@ BROKEN = [
     ("--num-experts 2 --moe-router-topk 3", 1, "--moe-router-topk 3 is more"),
     ("--num-experts 4 --expert-model-parallel-size 4", 2, "2 ranks of a pipeline stage"),
     ("--num-experts 4 --tensor-model-parallel-size 2", 2, "needs --sequence-parallel"),
+    ("--num-experts 4 --moe-router-topk 1", 1, "needs --moe-router-pre-softmax"),
+    ("--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel", 2,
+     "needs --disable-bias-linear"),
+    ("--lr nan", 1, "--lr is nan, but must be a finite number"),
+    ("--seed 4294967296", 1, "--seed is 4294967296, but must be at most"),
     ("--hidden-dropout 1", 1, "--hidden-dropout is 1.0"),
     ("--num-layers 0", 1, "--num-layers is 0, but must be more than 0"),
     ("--weight-decay -1", 1, "--weight-decay is -1.0, but must be 0 or more"),
@@ -104,6 +109,16 @@ BROKEN = [
     ("--finetune", 1, "need --load"),
     ("--recompute-granularity full", 1, "--recompute-method"),
     ("--recompute-num-layers 1", 1, "need --recompute-granularity full"),
+    ("--recompute-granularity selective --recompute-modules layernorm", 1,
+     "layernorm cannot be recomputed with --transformer-impl local; choose from core_attn"),
+    ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 3", 1,
+     "8 layers of a model chunk are not divisible by --recompute-num-layers 3"),
+    ("--recompute-granularity full --recompute-method block --recompute-num-layers 3 "
+     "--pipeline-model-parallel-size 4", 4, "--recompute-num-layers 3 is more than the 2 layers"),
+    ("--position-embedding-type rope --kv-channels 7", 1, "1.0 of 7 channels"),
+    ("--position-embedding-type rope --rotary-percent 3", 1, "--rotary-percent is 3.0"),
+    ("--num-experts 2 --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 1", 1,
+     "has no meaning with --moe-router-load-balancing-type sinkhorn"),
     ("--recompute-modules mlp", 1, "--recompute-granularity selective"),
 ]  # fmt: skip
 

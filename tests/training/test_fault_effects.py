@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from megascan.errors import OutputError
+from training.faults.compute import _mark_boundary
 from training.faults.garbage import GarbagePressure
 from training.faults.ground_truth import write_ground_truth
 from training.faults.host import BusyHost
@@ -68,6 +70,22 @@ def test_compute_slows_the_backward_pass_between_boundaries() -> None:
     begin_ns = time.thread_time_ns()
     slowness.boundary("outside a backward pass")
     assert (time.thread_time_ns() - begin_ns) / MS < 1
+
+
+def test_compute_hooks_activations_and_never_weights() -> None:
+    """A hook on a weight would stay; a first pass of recomputed layers hands out a bias alone."""
+    weight, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    slowness = CpuSlowness(1.0)
+    with torch.no_grad():
+        _mark_boundary(slowness, (0, "out"), (((weight * 2), bias),))
+        _mark_boundary(slowness, (0, "in"), (weight,))
+    assert not bias._backward_hooks
+    assert not weight._backward_hooks
+    received = torch.ones(2, requires_grad=True)
+    output = received * weight
+    _mark_boundary(slowness, (0, "in"), (bias, received))
+    _mark_boundary(slowness, (0, "out"), ([output, bias],))
+    assert len(received._backward_hooks or ()) == len(output._backward_hooks or ()) == 1
 
 
 def test_host_sleeps_in_proportion_without_using_the_cpu() -> None:

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from megascan.errors import OutputError
 from training.arguments import parse_settings, resolve_sizes
 from training.callback import Callback, Callbacks
 from training.flops import iteration_flops
-from training.log import LogLine
+from training.log import LogLine, TrainingLog
 
 LOG_LINE = LogLine(
     iteration=100,
@@ -73,6 +75,13 @@ def test_flops_of_a_small_model_by_hand(flags: str, per_token: float) -> None:
     sizes = resolve_sizes(settings, 3)
     tokens = 3 * 4
     assert iteration_flops(settings, sizes, padded_vocab_size=10) == 3 * per_token * tokens
+
+
+def test_a_folder_for_events_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = parse_settings((FLAGS + f"--tensorboard-dir {tmp_path / 'file' / 'x'}").split())
+    with pytest.raises(OutputError, match="give another --tensorboard-dir"):
+        TrainingLog(settings, resolve_sizes(settings, 1), 10, 0, None)
 
 
 class Recorder(Callback):

@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Launch
+    from collections.abc import Callable
+
+    from conftest import Launch, Start
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
@@ -25,6 +28,9 @@ def test_layouts_that_must_agree_do_and_the_loss_falls(
     flags = [*tiny, *NO_DROPOUT, "--train-iters", "8"]
     alone = launch(1, flags)
     assert alone.exit_code == 0, alone.stderr
+    assert alone.stderr == ""
+    assert alone.stdout.startswith("using world size: 1, data-parallel size: 1, ")
+    assert "parallel rank (0, 0): 206208\n > datasets: training 32 of " in alone.stdout
     assert list(alone.losses) == list(range(1, 9))
     assert alone.losses[8] < alone.losses[1] - 0.3
     line = log_line.search(alone.stdout)
@@ -35,6 +41,7 @@ def test_layouts_that_must_agree_do_and_the_loss_falls(
     data = launch(2, [*flags, *DIST_OPT])
     assert data.exit_code == 0, data.stderr
     for other in (tensor, data):
+        assert other.stderr == ""
         assert other.losses == pytest.approx(alone.losses, rel=2e-3)
 
 
@@ -138,9 +145,68 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(
     assert launch(1, [*flags, "--save", str(tmp_path)]).exit_code == 0
     other = launch(1, [*flags, "--num-layers", "2"])
     assert other.exit_code == 1
-    assert "has num layers 4 and this run 2; give the sizes of the checkpoint" in other.stderr
+    assert "has num layers 4 and this run 2; give the model's flags as they" in other.stderr
+    foreign = launch(1, [*flags, "--num-experts", "2"])
+    assert foreign.exit_code == 1
+    assert "has num experts None and this run 2; give the model's" in foreign.stderr
+    shard = next((tmp_path / "iter_0000001").glob("*.distcp"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    cut_off = launch(1, flags)
+    assert cut_off.exit_code == 1
+    assert cut_off.stderr.startswith("error: cannot load the checkpoint")
+    assert cut_off.stderr.count("\n") == 1
     (tmp_path / "iter_0000001" / "common.pt").write_bytes(b"damaged")
     damaged = launch(1, flags)
     assert damaged.exit_code == 1
     assert "cannot load the checkpoint" in damaged.stderr
     assert "Traceback" not in damaged.stderr
+
+
+def test_losses_are_those_of_a_plain_loop_traced_or_not(
+    launch: Launch,
+    plain_loop: Callable[[], list[str]],
+    tiny: list[str],
+    log_line: re.Pattern[str],
+    tmp_path: Path,
+) -> None:
+    """To the last printed digit, dropout included."""
+    expected = plain_loop()
+    assert len(expected) == 4
+    flags = [*tiny, "--tensor-model-parallel-size", "2", "--train-iters", "4"]
+    for tracing in ([], ["--trace", "--trace-dir", str(tmp_path)]):
+        done = launch(2, [*flags, *tracing])
+        assert done.exit_code == 0, done.stderr
+        assert [(line["loss"], line["norm"]) for line in log_line.finditer(done.stdout)] == expected
+
+
+def test_experts_get_their_tokens_by_either_dispatcher(launch: Launch, tiny: list[str]) -> None:
+    flags = [*tiny, *NO_DROPOUT, "--num-experts", "4", "--expert-model-parallel-size", "2"]
+    flags += ["--train-iters", "3", "--moe-token-dispatcher-type"]
+    all_to_all, all_gather = (launch(2, [*flags, kind]) for kind in ("alltoall", "allgather"))
+    assert all_to_all.exit_code == 0, all_to_all.stderr
+    assert all_to_all.losses == pytest.approx(all_gather.losses, rel=1e-3)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(
+    launch: Launch, tiny: list[str], tmp_path: Path
+) -> None:
+    """Rank 0 alone meets the error, in mid-run, while the others wait for it."""
+    (tmp_path / "file").write_text("")
+    saving = ["--save", str(tmp_path / "file" / "checkpoints"), "--save-interval", "1"]
+    done = launch(2, [*tiny, "--train-iters", "3", *saving], timeout_s=60)
+    assert done.exit_code == 1
+    assert list(done.losses) == [1]
+    assert done.stderr.count("error: cannot write a checkpoint to") == 1
+    assert "[rank" not in done.stderr
+
+
+def test_when_a_rank_is_killed_the_job_ends(under_way: Start, tiny: list[str]) -> None:
+    process = under_way(2, [*tiny, "--train-iters", "100000"])
+    assert process.stdout is not None
+    assert any(" iteration " in line for line in process.stdout)
+    victim, *others = psutil.Process(process.pid).children()
+    victim.kill()
+    assert process.wait(60) == 1
+    assert not any(rank.is_running() for rank in others)
+    assert "Traceback" not in process.stdout.read().split("torch/distributed/elastic")[0]

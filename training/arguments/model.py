@@ -59,6 +59,9 @@ class MoeSettings:
 
     num_experts: int | None = flag(None, "experts of a mixture-of-experts layer")
     moe_router_topk: int = flag(2, "experts that each token is sent to")
+    moe_router_pre_softmax: bool = flag(
+        False, "softmax before the choice of experts; needed with --moe-router-topk 1"
+    )
     moe_router_load_balancing_type: str = flag(
         "aux_loss",
         "how the router balances its load",

@@ -1,17 +1,16 @@
-"""The one place where sizes and flags are checked against each other.
+"""From flags and a number of ranks to sizes that are known to fit, every value filled in.
 
-`resolve_sizes` turns what was asked for and the number of ranks into sizes that are known to fit,
-with every value filled in. Each rule that is broken is a ConfigError of one sentence.
+Rules over the flags alone are in `rules`, those between the finished sizes in `fit`; here are the
+divisions that make the sizes. Each rule that is broken is a ConfigError of one sentence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from megascan.errors import ConfigError
-from training.arguments.flags import option_of
-from training.arguments.model import ModelSettings
-from training.arguments.schedule import OptimizerSettings
+from training.arguments.fit import check_fit
+from training.arguments.rules import check_flags
 from training.arguments.settings import Settings
 
 
@@ -54,9 +53,7 @@ def resolve_sizes(settings: Settings, world_size: int) -> Sizes:
 
     Raises ConfigError for the first rule that is broken.
     """
-    _require_given(settings)
-    _require_positive(settings)
-    _check_switches(settings)
+    check_flags(settings)
     model, parallel = settings.model, settings.parallel
     hidden, heads = _given(model.hidden_size), _given(model.num_attention_heads)
     layers, seq_length = _given(model.num_layers), _given(model.seq_length)
@@ -86,109 +83,14 @@ def resolve_sizes(settings: Settings, world_size: int) -> Sizes:
         train_iters=_given(settings.batch.train_iters),
         lr=settings.optimizer.lr or 0.0,
     )
-    _check_model(settings, sizes)
-    _check_experts(settings, sizes)
-    _check_schedule(settings, sizes)
+    check_fit(settings, sizes)
     return sizes
 
 
 def _given(value: int | None) -> int:
     if value is None:
-        raise ConfigError("a required size is missing")  # _require_given has named it already
+        raise ConfigError("a required size is missing")  # check_flags has named it already
     return value
-
-
-def _require_given(settings: Settings) -> None:
-    required: tuple[tuple[object, str], ...] = (
-        (settings.model, "num_layers"),
-        (settings.model, "hidden_size"),
-        (settings.model, "num_attention_heads"),
-        (settings.model, "seq_length"),
-        (settings.batch, "micro_batch_size"),
-        (settings.batch, "train_iters"),
-        (settings.optimizer, "lr"),
-    )
-    missing = [option_of(type(group), name) for group, name in required
-               if getattr(group, name) is None]  # fmt: skip
-    if missing:
-        raise ConfigError(f"required and not given: {' '.join(missing)}; add them")
-
-
-_MAY_BE_ZERO = frozenset(
-    {
-        "eval_iters", "hidden_dropout", "attention_dropout", "weight_decay", "clip_grad",
-        "lr", "min_lr", "lr_warmup_iters", "lr_warmup_fraction", "lr_warmup_init",
-        "timing_log_level",
-        "moe_aux_loss_coeff", "seed", "adam_beta1", "adam_beta2", "sgd_momentum", "init_method_std",
-        "optimizer_offload_fraction",
-    }
-)  # fmt: skip
-
-
-def _require_positive(settings: Settings) -> None:
-    """Numbers are above zero, or at least not below it where zero has a meaning."""
-    for part in fields(settings):
-        group = getattr(settings, part.name)
-        for entry in fields(group):
-            value = getattr(group, entry.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            may_be_zero = entry.name in _MAY_BE_ZERO
-            if value < 0 or (value == 0 and not may_be_zero):
-                bound = "0 or more" if may_be_zero else "more than 0"
-                option = option_of(type(group), entry.name)
-                raise ConfigError(f"{option} is {value}, but must be {bound}")
-
-
-def _check_switches(settings: Settings) -> None:
-    """Flags that exclude or need one another."""
-    parallel, precision = settings.parallel, settings.precision
-    if precision.bf16 and precision.fp16:
-        raise ConfigError("--bf16 and --fp16 exclude each other; keep one")
-    if precision.loss_scale is not None and not precision.fp16:
-        raise ConfigError("--loss-scale has a meaning with --fp16 only; add it or leave it out")
-    if parallel.overlap_param_gather and not parallel.use_distributed_optimizer:
-        raise ConfigError("--overlap-param-gather needs --use-distributed-optimizer")
-    if parallel.overlap_param_gather and not parallel.overlap_grad_reduce:
-        raise ConfigError("--overlap-param-gather needs --overlap-grad-reduce")
-    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
-        raise ConfigError("--sequence-parallel needs --tensor-model-parallel-size 2 or more")
-    if parallel.context_parallel_size > 1 and settings.model.transformer_impl == "local":
-        raise ConfigError(
-            f"--context-parallel-size {parallel.context_parallel_size} needs the attention of "
-            "Transformer Engine; add --transformer-impl transformer_engine (on GPUs)"
-        )
-    for name in ("hidden_dropout", "attention_dropout"):
-        value = getattr(settings.model, name)
-        if value >= 1:
-            option = option_of(ModelSettings, name)
-            raise ConfigError(f"{option} is {value}, but must be below 1")
-    _check_recompute(settings)
-    _check_checkpoint(settings)
-
-
-def _check_recompute(settings: Settings) -> None:
-    recompute = settings.recompute
-    if recompute.recompute_granularity == "full":
-        if recompute.recompute_method is None or recompute.recompute_num_layers is None:
-            raise ConfigError(
-                "--recompute-granularity full needs --recompute-method (uniform or block) and "
-                "--recompute-num-layers"
-            )
-    elif recompute.recompute_method is not None or recompute.recompute_num_layers is not None:
-        raise ConfigError(
-            "--recompute-method and --recompute-num-layers need --recompute-granularity full"
-        )
-    if recompute.recompute_modules and recompute.recompute_granularity != "selective":
-        raise ConfigError("--recompute-modules needs --recompute-granularity selective")
-
-
-def _check_checkpoint(settings: Settings) -> None:
-    checkpoint = settings.checkpoint
-    if checkpoint.save_interval is not None and checkpoint.save is None:
-        raise ConfigError("--save-interval needs --save, the folder to write to")
-    if checkpoint.load is None and (checkpoint.finetune or checkpoint.exit_on_missing_checkpoint):
-        raise ConfigError("--finetune and --exit-on-missing-checkpoint need --load")
 
 
 def _data_size(settings: Settings, world_size: int) -> int:
@@ -262,117 +164,3 @@ def _num_microbatches(global_batch: int, micro_batch: int, data_size: int) -> in
             f"{micro_batch} x data-parallel size {data_size}; change one of them"
         )
     return global_batch // (micro_batch * data_size)
-
-
-def _check_model(settings: Settings, sizes: Sizes) -> None:
-    """Rules between the model's sizes and the parallel axes."""
-    heads, tensor = sizes.num_attention_heads, sizes.tensor_size
-    if settings.model.kv_channels is None and sizes.hidden_size % heads:
-        raise ConfigError(
-            f"--hidden-size {sizes.hidden_size} is not divisible by --num-attention-heads {heads}; "
-            "change one of them or give --kv-channels"
-        )
-    if heads % tensor:
-        raise ConfigError(
-            f"--num-attention-heads {heads} is not divisible by --tensor-model-parallel-size "
-            f"{tensor}; change one of them"
-        )
-    if heads % sizes.num_query_groups or sizes.num_query_groups % tensor:
-        raise ConfigError(
-            f"--num-query-groups {sizes.num_query_groups} must divide --num-attention-heads "
-            f"{heads} and be divisible by --tensor-model-parallel-size {tensor}"
-        )
-    for option, size in (
-        ("--hidden-size", sizes.hidden_size),
-        ("--ffn-hidden-size", sizes.ffn_hidden_size),
-    ):
-        if size % tensor:
-            raise ConfigError(
-                f"{option} {size} is not divisible by --tensor-model-parallel-size {tensor}; "
-                "change one of them"
-            )
-    if sizes.max_position_embeddings < sizes.seq_length:
-        raise ConfigError(
-            f"--max-position-embeddings {sizes.max_position_embeddings} is less than --seq-length "
-            f"{sizes.seq_length}; raise it or leave it out"
-        )
-    if settings.parallel.sequence_parallel and sizes.seq_length % tensor:
-        raise ConfigError(
-            f"--seq-length {sizes.seq_length} is not divisible by --tensor-model-parallel-size "
-            f"{tensor}, which --sequence-parallel needs; change one of them"
-        )
-    pieces = 2 * sizes.context_size
-    if sizes.context_size > 1 and sizes.seq_length % pieces:
-        raise ConfigError(
-            f"--seq-length {sizes.seq_length} is not divisible by 2 x --context-parallel-size "
-            f"{sizes.context_size}; change one of them"
-        )
-    if sizes.virtual_pipeline_size and sizes.num_microbatches % sizes.pipeline_size:
-        raise ConfigError(
-            f"the {sizes.num_microbatches} microbatches (global batch {sizes.global_batch_size} / "
-            f"micro-batch {sizes.micro_batch_size} / data-parallel {sizes.data_size}) are not "
-            f"divisible by --pipeline-model-parallel-size {sizes.pipeline_size}, which the "
-            "interleaved schedule needs; "
-            "change --global-batch-size"
-        )
-
-
-def _check_experts(settings: Settings, sizes: Sizes) -> None:
-    experts, moe = sizes.expert_size, settings.moe
-    if moe.num_experts is None:
-        if experts > 1:
-            raise ConfigError(f"--expert-model-parallel-size {experts} needs --num-experts")
-        return
-    if moe.num_experts % experts:
-        raise ConfigError(
-            f"--num-experts {moe.num_experts} is not divisible by --expert-model-parallel-size "
-            f"{experts}; change one of them"
-        )
-    if moe.moe_router_topk > moe.num_experts:
-        raise ConfigError(
-            f"--moe-router-topk {moe.moe_router_topk} is more than --num-experts {moe.num_experts}"
-        )
-    # Experts keep the tensor-parallel size, so what they share is the rest of a pipeline stage.
-    ranks = sizes.world_size // sizes.pipeline_size
-    if ranks % (experts * sizes.tensor_size):
-        raise ConfigError(
-            f"the {ranks} ranks of a pipeline stage are not divisible by expert size {experts} x "
-            f"tensor size {sizes.tensor_size}; change --expert-model-parallel-size"
-        )
-    if sizes.tensor_size > 1 and not settings.parallel.sequence_parallel:
-        raise ConfigError("--num-experts with tensor parallelism needs --sequence-parallel")
-
-
-def _check_schedule(settings: Settings, sizes: Sizes) -> None:
-    """Rules of the learning-rate schedule."""
-    optimizer = settings.optimizer
-    decay = optimizer.lr_decay_iters or sizes.train_iters
-    if optimizer.min_lr > sizes.lr:
-        raise ConfigError(f"--min-lr {optimizer.min_lr} is above --lr {sizes.lr}; lower it")
-    if optimizer.lr_warmup_init > sizes.lr:
-        raise ConfigError(
-            f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {sizes.lr}; lower it"
-        )
-    if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_iters:
-        raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters exclude each other; keep one")
-    if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_fraction >= 1:
-        raise ConfigError(
-            f"--lr-warmup-fraction is {optimizer.lr_warmup_fraction}, but must be below 1"
-        )
-    if optimizer.lr_warmup_iters >= decay:
-        raise ConfigError(
-            f"--lr-warmup-iters {optimizer.lr_warmup_iters} is not less than --lr-decay-iters "
-            f"{decay}; lower it"
-        )
-    for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
-        if getattr(optimizer, name) >= 1:
-            option = option_of(OptimizerSettings, name)
-            raise ConfigError(f"{option} is {getattr(optimizer, name)}, but must be below 1")
-    if optimizer.lr_decay_style == "WSD" and optimizer.lr_wsd_decay_iters is None:
-        option = option_of(OptimizerSettings, "lr_wsd_decay_iters")
-        raise ConfigError(f"--lr-decay-style WSD needs {option}")
-    if optimizer.optimizer_offload_fraction > 1:
-        raise ConfigError(
-            f"--optimizer-offload-fraction is {optimizer.optimizer_offload_fraction}, "
-            "but must be at most 1"
-        )

@@ -79,8 +79,8 @@ def _slow_output_layer(original: Function, slowness: Slowness, output_layers: se
 
 
 def _mark_boundary(slowness: Slowness, key: tuple[int, str], values: tuple[object, ...]) -> None:
-    """Hook the first tensor that gets a gradient: when it has one, a boundary is passed."""
-    tensor = next(_differentiable(values), None)
+    """Hook the first activation that gets a gradient: when it has one, a boundary is passed."""
+    tensor = next(_activations(values), None)
     if tensor is None:
         return
 
@@ -91,12 +91,19 @@ def _mark_boundary(slowness: Slowness, key: tuple[int, str], values: tuple[objec
     tensor.register_hook(passed)  # type: ignore[no-untyped-call]
 
 
-def _differentiable(values: tuple[object, ...]) -> Iterator[torch.Tensor]:
+def _activations(values: tuple[object, ...]) -> Iterator[torch.Tensor]:
+    """Tensors that get a gradient and live for one microbatch.
+
+    Parameters live on, and a hook on one would stay: modules return their bias beside the output,
+    and under ``no_grad``, in the first pass of recomputed layers, it alone has a gradient. What a
+    stage received is a leaf as a parameter is, but none, and new in each microbatch.
+    """
     for value in values:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            yield value
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and not isinstance(value, torch.nn.Parameter):
+                yield value
         elif isinstance(value, tuple | list):
-            yield from _differentiable(tuple(value))
+            yield from _activations(tuple(value))
 
 
 def _slow_step(original: Function, slowness: Slowness) -> Function:

@@ -68,7 +68,7 @@ def _stalled_layer(original: Function, host: BusyHost) -> Function:
         host.stall()
         result = original(*arguments, **options)
         output = result[0] if isinstance(result, tuple) else result
-        if isinstance(output, torch.Tensor) and output.requires_grad:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
             output.register_hook(lambda _: host.stall())  # type: ignore[no-untyped-call]
         return result
 
