@@ -23,8 +23,8 @@ class SpanTimes(Protocol):
         """(ranks, iterations)."""
 
 
-def _axis(spans: SpanTimes) -> tuple[Ints, Ints]:
-    """Starts and ends on one axis on which ranks follow each other without overlap."""
+def axis_of(spans: SpanTimes) -> tuple[Ints, Ints]:
+    """Starts and ends, (span,) each, on one axis on which ranks follow each other."""
     if not len(spans.start):
         return spans.start, spans.start
     origin = int(spans.start.min())
@@ -38,7 +38,7 @@ def enclosing(spans: SpanTimes, outer: Bools, inner: Bools) -> Ints:
 
     Numbers count the `outer` spans in the order of the table; those of one rank must not overlap.
     """
-    start, end = _axis(spans)
+    start, end = axis_of(spans)
     outer_start, outer_end = start[outer], end[outer]
     if not len(outer_start):
         return np.full(int(inner.sum()), -1, dtype=np.int64)
@@ -62,7 +62,7 @@ def uncovered_time(spans: SpanTimes, iteration: Bools) -> Floats:
     Gaps are counted from the start of the iteration up to its last span: what follows is the
     trainer's own end of the iteration (logging).
     """
-    start, end = _axis(spans)
+    start, end = axis_of(spans)
     end = np.where(iteration, start, end)  # an iteration span only marks where it begins
     use = np.flatnonzero(spans.counts)
     order = use[np.argsort(start[use], kind="stable")]

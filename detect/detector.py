@@ -8,6 +8,7 @@ import numpy as np
 
 from detect.compute import ComputeSearch, least_slowdown, search_compute
 from detect.compute_findings import compute_findings
+from detect.consequences import folded, without_victims
 from detect.extract import observe
 from detect.imbalance import HeavyStage, heavy_stages, sequence_skew
 from detect.job_findings import sequence_finding, stage_finding
@@ -40,12 +41,15 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     seen = steady(one_row_a_worker(observations), settings)
     if len(seen.iterations) < LEAST_ITERATIONS or not np.isfinite(seen.work.log_ns).any():
         return _unjudged(seen)
-    classes = losses(seen)
+    classes = losses(seen, settings)
     num_tests = len(seen.members) * (1 + len(classes))
     compute = search_compute(seen, settings, num_tests)
     slow = _rows_of(compute, len(seen.members))
     lost = [
-        search_loss(seen, loss, settings, num_tests, _forbidden(seen, compute, loss.cause))
+        without_victims(
+            seen,
+            search_loss(seen, loss, settings, num_tests, _forbidden(seen, compute, loss.cause)),
+        )
         for loss in classes
     ]
     links = search_links(seen, settings, num_tests)
@@ -53,6 +57,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     findings = compute_findings(seen, compute)
     findings += [finding for one in lost for finding in loss_findings(seen, one)]
     findings += link_findings(seen, links) if links else []
+    findings = folded(findings)
     findings += [stage_finding(seen, heavy) for heavy in _stages(seen, settings, slow)]
     skew = sequence_skew(seen, settings, slow)
     findings += [sequence_finding(seen, skew)] if skew else []

@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 import numpy as np
 
+from detect.counters import typical_readings
 from detect.cover import enclosed_time, uncovered_time
-from detect.entangled import Leads, measure_leads
+from detect.entangled import Entanglement, OwnTimes, own_times
 from detect.observations import (
     BACKWARD,
     FORWARD,
@@ -19,8 +20,10 @@ from detect.observations import (
     Work,
     place_of,
 )
+from detect.replayed_cost import ReplayedCosts
 from detect.report import Alignment
 from detect.span_index import WORK_NAMES, SpanIndex
+from detect.starvation import collecting_time, loading_time
 from detect.transfers import transfers_of
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Track
@@ -48,45 +51,39 @@ def observe(timeline: Timeline) -> Observations:
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
     optimizer_rows = index.named(("optimizer",))
     phase = _phases(index, work_rows, WORK_NAMES)
-    busy_ns = _work_times(index, work_rows, data_rows)
-    leads = Leads((), np.zeros(len(phase)))
+    loading = loading_time(index, work_rows, phase, data_rows)
+    busy_ns = np.maximum(index.self_time(work_rows) - loading.inside_ns, 1.0)
+    own = OwnTimes((), busy_ns)
     if not index.uses_cpu_time:
-        leads = _leads(index, work_rows, phase, MODULES)
-    entangled = np.isin(phase, leads.phases)
-    work_ns = np.where(entangled, np.maximum(leads.time_ns, 1.0), busy_ns)
+        own = _own_times(index, work_rows, phase, busy_ns, MODULES)
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
-    gc_ns = index.duration[gc_rows].astype(np.float64)
-    paused = enclosed_time(index, work_rows, gc_rows, gc_ns) > MAX_PAUSE_SHARE * busy_ns
+    collecting = collecting_time(index, work_rows, gc_rows)
+    paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
     iteration_rows = equals(index.table, "kind", Kind.ITERATION)
     return Observations(
         members=_members(timeline, index.ranks),
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
-        work=_work(index, work_rows, np.where(paused, np.nan, work_ns), WORK_NAMES),
+        work=_work(index, work_rows, np.where(paused, np.nan, own.time_ns), WORK_NAMES),
         layers=_layers(index),
         busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
         host_gap_ns=uncovered_time(index, iteration_rows),
-        loader_ns=index.summed(data_rows, _own_time(index, data_rows)),
-        gc_ns=np.nan_to_num(index.summed(gc_rows, gc_ns)),
+        loader_ns=index.summed(data_rows, loading.lost_ns),
+        gc_ns=np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
         gc_traced=_is_full(timeline),
-        stolen_ns=_stolen(index, work_rows, phase, data_rows),
+        stolen_ns=_stolen(index, work_rows, phase, data_rows, busy_ns),
         starved_share=_starved_share(index),
-        entangled_phases=leads.phases,
+        entangled_phases=own.phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(index, timeline),
         transfers=transfers_of(index, timeline),
-        counters=_counters(timeline),
+        counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
         notes=timeline.completeness.notes,
+        costs=ReplayedCosts(timeline),
     )
-
-
-def _work_times(index: SpanIndex, rows: Bools, data_rows: Bools) -> Floats:
-    """Self time of passes, less the loading of data inside them."""
-    loading = enclosed_time(index, rows, data_rows, index.self_time(data_rows))
-    return np.maximum(index.self_time(rows) - loading, 1.0)
 
 
 def _phases(index: SpanIndex, rows: Bools, names: dict[str, int]) -> Ints:
@@ -96,17 +93,26 @@ def _phases(index: SpanIndex, rows: Bools, names: dict[str, int]) -> Ints:
     return np.asarray(phase_of_code[code[rows]])
 
 
-def _leads(index: SpanIndex, passes: Bools, phase: Ints, modules: tuple[str, ...]) -> Leads:
+def _own_times(
+    index: SpanIndex, passes: Bools, phase: Ints, time_ns: Floats, modules: tuple[str, ...]
+) -> OwnTimes:
     """Own time of passes that overlap their model-parallel collectives."""
     group, texts = codes(index.table, "group")
     model_parallel = np.array([text.partition("@")[0] in MODEL_AXES for text in texts] or [False])
     overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
     overlapped &= numbers(index.table, "track") == Track.OVERLAPPED
     overlapped &= model_parallel[group]
-    return measure_leads(index, passes, phase, index.named(modules), overlapped)
+    marks = Entanglement(
+        passes=passes,
+        phase=phase,
+        time_ns=time_ns,
+        modules=index.named(modules),
+        overlapped=overlapped,
+    )
+    return own_times(index, marks)
 
 
-def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools) -> Floats:
+def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns: Floats) -> Floats:
     """Wall less CPU time of compute, (rank, iteration); 0 where CPU time was not measured.
 
     Passes that overlap collectives wait inside their spans, which is not the host's doing: they are
@@ -114,9 +120,8 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools) -> Flo
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
-    waiting = np.isin(phase, _leads(index, rows, phase, MODULES).phases)
-    cpu_ns = _work_times(index, rows, data_rows)
-    loading_ns = enclosed_time(index, rows, data_rows, _own_time(index, data_rows))
+    waiting = np.isin(phase, _own_times(index, rows, phase, cpu_ns, MODULES).phases)
+    loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
     lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))
     everything = np.nan_to_num(index.summed(rows, cpu_ns))
@@ -125,7 +130,7 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools) -> Flo
     return np.asarray(np.nan_to_num(index.summed(rows, lost_ns)) * scale)
 
 
-def _own_time(index: SpanIndex, rows: Bools) -> Floats:
+def _wall_time(index: SpanIndex, rows: Bools) -> Floats:
     return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
 
 
@@ -211,8 +216,7 @@ def _layers(index: SpanIndex) -> Work | None:
     time_ns = np.maximum(index.self_time(rows), 1.0)
     phase = _phases(index, rows, LAYER_NAMES)
     if not index.uses_cpu_time:
-        leads = _leads(index, rows, phase, LAYER_MODULES)
-        time_ns = np.where(np.isin(phase, leads.phases), np.maximum(leads.time_ns, 1.0), time_ns)
+        time_ns = _own_times(index, rows, phase, time_ns, LAYER_MODULES).time_ns
     if not _layers_alike(index, rows, time_ns):
         return None
     work = _work(index, rows, time_ns, LAYER_NAMES)
@@ -255,19 +259,6 @@ def _starved_share(index: SpanIndex) -> Floats | None:
     count = np.bincount(flat, minlength=size)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((starved / count).reshape(index.shape))
-
-
-def _counters(timeline: Timeline) -> dict[int, dict[str, float]]:
-    readings: dict[int, dict[str, float]] = {}
-    for rank, windows in timeline.windows.items():
-        names = sorted({name for window in windows for name in window.counters})
-        values = {
-            name: float(np.median([w.counters[name] for w in windows if name in w.counters]))
-            for name in names
-        }
-        if values:
-            readings[rank] = values
-    return readings
 
 
 def _alignment(timeline: Timeline) -> Alignment | None:

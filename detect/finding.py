@@ -40,7 +40,8 @@ class Claim:
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """The finding of a claim."""
     timing = when(claim.course, seen.iterations)
-    cost = cost_ratio(seen.iteration_ns, claim.saved_ns)
+    replayed = seen.costs.ratio(claim.ranks, claim.cause) if seen.costs else None
+    cost = cost_ratio(seen.iteration_ns, claim.saved_ns) if replayed is None else replayed
     middle = timing.episodes[0][0]
     return Finding(
         ranks=claim.ranks,

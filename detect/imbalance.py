@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from detect import robust
+from detect.laws import rank_correlation, t_tail
 from detect.observations import BACKWARD, FORWARD, Bools, Floats, Observations, Work
 from detect.residuals import data_effects, deviations, stage_groups
 from detect.settings import DetectorSettings
@@ -105,7 +105,7 @@ def _heavy(
         stage=stage,
         ratio=float(np.exp(effect)),
         interval=(float(np.exp(effect - 1.96 * error)), float(np.exp(effect + 1.96 * error))),
-        p_value=float(stats.t.sf(effect / error, max(len(logs) - 1, 1))),
+        p_value=t_tail(effect / error, max(len(logs) - 1, 1)),
         excess_forward_ns=float(forward[FORWARD] - backward[FORWARD]),
         excess_backward_ns=float(forward[BACKWARD] - backward[BACKWARD]),
         ratio_forward=float(forward[FORWARD] / backward[FORWARD]),
@@ -183,7 +183,7 @@ def sequence_skew(
         across_ranks=across_ranks,
         ratio=typical,
         interval=(max(1.0, typical - 1.96 * error), typical + 1.96 * error),
-        p_value=float(stats.t.sf((typical - 1) / error, max(len(ratio) - 1, 1))),
+        p_value=t_tail((typical - 1) / error, max(len(ratio) - 1, 1)),
         saved_ns=saved,
     )
 
@@ -203,7 +203,7 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Bools) -> t
 def _correlation(one: Floats, other: Floats) -> float:
     if len(one) < 8:
         return 0.0
-    return float(np.nan_to_num(stats.spearmanr(one, other).statistic))
+    return rank_correlation(one, other)
 
 
 def _uneven_replicas(seen: Observations, faulty: Bools) -> tuple[Floats, Floats]:

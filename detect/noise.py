@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from detect import robust
 from detect.observations import Bools, Floats
@@ -44,7 +44,7 @@ class Noise:
 
     def p_value(self, score: Floats | float) -> Floats:
         """One-sided probability of a score (effect over standard error) in a healthy rank."""
-        return np.asarray(stats.t.sf(score, self.degrees))
+        return np.asarray(special.stdtr(self.degrees, -np.asarray(score)))
 
 
 def estimate_noise(value: Floats, excluded: Bools, floor: float, bursty: bool = False) -> Noise:
@@ -98,7 +98,7 @@ def _between(value: Floats, excluded: Bools, pooled: float) -> float:
     level = level[np.isfinite(level)]
     if len(level) < MIN_RANKS_FOR_SPREAD:
         return 0.0
-    seen = float(np.quantile(level, CLOSEST)) / float(stats.norm.ppf(0.5 + CLOSEST / 2))
+    seen = float(np.quantile(level, CLOSEST)) / float(special.ndtri(0.5 + CLOSEST / 2))
     explained = robust.MEDIAN_LOSS * pooled / np.sqrt(value.shape[1])
     return float(np.sqrt(max(seen**2 - explained**2, 0.0)))
 
@@ -127,7 +127,7 @@ def minimum_detectable_effect(
     for m tests of which the first is judged at q / m by Benjamini-Hochberg; the usual formula for
     the minimum detectable effect (Bloom 1995, Evaluation Review 19(5)), with the t law's quantiles.
     """
-    critical = stats.t.isf(rate / max(num_tests, 1), noise.degrees)
-    reserve = stats.t.ppf(power, noise.degrees)
+    critical = -special.stdtrit(noise.degrees, rate / max(num_tests, 1))
+    reserve = special.stdtrit(noise.degrees, power)
     typical = float(np.median(noise.standard_error(float(num_iterations))))
     return float((critical + reserve) * typical)

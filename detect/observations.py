@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from detect.report import Alignment
+from detect.report import Alignment, Cause
 from megascan.header import Json
 from megascan.topology import Coordinates, Layout
 
@@ -111,6 +112,15 @@ class Work:
         return Work(log_ns=self.log_ns[:, keep, :], phase=self.phase, microbatch=self.microbatch)
 
 
+@dataclass(frozen=True)
+class LateIn:
+    """A rank's lateness in the operations of one edge or group, ns an iteration."""
+
+    rank: int
+    members: tuple[int, ...]
+    time_ns: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Transfers:
     """Transfer times of communication, one row an edge (p2p) or a process group (collective).
@@ -132,6 +142,15 @@ class Transfers:
     late_ns: Floats
     """(rank, iteration): how much longer than the quickest member of the same operations the
     rank's own transfers take, summed over the iteration."""
+    late_in: tuple[LateIn, ...] = ()
+    """Where that lateness arose."""
+
+
+class Costs(Protocol):
+    """Knows what findings cost the step."""
+
+    def ratio(self, ranks: tuple[int, ...], cause: Cause) -> float | None:
+        """Iteration time now over that without the finding; None where it cannot tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,3 +193,5 @@ class Observations:
     completeness: Mapping[str, Json] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     source: str = ""
+    costs: Costs | None = None
+    """Costs by replay, where the observations come from a timeline."""

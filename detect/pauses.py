@@ -12,7 +12,7 @@ import numpy as np
 
 from detect import robust
 from detect.noise import Noise
-from detect.observations import Bools, Floats, Ints, Members, Observations
+from detect.observations import Bools, Floats, Ints, Observations
 from detect.report import Cause
 from detect.search import SearchTask, Suspect, search
 from detect.settings import DetectorSettings
@@ -35,6 +35,8 @@ class Loss:
     groups: list[Ints]
     bursty: bool = False
     """Comes in rare bursts on healthy ranks too (garbage collection)."""
+    least_share: float = 0.0
+    """Share of the iteration below which such a difference has other reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +52,13 @@ class LossSearch:
     """(rank, iteration) above the peers."""
 
 
-def losses(seen: Observations) -> list[Loss]:
+def losses(seen: Observations, settings: DetectorSettings) -> list[Loss]:
     """The classes that this trace can tell about."""
     members = seen.members
     everyone = [np.arange(len(members))]
     result = []
     if np.isfinite(seen.loader_ns).any():
-        groups = _loader_groups(members, seen.loader_ns)
-        result.append(
-            Loss(cause=Cause.LOADER, name="data loading", time_ns=seen.loader_ns, groups=groups)
-        )
+        result.append(_loading(seen, settings))
     if seen.gc_traced:
         result.append(
             Loss(
@@ -96,15 +95,27 @@ def losses(seen: Observations) -> list[Loss]:
     return result
 
 
-def _loader_groups(members: Members, loader_ns: Floats) -> list[Ints]:
-    """Rows with the same loading to do: stage and TP rank alike, else all rows that load."""
-    loads = np.isfinite(loader_ns).any(axis=1)
+def _loading(seen: Observations, settings: DetectorSettings) -> Loss:
+    """Rows with the same loading to do: stage and TP rank alike, else all rows that load.
+
+    On a GPU a stage's place in the pipeline decides how long its device has to wait, so across
+    stages only differences count that stages do not have of their own.
+    """
+    members = seen.members
+    on_gpu = members.device_kind == "cuda"
+    loads = np.isfinite(seen.loader_ns).any(axis=1)
     key = members.stage * 4096 + members.place["tp"]
     groups = [np.flatnonzero(loads & (key == one)) for one in np.unique(key[loads])]
-    if groups and min(len(rows) for rows in groups) > 1:
-        return groups
-    first_of_group = loads & (members.place["tp"] == 0)
-    return [np.flatnonzero(first_of_group)]
+    across = not groups or min(len(rows) for rows in groups) < 2
+    if across:
+        groups = [np.flatnonzero(loads & (members.place["tp"] == 0))]
+    return Loss(
+        cause=Cause.LOADER,
+        name="the device idle while data were loaded" if on_gpu else "data loading",
+        time_ns=seen.loader_ns,
+        groups=groups,
+        least_share=settings.min_stage_excess - 1.0 if on_gpu and across else 0.0,
+    )
 
 
 def search_loss(
@@ -126,7 +137,7 @@ def search_loss(
         compare=compare,
         num_rows=len(seen.members),
         num_tests=num_tests,
-        floor=(settings.min_slowdown - 1.0) * share,
+        floor=max((settings.min_slowdown - 1.0) * share, loss.least_share),
         noise_floor=NOISE_FLOOR,
         forbidden=forbidden,
         bursty=loss.bursty,

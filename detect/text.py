@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from detect.report import Finding, Owner, Report, Verdict
 from detect.wording import counted, listed, milliseconds, percent
 
 SHOWN_NEXT_STEPS = 4
+WIDTH = 100
+LABEL = 10
+"""Columns of "evidence  " and the other labels."""
 
 
 def render_text(report: Report) -> str:
     """First the answer, then why, then what to do, then what could not be seen."""
     lines = [_answer(report), ""]
+    several = len(report.findings) > 1
     for number, finding in enumerate(report.findings, 1):
-        lines += [*_finding(number, finding), ""]
+        if several:
+            lines += _wrapped(f"{number}. ", finding.headline)
+        lines += [*_finding(finding), ""]
     lines += _could_not_show(report)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -38,7 +46,23 @@ def _window(report: Report) -> str:
     return f"{counted(report.num_iterations, 'iteration')} ({first} to {last})"
 
 
-def _finding(number: int, finding: Finding) -> list[str]:
+def _wrapped(label: str, text: str) -> list[str]:
+    """Label and text, continued under the text."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return _wrapped(f"   {label:<{LABEL}}", text)
+
+
+def _finding(finding: Finding) -> list[str]:
     low, high = finding.slowdown_interval
     owner = {
         Owner.NODE: "the node: look at this hardware",
@@ -46,16 +70,17 @@ def _finding(number: int, finding: Finding) -> list[str]:
         Owner.UNDECIDED: "undecided",
     }[finding.owner]
     lines = [
-        f"{number}. {finding.headline}",
-        f"   cause     {finding.cause}, owner: {owner}",
-        f"   slowdown  {finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})",
-        f"   cost      {_cost(finding.step_time_cost_ratio)}",
+        *_labelled("cause", f"{finding.cause}, owner: {owner}"),
+        *_labelled("slowdown", f"{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"),
+        *_labelled("cost", _cost(finding.step_time_cost_ratio)),
     ]
     if len(finding.episodes) > 1:
         spans = [f"{first}-{last}" for first, last in finding.episodes]
-        lines.append(f"   episodes  iterations {listed(spans)}")
-    lines += [f"   evidence  {sentence}" for sentence in finding.evidence]
-    lines += [f"   next      {step}" for step in finding.next_steps[:SHOWN_NEXT_STEPS]]
+        lines += _labelled("episodes", f"iterations {listed(spans)}")
+    for sentence in finding.evidence:
+        lines += _labelled("evidence", sentence)
+    for step in finding.next_steps[:SHOWN_NEXT_STEPS]:
+        lines += _labelled("next", step)
     return lines
 
 
@@ -67,20 +92,23 @@ def _cost(ratio: float) -> str:
 
 def _could_not_show(report: Report) -> list[str]:
     lines = ["What this trace could and could not have shown:"]
-    lines.append(
-        f"   window    {_window(report)} of {milliseconds(report.iteration_ns)}, "
-        f"{counted(report.world_size, 'rank')}"
+    lines += _labelled(
+        "window",
+        f"{_window(report)} of {milliseconds(report.iteration_ns)}, "
+        f"{counted(report.world_size, 'rank')}",
     )
     if report.minimum_detectable:
         parts = [f"{name} {percent(value)}" for name, value in report.minimum_detectable.items()]
-        lines.append(
-            "   power     smallest lasting slowdown found with 95 % probability: "
+        lines += _labelled(
+            "power",
+            "smallest lasting slowdown found with 95 % probability: "
             + ", ".join(parts)
-            + "; below that, silence means nothing (host, loader, gc: share of the iteration)"
+            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
         )
     if report.alignment is not None:
-        lines.append(
-            f"   clocks    agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
+        lines += _labelled(
+            "clocks", f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
         )
-    lines += [f"   note      {note}" for note in report.notes]
+    for note in report.notes:
+        lines += _labelled("note", note)
     return lines

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect import robust
-from detect.observations import Bools, Floats, Ints, Transfers
+from detect.observations import Bools, Floats, Ints, LateIn, Transfers
 from detect.span_index import SpanIndex
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
 
 MIN_SHARE_OF_AXIS = 0.1
 """Operations with less of an axis's transfer time than this say little about its links."""
+MUTUAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Operations that nobody leaves before everybody has arrived."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +132,67 @@ def _kinds(
     return kind.reshape(-1).astype(np.int64), names
 
 
-def _lateness(index: SpanIndex, found: _Operations) -> Floats:
-    """(rank, iteration): sum of own transfer less the quickest member's."""
+@dataclass(frozen=True)
+class _Lateness:
+    """How much longer than the quickest member's a member's transfer was, of each that was."""
+
+    rows: Ints
+    """Span of the member."""
+    unit: Ints
+    time_ns: Floats
+
+    def by_iteration(self, index: SpanIndex) -> Floats:
+        """(rank, iteration)"""
+        num_ranks, num_iterations = index.shape
+        flat = index.row[self.rows] * num_iterations + index.slot[self.rows]
+        total = np.bincount(flat, weights=self.time_ns, minlength=num_ranks * num_iterations)
+        return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+
+    def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
+        """Mean over the iterations by rank and edge or group."""
+        cell = index.row[self.rows] * len(members) + self.unit
+        names, number = np.unique(cell, return_inverse=True)
+        total = np.bincount(number.reshape(-1), weights=self.time_ns, minlength=len(names))
+        mean_ns = total / max(index.shape[1], 1)
+        return tuple(
+            LateIn(int(index.ranks[name // len(members)]), members[name % len(members)], time)
+            for name, time in zip(names.tolist(), mean_ns.tolist(), strict=True)
+        )
+
+
+def _lateness(index: SpanIndex, found: _Operations, labels: _Labels) -> _Lateness:
+    """Late exits, less what the clocks of the group's members may feign."""
     last = np.concatenate([found.starts[1:], [len(found.rows)]])
     operation = np.searchsorted(found.starts, np.arange(len(found.rows)), side="right") - 1
     known = (operation >= 0) & (np.arange(len(found.rows)) < last[np.maximum(operation, 0)])
-    rows = found.rows[known]
-    late = found.transfer_ns[known] - found.quickest_ns[operation[known]]
-    num_ranks, num_iterations = index.shape
-    flat = index.row[rows] * num_iterations + index.slot[rows]
-    total = np.bincount(flat, weights=np.maximum(late, 0.0), minlength=num_ranks * num_iterations)
-    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+    rows, operation = found.rows[known], operation[known]
+    unit = labels.unit[operation]
+    late = found.transfer_ns[known] - found.quickest_ns[operation]
+    late -= _clock_errors(index, rows, operation, labels)[unit]
+    return _Lateness(rows[late > 0], unit[late > 0], late[late > 0])
+
+
+def _clock_errors(index: SpanIndex, rows: Ints, operation: Ints, labels: _Labels) -> Floats:
+    """Of each edge or group, by how much its clocks contradict cause and effect, ns.
+
+    Nobody leaves an all-to-all kind of operation before its last member has arrived; where a
+    trace says so, clocks disagree by as much at least.
+    """
+    op, texts = codes(index.table, "op")
+    mutual = np.array([text.startswith(MUTUAL) for text in texts] or [False])[op[rows]]
+    arrived = np.full(len(labels.unit), np.iinfo(np.int64).min)
+    left = np.full(len(labels.unit), np.iinfo(np.int64).max)
+    np.maximum.at(arrived, operation[mutual], index.start[rows[mutual]])
+    np.minimum.at(left, operation[mutual], (index.start + index.duration)[rows[mutual]])
+    judged = arrived > np.iinfo(np.int64).min
+    error = np.zeros(len(labels.members))
+    np.maximum.at(error, labels.unit[judged], (arrived - left)[judged].astype(np.float64))
+    return error
 
 
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     """Medians by (unit, kind) and iteration."""
+    late = _lateness(index, found, labels)
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
@@ -162,7 +210,8 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         size_bytes=size[keep],
         transfer_ns=medians.reshape(len(names), num_iterations)[keep],
         total_ns=total[keep] / max(num_iterations, 1),
-        late_ns=_lateness(index, found),
+        late_ns=late.by_iteration(index),
+        late_in=late.by_unit(index, labels.members),
     )
 
 

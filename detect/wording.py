@@ -54,8 +54,12 @@ def place(members: Members, row: int) -> str:
 
 def ranks_of(members: Members, row: int) -> str:
     """rank 5, or ranks 4 and 5 for a row that stands for a TP group."""
-    workers = members.workers[row]
-    return f"rank {workers[0]}" if len(workers) == 1 else f"ranks {listed(workers)}"
+    return ranks_text(members.workers[row])
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """rank 5, or ranks 4 and 5."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
 
 
 def confidence(q_value: float) -> str:

@@ -52,6 +52,9 @@ class Job:
     work: Effect | None = None
     """Factor on forward, backward, layers and (name "optimizer") the optimizer."""
     loading_ms: Effect | None = None
+    blocked_ms: Effect | None = None
+    """Length of a loading span that ends with the begin of its forward pass: the host was ahead and
+    waited for the device, whose time it does not lengthen."""
     gc_ms: Effect | None = None
     gap_ms: Effect | None = None
     transfer: Callable[[int, int, int], float] | None = None
@@ -207,6 +210,12 @@ class _Builder:
             self._span(
                 slot.rank, "data", "batch-generator", now, loading, slot.iteration, track=3,
                 microbatch=slot.microbatch,
+            )  # fmt: skip
+        if job.blocked_ms is not None and slot.phase == "forward":
+            blocked = int(job.blocked_ms(slot) * MS)
+            self._span(
+                slot.rank, "data", "batch-generator", now - blocked, blocked, slot.iteration,
+                track=3, microbatch=slot.microbatch,
             )  # fmt: skip
         length = self._noisy(usual * (job.work(slot) if job.work else 1.0))
         self._span(

@@ -1,0 +1,89 @@
+"""One fault, one finding: who is only late because of another, and what follows from a named fault.
+
+A rank that leaves its communications late makes its partners look late or their common link slow; a
+slow device also loads its data a little slower. Such traces of one fault are not faults of
+their own: they are dropped, or become evidence of the finding that explains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from detect.observations import Observations
+from detect.pauses import LossSearch
+from detect.report import Cause, Finding
+from detect.search import Suspect
+from detect.wording import percent, ranks_text
+
+MOST = 0.5
+"""A rank most of whose lateness lies in communications with a late rank is that rank's victim."""
+ALIKE = 1.5
+"""Loading that is slower by no more than this times the slowdown of computing has one reason."""
+
+
+def without_victims(seen: Observations, found: LossSearch) -> LossSearch:
+    """Late ranks, without those whose partners explain their lateness; the latest is kept."""
+    if found.loss.cause != Cause.LINK or seen.transfers is None:
+        return found
+    ordered = sorted(found.suspects, key=lambda one: -one.course.effect)
+    kept: list[Suspect] = []
+    for suspect in ordered:
+        accused = {rank for one in kept for rank in seen.members.workers[one.row]}
+        own = set(seen.members.workers[suspect.row])
+        if _share_with(seen, own, accused - own) <= MOST:
+            kept.append(suspect)
+    return replace(found, suspects=tuple(kept))
+
+
+def _share_with(seen: Observations, own: set[int], accused: set[int]) -> float:
+    """Share of a worker's lateness that arose in communications with the accused."""
+    if seen.transfers is None:
+        return 0.0
+    mine = [one for one in seen.transfers.late_in if one.rank in own]
+    total = sum(one.time_ns for one in mine)
+    with_accused = sum(one.time_ns for one in mine if accused & set(one.members))
+    return with_accused / total if total > 0 else 0.0
+
+
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings of which none is a consequence of another; the heavier of two explains."""
+    left = sorted(findings, key=_weight)
+    result: list[Finding] = []
+    for finding in left:
+        place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
+        if place is None:
+            result.append(finding)
+        else:
+            main = result[place]
+            result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
+    return result
+
+
+def _weight(finding: Finding) -> tuple[bool, float]:
+    return finding.cause != Cause.COMPUTE, -finding.step_time_cost_ratio
+
+
+def _explains(main: Finding, other: Finding) -> bool:
+    """Whether `other` is what the fault of `main` looks like elsewhere."""
+    meets = main.first_iteration <= other.last_iteration
+    meets = meets and other.first_iteration <= main.last_iteration
+    if not meets or not set(main.ranks) & set(other.ranks):
+        return False
+    same = set(main.ranks) >= set(other.ranks)
+    if main.cause == Cause.COMPUTE:
+        if other.cause == Cause.LOADER:
+            return same and other.slowdown <= ALIKE * main.slowdown
+        return same and other.cause in (Cause.HOST, Cause.LINK)
+    if main.cause == Cause.LINK:
+        return other.cause == Cause.LINK or (same and other.cause == Cause.HOST)
+    return False
+
+
+def _sentence(finding: Finding) -> str:
+    what = {
+        Cause.LOADER: "its data loading is slower to match",
+        Cause.HOST: "the time lost between its operations goes with it",
+        Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
+    }[finding.cause]
+    return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"

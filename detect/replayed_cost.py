@@ -1,0 +1,72 @@
+"""What a finding costs the step, by replay of the job with its ranks brought to their peers' times.
+
+See `detect.whatif.saving`. Better than the estimate of `detect.cost` wherever the dependency graph
+can be built: time that a host loses behind its device, and delays that spread over a pipeline, come
+out as they are. Replayed only when there is a finding, and imported only then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from detect.report import Cause
+from megascan.errors import MegaScanError
+from megascan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from detect.whatif import Replay
+
+REPLAYED = (Cause.COMPUTE, Cause.LINK, Cause.LOADER, Cause.GC, Cause.HOST)
+
+MOST_HIDDEN = 0.1
+"""Where other ranks spend more of a step than this in no span, they wait there for the slow one: a
+replay keeps such gaps and would make the finding too cheap by up to as much."""
+
+
+class ReplayedCosts:
+    """Costs of findings on one timeline; the replay is made at the first question."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._replay: Replay | None = None
+        self._fails = False
+
+    def ratio(self, ranks: tuple[int, ...], cause: Cause) -> float | None:
+        """Iteration time now over that without the finding, 1 and more; None where unknown."""
+        if cause not in REPLAYED or not ranks:
+            return None
+        replay = self._get_replay()
+        if replay is None or _hidden_wait(replay, ranks) > MOST_HIDDEN:
+            return None
+        from detect.whatif import saved_by_fixing
+
+        try:
+            saving = saved_by_fixing(replay, ranks, links=cause == Cause.LINK)
+        except MegaScanError:
+            return None
+        return max(1.0, saving.speedup) if saving.compared_with == "peers" else None
+
+    def _get_replay(self) -> Replay | None:
+        if self._replay is None and not self._fails:
+            from detect.whatif import replay_of_timeline
+
+            try:
+                self._replay = replay_of_timeline(self._timeline)
+            except MegaScanError:
+                self._fails = True  # no graph can be built from this trace: estimates remain
+        return self._replay
+
+
+def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:
+    """Largest share of a step that a rank other than `ranks` spends in gaps between spans."""
+    stage = replay.graph.stage
+    gaps = np.array([node.optype == "host" for node in replay.graph.nodes])
+    others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
+    step_s = float(replay.traced_s.mean())
+    shares = [
+        replay.weights[gaps & (stage == number)].sum(axis=0).mean(axis=-1)[others[number]] / step_s
+        for number in range(replay.graph.num_stages)
+    ]
+    return float(max((share.max() for share in shares if len(share)), default=0.0))

@@ -1,0 +1,53 @@
+"""One fault, one finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from detect import Cause, Finding, Owner
+from detect.consequences import folded
+
+
+@pytest.fixture
+def finding():
+    return Finding(
+        ranks=(2,),
+        cause=Cause.LINK,
+        owner=Owner.NODE,
+        slowdown=1.5,
+        slowdown_interval=(1.4, 1.6),
+        first_iteration=3,
+        last_iteration=14,
+        share_of_iterations=1.0,
+        q_value=1e-9,
+        step_time_cost_ratio=1.4,
+        headline="rank 2 is late",
+    )
+
+
+def test_the_link_of_a_late_rank_becomes_its_evidence(finding):
+    pair = replace(finding, ranks=(0, 2), step_time_cost_ratio=1.04)
+    [only] = folded([pair, finding])
+    assert only.ranks == (2,)
+    assert "ranks 0 and 2" in only.evidence[-1]
+
+
+def test_a_pair_that_does_not_hold_the_late_rank_is_a_fault_of_its_own(finding):
+    pair = replace(finding, ranks=(0, 1), step_time_cost_ratio=1.04)
+    assert len(folded([finding, pair])) == 2
+
+
+def test_loading_slower_by_the_factor_of_computing_is_no_second_fault(finding):
+    compute = replace(finding, cause=Cause.COMPUTE)
+    alike = replace(finding, cause=Cause.LOADER, slowdown=1.6)
+    worse = replace(finding, cause=Cause.LOADER, slowdown=8.0)
+    assert [one.cause for one in folded([alike, compute])] == [Cause.COMPUTE]
+    assert len(folded([worse, compute])) == 2
+
+
+def test_faults_of_one_rank_at_different_times_stay_two(finding):
+    compute = replace(finding, cause=Cause.COMPUTE, last_iteration=6)
+    later = replace(finding, cause=Cause.HOST, first_iteration=9)
+    assert len(folded([compute, later])) == 2

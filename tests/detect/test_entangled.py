@@ -1,0 +1,73 @@
+"""Own time of passes that wait for their TP group inside their compute spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from detect.entangled import Entanglement, own_times
+from detect.observations import BACKWARD
+
+PASSES = 5
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Per rank and pass: pass, module, overlapped collective, in ns."""
+
+    row: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    counts: np.ndarray
+    shape: tuple[int, int]
+
+
+def own_ratios(ranks):
+    """`ranks` is (lead, collective, rest after it) each; own times over those of the last rank."""
+    rows, starts, lengths, kinds = [], [], [], []
+    for row, (lead, collective, rest) in enumerate(ranks):
+        for number in range(PASSES):
+            begin = number * 10_000
+            for kind, start, length in (
+                ("pass", begin, lead + collective + rest),
+                ("module", begin + 1, lead + collective + rest - 2),
+                ("collective", begin + lead, collective),
+            ):
+                rows.append(row)
+                starts.append(start)
+                lengths.append(length)
+                kinds.append(kind)
+    kind = np.array(kinds)
+    length = np.array(lengths)
+    spans = Spans(
+        np.array(rows), np.zeros(len(rows), dtype=np.int64), np.array(starts), length,
+        np.ones(len(rows), dtype=bool), (len(ranks), 1),
+    )  # fmt: skip
+    marks = Entanglement(
+        passes=kind == "pass",
+        phase=np.full(len(ranks) * PASSES, BACKWARD),
+        time_ns=length[kind == "pass"].astype(np.float64),
+        modules=kind == "module",
+        overlapped=kind == "collective",
+    )
+    found = own_times(spans, marks)
+    assert found.phases == (BACKWARD,)
+    by_rank = found.time_ns.reshape(len(ranks), PASSES).mean(axis=1)
+    return by_rank / by_rank[-1]
+
+
+def test_the_partner_of_a_slow_rank_only_waits():
+    """Slow after the launch: the partner's pass is as long, but waits in its collective."""
+    slow, partner, sound = (100, 5, 155), (100, 60, 100), (100, 5, 100)
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx(
+        [255 / 200, 1, 1, 1], abs=0.01
+    )
+
+
+def test_weight_gradients_hidden_in_the_wait_do_not_make_a_rank_fast():
+    """Everything slower by half; the partner computes weight gradients while it waits."""
+    slow, partner, sound = (150, 5, 150), (100, 150, 55), (100, 5, 100)
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx([1.5, 1, 1, 1], abs=0.01)

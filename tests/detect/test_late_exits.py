@@ -1,0 +1,69 @@
+"""Late exits: the partners of a late rank, and clocks that contradict each other, accuse nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from detect.span_index import SpanIndex
+from detect.transfers import transfers_of
+from megascan.schema import Track
+from megascan.timeline import TIMELINE_SCHEMA
+from megascan.topology import Layout
+
+
+@pytest.fixture
+def lateness(job):
+    """Lateness of ranks 0 and 1 from all-reduces given as (start, end) of each of the two."""
+
+    def measure(*operations):
+        timeline = job(layout=Layout(dp=2), iterations=1).timeline()
+        rows = []
+        for rank in (0, 1):
+            for match, ends in enumerate(operations):
+                start, end = ends[rank]
+                last_arrival = max(ends[0][0], ends[1][0])
+                row = dict.fromkeys(TIMELINE_SCHEMA.names, -1)
+                row |= {
+                    name: ""
+                    for name in TIMELINE_SCHEMA.names
+                    if pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
+                }
+                row |= {
+                    "rank": rank, "kind": "collective", "name": "all_reduce", "op": "all_reduce",
+                    "group": "dp@0", "track": int(Track.COMMUNICATION), "start_ns": start,
+                    "duration_ns": end - start, "iteration": 3, "match": match, "size_bytes": 8,
+                    "transfer_ns": max(0, end - last_arrival),
+                }  # fmt: skip
+                rows.append(row)
+        columns = {
+            name: pa.array([row[name] for row in rows]).cast(TIMELINE_SCHEMA.field(name).type)
+            if not pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
+            else pa.array([row[name] for row in rows], pa.string()).dictionary_encode()
+            for name in TIMELINE_SCHEMA.names
+        }
+        headers = {
+            rank: replace(header, groups={"dp@0": (0, 1)})
+            for rank, header in timeline.headers.items()
+        }
+        spans = pa.table(columns).cast(TIMELINE_SCHEMA)
+        timeline = replace(timeline, spans=spans, headers=headers)
+        found = transfers_of(SpanIndex(timeline), timeline)
+        return found.late_ns[:, 0].tolist(), found.late_in
+
+    return measure
+
+
+def test_the_later_of_two_is_late(lateness):
+    late, where = lateness(((0, 100), (0, 900)))
+    assert late == [0, 800]
+    assert [(one.rank, one.members, one.time_ns) for one in where] == [(1, (0, 1), 800)]
+
+
+def test_lateness_that_only_the_clocks_show_does_not_count(lateness):
+    """Rank 1's clock is 500 ahead: rank 0 leaves the second operation before rank 1 came."""
+    late, where = lateness(((0, 100), (0, 600)), ((1000, 1010), (1510, 1520)))
+    assert late == [0, 0]
+    assert not where
