@@ -114,7 +114,7 @@ class _Groups:
             members += [code * num_ranks + rank for rank in present]
         notes = (
             (
-                f"{num_partial} process groups miss ranks without a file: their waits are lower "
+                f"{num_partial} process groups have members without a file: their waits are lower "
                 "bounds and their transfers upper bounds",
             )
             if num_partial
@@ -232,7 +232,7 @@ def _unmatched_notes(rank: IntArray, parts: Mapping[str, _Part]) -> tuple[str, .
     notes: list[str] = []
     for kind, part in parts.items():
         for what, chosen in (
-            ("without its counterparts", (part.match < 0) & ~part.duplicate),
+            ("without a counterpart", (part.match < 0) & ~part.duplicate),
             ("recorded twice", part.duplicate),
         ):
             if chosen.any():

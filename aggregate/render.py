@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,12 @@ _MOST_RANKS = 16
 _MOST_CLOCKS = 8
 _RARE = ("preempted", "unsplit", "dispatch")
 """Shares whose column is left out where no rank has any."""
+
+_HOW_TO_READ = (
+    "share of iteration time; the rank that waits least stands first: the others wait for it.",
+    "Compare ranks of one stage (PP): stages with more work wait less in a healthy job, too.",
+)
+_WIDTH = 100
 
 
 def render_text(summary: Summary, most_ranks: int = _MOST_RANKS) -> str:
@@ -49,7 +56,7 @@ def _table(summary: Summary, most_ranks: int) -> list[str]:
     ]
     if not rows:
         return ["no iteration was traced: no shares to show"]
-    lines = ["share of iteration time, the rank that waits least first", *_aligned([head, *rows])]
+    lines = [*_HOW_TO_READ, *_aligned([head, *rows])]
     left_out = summary.ranks.num_rows - len(rows)
     return lines + ([f"… and {left_out} more ranks"] if left_out else [])
 
@@ -72,13 +79,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _alignment(summary: Summary) -> list[str]:
     domains = list(_domains(summary))
-    lines = [f"clocks: {summary.clock_method}"]
+    lines = textwrap.wrap(f"clocks: {summary.clock_method}", _WIDTH, subsequent_indent="  ")
+    if len(domains) == 1 and len(domains[0]) > 1:
+        return lines + _one_clock(domains[0])
     if len(domains) > _MOST_CLOCKS:
         return lines + _compact(domains)
     rows: list[tuple[str, ...]] = [
         ("ranks", "clock", "offset", "drift", "residual", "p99", "anchors")
     ]
-    rows += [_domain_row(fits) for fits in domains]
+    rows += [_domain_row(fits, summary.clock_names[fits[0].rank]) for fits in domains]
     return lines + _aligned(rows)
 
 
@@ -90,11 +99,27 @@ def _domains(summary: Summary) -> Iterator[list[ClockFit]]:
     yield from by_domain.values()
 
 
-def _domain_row(fits: list[ClockFit]) -> tuple[str, ...]:
+def _one_clock(fits: list[ClockFit]) -> list[str]:
+    median_ns = float(np.median([fit.residual_median_ns for fit in fits]))
+    p99_ns = max(fit.residual_p99_ns for fit in fits)
+    if not any(fit.num_anchors for fit in fits):
+        return []
+    return [
+        f"  ranks leave a collective within {_time(median_ns)} of each other (median; "
+        f"p99 {_time(p99_ns)}):",
+        "  with one clock that is the job's own timing (cores shared, late wake-ups), not an error",
+    ]
+
+
+def _time(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.1f} ms" if time_ns >= 1e6 else f"{time_ns / 1e3:.1f} µs"
+
+
+def _domain_row(fits: list[ClockFit], name: str) -> tuple[str, ...]:
     ranks = [fit.rank for fit in fits]
     return (
         f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}…{ranks[-1]} ({len(ranks)})",
-        fits[0].domain,
+        name,
         f"{fits[0].offset_ns / 1e6:+.4f} ms",
         f"{fits[0].drift_ppm:+.3f} ppm",
         f"{np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs",
@@ -124,11 +149,18 @@ def _rest(summary: Summary) -> list[str]:
     if there.missing_ranks:
         named = ", ".join(str(rank) for rank in there.missing_ranks[:_MOST_RANKS])
         more = ", …" if len(there.missing_ranks) > _MOST_RANKS else ""
-        lines.append(f"missing: {len(there.missing_ranks)} ranks ({named}{more})")
+        many = "s" if len(there.missing_ranks) > 1 else ""
+        lines.append(f"missing: {len(there.missing_ranks)} rank{many} ({named}{more})")
     if there.num_unfinished_spans:
         lines.append(f"left out: {there.num_unfinished_spans:,} spans of unfinished windows")
     unmatched = ", ".join(
         f"{count:,} {kind}" for kind, count in there.num_unmatched.items() if count
     )
     lines.append(f"unmatched: {unmatched or 'none'}; duplicates: {there.num_duplicates:,}")
-    return lines + [f"note: {note}" for note in there.notes]
+    return lines + [
+        line
+        for note in there.notes
+        for line in textwrap.wrap(
+            f"note: {note}", _WIDTH, subsequent_indent="  ", break_long_words=False
+        )
+    ]

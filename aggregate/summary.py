@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aggregate.keys import group_starts
 from aggregate.shares import SHARES, iteration_shares
-from megascan.header import Json
+from megascan.header import Json, RankHeader
 from megascan.schema import SCHEMA_VERSION
 from megascan.timeline import ClockFit, Completeness, Timeline, codes, numbers
 from megascan.topology import Layout
@@ -38,6 +38,8 @@ class Summary:
     num_matches: int
     clocks: Mapping[int, ClockFit]
     clock_method: str
+    clock_names: Mapping[int, str]
+    """Of each rank, short enough to read: host, and the GPU where it has a clock of its own."""
     completeness: Completeness
 
     def to_json(self) -> dict[str, Json]:
@@ -73,8 +75,21 @@ def summarise(timeline: Timeline) -> Summary:
         num_matches=int(numbers(timeline.spans, "match").max(initial=-1)) + 1,
         clocks=timeline.clocks,
         clock_method=timeline.clock_method,
+        clock_names={
+            rank: _clock_name(timeline.headers[rank]) if rank in timeline.headers else fit.domain
+            for rank, fit in timeline.clocks.items()
+        },
         completeness=timeline.completeness,
     )
+
+
+def _clock_name(header: RankHeader) -> str:
+    """The domain's name without its boot, card and process ids, which only JSON keeps."""
+    domain = header.clock.domain
+    if not domain.startswith(f"{header.host}:"):
+        return domain
+    on_device = bool(header.device.uuid) and header.device.uuid in domain
+    return f"{header.host} GPU {header.device.index}" if on_device else header.host
 
 
 def _by_rank(iterations: pa.Table) -> pa.Table:

@@ -16,10 +16,10 @@ from datetime import datetime
 from pathlib import Path
 
 from megascan.commands.inputs import add_run_arguments, aggregate_folder
-from megascan.commands.output import check_free, write_json
+from megascan.commands.output import check_free, say, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
-from megascan.commands.selection import add_selection_arguments, selection_from
+from megascan.commands.selection import add_selection_arguments, check_ranks, selection_from
 from megascan.errors import UsageError
 from megascan.export import Mark, check_output, write_timeline
 from megascan.header import Json
@@ -76,15 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     check_output(output, force=arguments.force)
     if arguments.json:
-        check_free(arguments.json, force=arguments.force)
+        _check_json(arguments.json, output, force=arguments.force)
     timeline = aggregate_folder(arguments.folder, arguments)
+    check_ranks(selection, timeline)
     summary = summarise(timeline)
-    print(render_text(summary))
+    say(render_text(summary))
     marks: list[Mark] = []
     record: dict[str, Json] = {"aggregate": summary.to_json()}
     if arguments.detect:
         report = detect_in(timeline, settings)
-        print(render_verdict(report))
+        say(render_verdict(report))
         marks = marks_of(report, timeline)
         record["detect"] = report.to_json()
         if arguments.focus and report.findings:
@@ -95,5 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
-    print(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
     return 0
+
+
+def _check_json(path: Path, output: Path, *, force: bool) -> None:
+    if path.absolute() == output.absolute():
+        raise UsageError(f"-o and --json both name {path}; give them different files")
+    check_free(path, force=force)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.commands.inputs import add_run_arguments, load_timeline
-from megascan.commands.output import check_free, write_json
+from megascan.commands.output import check_free, say, write_json
 from megascan.commands.packages import require
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         check_free(arguments.json, force=arguments.force)
     report = _report(arguments, settings)
-    print(render_text(report))
+    say(render_text(report))
     if arguments.json:
         write_json(arguments.json, report.to_json(), force=arguments.force)
-        print(f"wrote {arguments.json}")
+        say(f"wrote {arguments.json}")
     degraded = report.verdict == Verdict.DEGRADED
     return EXIT_FINDING if arguments.fail_on_finding and degraded else 0
 

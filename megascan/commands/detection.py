@@ -12,6 +12,7 @@ import numpy as np
 
 from detect import DetectorSettings, Finding, Report, detect
 from megascan.commands.progress import stage
+from megascan.errors import ConfigError, UsageError
 from megascan.export import Mark
 from megascan.schema import Kind
 from megascan.timeline import Timeline, equals, numbers
@@ -38,11 +39,14 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
-    """The detector's settings asked for; ConfigError for values that mean nothing."""
-    return DetectorSettings(
-        min_slowdown=arguments.min_slowdown,
-        false_discovery_rate=arguments.false_discovery_rate,
-    )
+    """The detector's settings asked for; UsageError for values that mean nothing."""
+    try:
+        return DetectorSettings(
+            min_slowdown=arguments.min_slowdown,
+            false_discovery_rate=arguments.false_discovery_rate,
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
 
 
 def detect_in(timeline: Timeline, settings: DetectorSettings) -> Report:

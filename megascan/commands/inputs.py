@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from megascan.commands.packages import require
@@ -38,6 +39,13 @@ def aggregate_folder(path: Path, arguments: argparse.Namespace) -> Timeline:
     with stage(f"reading rank files of {path}"):
         trace = read_trace(
             path, run=arguments.run, allow_missing_ranks=arguments.allow_missing_ranks
+        )
+    if trace.completeness.missing_ranks:
+        missing = trace.completeness.missing_ranks
+        print(
+            f"warning: {len(missing)} of {trace.completeness.world_size} ranks have no file, "
+            f"going on without them: {', '.join(map(str, missing))}",
+            file=sys.stderr,
         )
     if not len(trace.spans):
         raise InputError(f"{path}: the rank files hold no finished window; let the job run longer")

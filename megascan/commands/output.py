@@ -1,8 +1,10 @@
-"""Small result files: written whole or not at all, never over an existing one unasked."""
+"""Results: text on stdout, and small files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,11 +12,38 @@ from megascan.errors import OutputError
 from megascan.header import Json
 
 
+def say(text: object) -> None:
+    """Print a result at once; a reader that has gone (`| head`) does not stop the command.
+
+    What the command still has to write is written. Raises OutputError when stdout is refused for
+    another reason, such as a full disk.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _silence_stdout()
+    except OSError as error:
+        _silence_stdout()
+        raise OutputError(
+            f"standard output cannot be written ({error.strerror or error}); "
+            "free some space or send it elsewhere"
+        ) from error
+
+
+def _silence_stdout() -> None:
+    """Let what is printed from now on, and at the interpreter's exit, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def check_free(path: Path, *, force: bool) -> None:
     """Raise OutputError, before any work is done, when `path` must not or cannot be written."""
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give the name of a file")
     if path.exists() and not force:
         raise OutputError(f"{path} exists; name another file or pass --force to replace it")
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
 
 

@@ -4,8 +4,8 @@ The engine is the file given with --trace-processor, or the one that the perfett
 fetches.
 
 examples:
-  megascan query timeline.json "select name, count(*), sum(dur) / 1e6 as ms from slice group by
-  name order by ms desc" megascan query timeline.json --preset waits
+  megascan query timeline.json "select name, sum(dur) / 1e6 as ms from slice group by name"
+  megascan query timeline.json --preset waits
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megascan.commands.output import say
 from megascan.errors import UsageError
 from megascan.viewer import PRESETS, run_query
 
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the rows as a table."""
     if (arguments.sql is None) == (arguments.preset is None):
         raise UsageError("give either a query or --preset, and not both")
-    sql = arguments.sql or PRESETS[arguments.preset]
-    print(run_query(arguments.file, sql, trace_processor=arguments.trace_processor))
+    sql = PRESETS[arguments.preset] if arguments.sql is None else arguments.sql
+    if not sql.strip():
+        raise UsageError("the query is empty; give one, or --preset")
+    say(run_query(arguments.file, sql, trace_processor=arguments.trace_processor))
     return 0

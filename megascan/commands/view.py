@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megascan.errors import InputError
+from megascan.reader import Format, sniff
 from megascan.viewer import Spot, serve
 
 
@@ -42,6 +44,7 @@ def _spot(text: str) -> Spot:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until the UI has the file, or until Ctrl-C."""
+    _check(arguments.file)
     serve(
         arguments.file,
         at=arguments.at,
@@ -49,3 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
         open_browser=not arguments.no_browser,
     )
     return 0
+
+
+def _check(path: Path) -> None:
+    """Raise InputError for what Perfetto would open as an empty page."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
+    if sniff(path) not in (Format.TIMELINE, Format.PERFETTO, Format.RANK_FILES, Format.KINETO):
+        raise InputError(
+            f"{path} is no trace that Perfetto opens; make a timeline with megascan aggregate"
+        )

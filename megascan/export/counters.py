@@ -1,6 +1,6 @@
 """Figures per rank and iteration that viewers draw as curves over the slices.
 
-    wait share            Σ wait of synchronous communication / duration of the iteration, 0…1
+    wait share            Σ wait of synchronous communication / duration of the iteration, 0…100 %
     collective bandwidth  Σ size / Σ transfer of the iteration's collectives, in GB/s (decimal)
     p2p bandwidth         the same of its sends and receives
 
@@ -104,7 +104,7 @@ def _wait_share(talk: pa.Table, place: Integers, iterations: _Iterations) -> Cou
     total = np.bincount(place[counted], waits[counted], minlength=len(iterations.key))
     lasting = iterations.duration_ns > 0
     share = total[lasting] / iterations.duration_ns[lasting]
-    return _counter(WAIT_SHARE, "ratio", iterations, lasting, np.minimum(share, 1.0))
+    return _counter(WAIT_SHARE, "%", iterations, lasting, 100 * np.minimum(share, 1.0))
 
 
 def _bandwidth(talk: pa.Table, place: Integers, iterations: _Iterations, kind: Kind) -> Counter:

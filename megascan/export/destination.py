@@ -50,12 +50,16 @@ def check_output(path: Path, *, force: bool = False) -> None:
     """Raise, before any work is done, what writing a timeline there would raise.
 
     UsageError for an unknown suffix, OutputError for an existing file without `force` and for a
-    folder that is not there.
+    folder that is not there or cannot be written to.
     """
     format_of(path)
     _check_free(path, force=force)
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(
+            f"{path}: the folder {path.parent} cannot be written to; choose another place with -o"
+        )
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def make_drawing(timeline: Timeline, selection: Selection, marks: Sequence[Mark]
         if not spans.num_rows:
             raise UsageError(
                 f"nothing to write: the selected {selection.words()} hold none of the "
-                f"{whole.num_rows} spans of {len(timeline.headers)} ranks; select others"
+                f"{whole.num_rows:,} spans of {len(timeline.headers)} ranks; select others"
             )
     track, tracks = lay_tracks(spans)
     shown = _shown_ranks(timeline, selection, tracks)

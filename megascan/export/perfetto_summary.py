@@ -63,7 +63,7 @@ def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Reals]:
             known = (curve.rank << 32) + curve.iteration
             wanted = (numbers(spans, "rank") << 32) + numbers(spans, "iteration")
             place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            shares = np.where(known[place] == wanted, curve.value[place], shares)
+            shares = np.where(known[place] == wanted, curve.value[place] / 100, shares)
     return spans, shares
 
 

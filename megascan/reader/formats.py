@@ -54,6 +54,10 @@ def sniff(path: Path) -> Format:
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; {_EXPECTED}")
+    if not path.is_dir() and not path.is_file():
+        raise InputError(
+            f"{path}: is neither a file nor a folder (a pipe or a device); {_EXPECTED}"
+        )
     return sniff_folder(path)[0] if path.is_dir() else sniff_file(path)
 
 

@@ -156,11 +156,17 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
     for rank, iteration in last.items():
         if iteration < end:
             stops.setdefault(iteration, []).append(rank)
-    return [
-        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} "
-        f"with iteration {iteration}, the others with {end}"
-        for iteration, ranks in sorted(stops.items())
-    ]
+    return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
+
+
+def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
+    many = len(ranks) > 1
+    if not iteration:
+        return f"{_ranks(ranks)} {'have' if many else 'has'} no finished window"
+    return (
+        f"{_ranks(ranks)} end{'' if many else 's'} with iteration {iteration}, "
+        f"the others with {end}"
+    )
 
 
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:

@@ -48,5 +48,13 @@ _IMPORTERS: dict[Format, Importer] = {
 
 def _importer(found: Format, path: Path) -> Importer:
     if found not in _IMPORTERS:
-        raise InputError(f"{path} holds {found.value}, expected the rank files of a run")
+        hint = (
+            "; it is merged already: look at it with megascan view, or name the slow rank with "
+            "megascan detect"
+            if found is Format.TIMELINE
+            else ""
+        )
+        raise InputError(
+            f"{path} holds {found.value.replace('_', ' ')}, expected the rank files of a run{hint}"
+        )
     return _IMPORTERS[found]

@@ -40,7 +40,8 @@ def serve(
     with server:
         ui = server.own_url if offline else PERFETTO_UI
         url = address(ui, server.file_url, view)
-        print(f"{path} is at {url}", flush=True)
+        ends = "Ctrl-C ends it" if offline else "it ends once the browser has the file"
+        print(f"{path} is at {url}\nserving it on this machine only; {ends}", flush=True)
         if open_browser:
             webbrowser.open(url)
         try:

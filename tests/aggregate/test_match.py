@@ -34,7 +34,7 @@ def test_a_missed_event_leaves_its_partner_unmatched_and_the_rest_in_place(build
     found = matched(build, rows, PAIR)
     assert found.match.tolist() == [0, -1, 1, 2, 0, 1, 2]
     assert found.num_unmatched == {"collective": 1, "p2p": 0}
-    assert found.notes == ("1 collective spans without its counterparts, most on rank 0 (1)",)
+    assert found.notes == ("1 collective spans without a counterpart, most on rank 0 (1)",)
 
 
 def test_groups_ops_and_iterations_are_told_apart(build):
@@ -82,7 +82,7 @@ def test_present_members_match_without_a_rank_whose_file_is_missing(build):
     found = matched(build, rows, {"dp@0": (0, 1, 2)}, layout=layout, ranks=[0, 2])
     assert found.match.tolist() == [0, 0]
     assert found.notes == (
-        "1 process groups miss ranks without a file: their waits are lower bounds and their "
+        "1 process groups have members without a file: their waits are lower bounds and their "
         "transfers upper bounds",
     )
 

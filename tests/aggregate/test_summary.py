@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,3 +192,38 @@ def test_a_timeline_without_iterations_still_has_a_text(build):
     rows = [build.span(0, "gc", "gc", 0, 5, iteration=-1)]
     text = render_text(summarise(build_timeline(build.trace(rows))))
     assert "no iteration was traced" in text
+
+
+def test_one_clock_is_explained_instead_of_tabled(build):
+    trace, _ = build.skewed_job(Layout(dp=4), 40, jitter_ns=2e6)
+    timeline = build_timeline(trace)
+    one = {rank: replace(fit, domain="vm:boot") for rank, fit in timeline.clocks.items()}
+    lines = render_text(summarise(replace(timeline, clocks=one))).splitlines()
+    (told,) = [line for line in lines if "leave a collective within" in line]
+    assert " ms of each other" in told
+    assert not any(line.startswith("ranks  clock") for line in lines)
+
+
+def test_a_gpus_clock_is_shown_by_host_and_card_and_kept_whole_in_json(build):
+    trace, _ = build.skewed_job(Layout(dp=2), 12, jitter_ns=1e3)
+    timeline = build_timeline(trace)
+    domains = {rank: f"{head.host}:boot:GPU-{rank}:41" for rank, head in timeline.headers.items()}
+    headers = {
+        rank: replace(
+            head,
+            clock=replace(head.clock, domain=domains[rank]),
+            device=replace(head.device, kind="cuda", index=6 + rank, uuid=f"GPU-{rank}"),
+        )
+        for rank, head in timeline.headers.items()
+    }
+    clocks = {rank: replace(fit, domain=domains[rank]) for rank, fit in timeline.clocks.items()}
+    summary = summarise(replace(timeline, headers=headers, clocks=clocks))
+    text = render_text(summary)
+    assert f"{headers[1].host} GPU 7 " in text
+    assert "boot" not in text
+    assert summary.to_json()["alignment"]["clocks"][1]["domain"] == domains[1]
+
+
+def test_text_fits_a_terminal(build):
+    trace, _ = build.skewed_job(Layout(tp=2, dp=2, pp=2), 12, jitter_ns=1e3)
+    assert max(map(len, render_text(summarise(build_timeline(trace))).splitlines())) <= 120

@@ -149,12 +149,12 @@ def test_curves_hold_wait_share_and_bandwidth(engine):
     sql = """select t.name, count(*), min(c.value), max(c.value) from counter c
       join track t on c.track_id = t.id group by 1 order by 1"""
     curves = {
-        name.rsplit(" ", 1)[0] if name.endswith(("GB/s", "ratio")) else name: figures
+        name.rsplit(" ", 1)[0] if name.endswith(("GB/s", "%")) else name: figures
         for name, *figures in rows(engine, sql)
     }
     assert curves["collective bandwidth"] == pytest.approx([24, 11.650844, 11.650844], rel=1e-5)
     # p2p waits of 30 µs in an iteration of 900 µs, 10 µs more for DP0's all-reduce
-    assert curves["wait share"] == pytest.approx([24, 0.0, 40 / 900], abs=1e-6)
+    assert curves["wait share"] == pytest.approx([24, 0.0, 100 * 40 / 900], abs=1e-4)
 
 
 def test_summary_rows_name_the_rank_that_the_others_wait_for(engine, path):
