@@ -79,8 +79,12 @@ class Messages:
 
 
 def collective_anchors(spans: pa.Table, matches: Matches, ranks: IntArray) -> Anchors:
-    """Ends of matched collectives of two members and more that have no root."""
+    """Ends of matched collectives of two members and more that have no root.
+
+    An end that is only a bound (the trainer's own wait) says nothing about the clocks.
+    """
     usable = equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", *ROOTED_OPS)
+    usable &= numbers(spans, "end_is_bound") != 1
     rows = np.flatnonzero(usable & (matches.match >= 0))
     num_members = np.bincount(matches.match[rows], minlength=matches.num_matches)
     rows = rows[num_members[matches.match[rows]] > 1]

@@ -7,7 +7,7 @@ wait = last member's start − own start, never negative, never beyond the span;
 For a message the other side is the only other member: a receive waits until the send started, a
 send until the receive was posted. Where the last start lies on another clock and no further off
 than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
-nothing links the two clocks, neither is claimed (-1). Operations with a root are split the same
+nothing links the two clocks, or the end is only a bound, neither is claimed (-1). Operations with a root are split the same
 way, although only the root can be waited for.
 
 The self time of any other span is its duration less the union of the synchronous communication
@@ -137,8 +137,9 @@ def _split_waits(
     lag = last.start_ns[own] - start
     claimed = lag > clocks.error_between(position, last.position[own])
     claimed_ns = np.where(claimed, np.minimum(lag, duration), 0)
-    wait[rows] = np.where(last.comparable[own], claimed_ns, NOT_APPLICABLE)
-    transfer[rows] = np.where(last.comparable[own], duration - claimed_ns, NOT_APPLICABLE)
+    known = last.comparable[own] & (numbers(spans, "end_is_bound")[rows] != 1)
+    wait[rows] = np.where(known, claimed_ns, NOT_APPLICABLE)
+    transfer[rows] = np.where(known, duration - claimed_ns, NOT_APPLICABLE)
     return wait, transfer
 
 

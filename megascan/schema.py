@@ -124,6 +124,12 @@ SPAN_COLUMNS: tuple[Column, ...] = (
         "cpu_ns", "int64", "ns", "CPU time of the launching thread during the span (CPU runs)"
     ),
     _argument(
+        "end_is_bound",
+        "int8",
+        "",
+        "1: asynchronous work whose completion cannot be timed; its end is the trainer's wait",
+    ),
+    _argument(
         "launch_ns", "int64", "ns", "GPU runs: host time of the launch, relative to start_ns"
     ),
 )

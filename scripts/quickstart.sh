@@ -59,7 +59,7 @@ if [[ $num_gpus -ge 4 ]]; then
         --micro-batch-size 2 --bf16 --distributed-backend nccl)
 else
     place="the CPU" tp=${tp:-2} pp=${pp:-2} dp=${dp:-2}
-    model=(--num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 128
+    model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128
         --micro-batch-size 2 --distributed-backend gloo)
 fi
 world=$((tp * pp * dp))

@@ -106,6 +106,7 @@ class TableBuilder:
     def _device_times(self, launch: Floats, cpu: Floats) -> None:
         """CPU runs know CPU time, GPU runs when a span was launched."""
         absent = np.full(len(launch), NOT_APPLICABLE, dtype=np.int64)
+        self._put("end_is_bound", absent)  # a model knows when its communication ends
         if self.job.device == "cpu":
             self._put("cpu_ns", np.rint(cpu).astype(np.int64))
             self._put("launch_ns", absent)

@@ -61,8 +61,8 @@ class Device(Protocol):
     """What the timer needs of a GPU; `TorchDevice` has it from torch.cuda."""
 
     name: str
-    waits_on_host: bool
-    """Whether waiting for NCCL's work stops the host (TORCH_NCCL_BLOCKING_WAIT)."""
+    can_wait_aside: bool
+    """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
 
     def new_event(self) -> Event:
         """An event that takes time."""
@@ -155,7 +155,7 @@ class CudaTimer:
         work keeps them until the trainer's own wait. Only NCCL's works wait in a stream; waiting
         for those of another backend would stop the host.
         """
-        if "nccl" not in backend or self._device.waits_on_host:
+        if "nccl" not in backend or not self._device.can_wait_aside:
             return False
         event = self._pool.take()
         self._device.record_after(event, work, span.lane)

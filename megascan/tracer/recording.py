@@ -101,12 +101,13 @@ class RecordingTracer(Tracer):
         """Record asynchronous communication that `backend` has been told to carry out.
 
         Returns the span and whether the timer sees its end; if not, the caller sets `span.end` at
-        its own wait.
+        its own wait, and the span says that its end is a bound.
         """
         arguments["iteration"] = self._iteration
         span = Span(kind, name, Track.OVERLAPPED, begin, None, arguments, lane)
         watched = self._timer.watch(work, span, backend)
         if not watched:
+            arguments["end_is_bound"] = 1
             self._unwatched.append(span)
         self._spans.append(span)
         return span, watched

@@ -20,7 +20,7 @@ class TorchDevice:
     def __init__(self) -> None:
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         self.name = f"GPU-{uuid}"
-        self.waits_on_host = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0")
+        self.can_wait_aside = can_wait_aside()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._after: dict[str, torch.cuda.Stream] = {}
         self._nvml = Nvml(self.name)
@@ -47,3 +47,13 @@ class TorchDevice:
     def counters(self) -> dict[str, float]:
         """Clock, power and temperature."""
         return self._nvml.read()
+
+
+def can_wait_aside() -> bool:
+    """Not where a wait stops the host, nor where all streams share one hardware queue.
+
+    Megatron sets CUDA_DEVICE_MAX_CONNECTIONS=1 to order its kernels; a wait on any stream then
+    holds up the kernels launched after it, and the overlap that the setting is there for is gone.
+    """
+    blocking = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0")
+    return not blocking and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"

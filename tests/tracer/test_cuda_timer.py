@@ -13,6 +13,7 @@ from megascan.tracer import cuda
 from megascan.tracer.cuda import CudaTimer
 from megascan.tracer.span import Span
 from megascan.tracer.timer import WindowTimes
+from megascan.tracer.torch_device import can_wait_aside
 
 
 class Gpu:
@@ -27,7 +28,7 @@ class Gpu:
         self.host_ns = 1_000_000_000
         self.busy_until_ns = 0
         self.rate = rate
-        self.waits_on_host = blocking
+        self.can_wait_aside = not blocking
         self.num_made = 0
         self.num_waits = 0
         self.query_ns = 1_000
@@ -253,6 +254,24 @@ def test_work_that_would_stop_the_host_is_not_waited_for(gpu, backend, blocking)
 
     assert not timer.watch(SimpleNamespace(wait=wait), span, backend)
     assert span.end is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "can"),
+    [
+        ({}, True),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, True),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, False),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, False),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "0"}, True),
+    ],
+)
+def test_a_wait_aside_must_hold_nobody_up(monkeypatch, variables, can):
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_NCCL_BLOCKING_WAIT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert can_wait_aside() is can
 
 
 def test_a_window_through_the_tracer(gpu, make_tracer, read_rank_file):
