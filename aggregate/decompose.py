@@ -7,8 +7,8 @@ wait = last member's start − own start, never negative, never beyond the span;
 For a message the other side is the only other member: a receive waits until the send started, a
 send until the receive was posted. Where the last start lies on another clock and no further off
 than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
-nothing links the two clocks, or the end is only a bound, neither is claimed (-1). Operations with a root are split the same
-way, although only the root can be waited for.
+nothing links the two clocks, or the end is only a bound, neither is claimed (-1). Operations with
+a root are split the same way, although only the root can be waited for.
 
 The self time of any other span is its duration less the union of the synchronous communication
 of its rank inside it; a bracket around collectives and the collectives in it count once.
