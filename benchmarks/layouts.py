@@ -1,12 +1,12 @@
-"""Real training runs in several layouts, healthy and with each kind of fault: is the right rank
-named?
+"""Is the right rank named? Real training runs in several layouts, healthy and with each fault.
 
     python -m benchmarks.layouts [--device cpu|gpu] [--only TEXT] [-o RESULT.md] [--keep DIR]
 
 Every case is one `torchrun -m training.pretrain_gpt … --trace` of four ranks (gloo on the CPU,
 NCCL on GPUs), followed by `megascan aggregate -d`. A case is right when the ranks that the
-verdict gives to the node are exactly the injected one, with its cause; a healthy one when nobody
-is. The injected fault is never shown to the detector.
+verdict accuses are exactly the injected one, with its cause; a healthy one when nobody is. Accused
+are findings whose owner is the node, and garbage collection, which belongs to the job. The injected
+fault is never shown to the detector.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ def run_case(case: Case, device: str, folder: Path, iterations: int) -> Result:
     timeline = folder / "timeline.json.gz"
     _run(["aggregate.py", "-b", str(trace), "-d", "-o", str(timeline), "--json", str(verdict)])
     report = json.loads(verdict.read_text(encoding="utf-8"))["detect"]
-    accused = [finding for finding in report["findings"] if finding["owner"] == "node"]
+    accused = [
+        each for each in report["findings"] if each["owner"] == "node" or each["cause"] == "gc"
+    ]
     return Result(
         case=case,
         verdict=report["verdict"],
@@ -188,7 +190,7 @@ def render(results: Sequence[Result], device: str, command: str) -> str:
             f"- right rank and cause: {num_found} of {len(faulty)} faulty runs",
             f"- nobody accused: {num_silent} of {len(healthy)} healthy runs",
             "",
-            "| case | verdict | given to the node | clock residual p99, µs | seconds | right |",
+            "| case | verdict | accused | clock residual p99, µs | seconds | right |",
             "|---|---|---|---|---|---|",
             *(result.row() for result in results),
             "",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megascan.commands.output import say
 from megascan.commands.progress import stage
 from megascan.errors import OutputError
 from megascan.schema import Granularity
@@ -168,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
     with stage(f"writing {trace.spans.num_rows:,} spans"):
         paths = write_rank_files(trace, folder)
         write_ground_truth(ground_truth(trace, job, faults, arguments.seed), folder)
-    print(
+    say(
         f"wrote {len(paths)} rank files and ground-truth.json to {folder}; "
         f"next: megascan detect {folder}"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.commands.inputs import add_run_arguments, load_timeline
-from megascan.commands.output import check_free, write_bytes, write_json
+from megascan.commands.output import check_free, say, write_bytes, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.errors import UsageError
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     with stage("replaying the step"):
         result = analyze(replay)
         savings = _savings(replay, result, report)
-    print(render_text(result, savings))
+    say(render_text(result, savings))
     for path in _write(arguments, replay, result, savings):
-        print(f"wrote {path}")
+        say(f"wrote {path}")
     return 0
 
 
