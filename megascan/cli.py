@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (0 fine, 1 an error said in one line, 2 wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        return _run(words[0], words[1:])
+        return report_errors(lambda: _run(words[0], words[1:]))
     _top_level_parser().parse_args(words or ["--help"])
     return 2
 
@@ -47,8 +47,7 @@ def _run(name: str, words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    arguments = parser.parse_args(words)
-    return report_errors(lambda: _guarded(command, arguments))
+    return _guarded(command, parser.parse_args(words))
 
 
 def _guarded(command: _Command, arguments: argparse.Namespace) -> int:

@@ -239,9 +239,10 @@ def test_viewing_a_file_that_is_not_there(megascan, tmp_path, command):
     one_line_error(megascan(name, tmp_path / "gone.json", *words))
 
 
-def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path):
-    (tmp_path / "aggregate").mkdir()
-    (tmp_path / "aggregate" / "__init__.py").write_text("")
+@pytest.mark.parametrize("name", ["aggregate", "detect"])
+def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
     program = "import sys; from megascan.cli import main; sys.exit(main(['aggregate', '-b', 'x']))"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -251,4 +252,5 @@ def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path):
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 1
-    assert str(tmp_path / "aggregate") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path / name) in done.stderr
