@@ -1,5 +1,4 @@
-"""How reliable is the quickstart? Real training runs with a different rank slow each time, and
-healthy ones.
+"""How reliable is the quickstart? Real runs with another slow rank each time, and healthy ones.
 
     python -m benchmarks.quickstart [--faulty 10] [--healthy 5] [--factor 1.5] [-o RESULT.md]
 
