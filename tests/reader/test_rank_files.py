@@ -63,6 +63,7 @@ def test_columns_of_one_rank(folder: Folder) -> None:
             "peer": -1,
             "direction": "",
             "cpu_ns": -1,
+            "end_is_bound": -1,
             "launch_ns": -1,
         },
     ]
