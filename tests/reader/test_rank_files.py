@@ -42,6 +42,7 @@ def test_columns_of_one_rank(folder: Folder) -> None:
             "peer": -1,
             "direction": "",
             "cpu_ns": 1_999,
+            "end_is_bound": -1,
             "launch_ns": -1,
         },
         {
