@@ -122,9 +122,7 @@ def all_cases() -> list[Case]:
         Case(layout=layout, kind="compute", rank=number % NUM_RANKS)
         for number, layout in enumerate(LAYOUTS)
     ]
-    cases += [
-        Case(layout="TP2 DP2", kind=kind, rank=2) for kind in FAULTS if kind not in ("compute",)
-    ]
+    cases += [Case(layout="TP2 DP2", kind=kind, rank=2) for kind in FAULTS if kind != "compute"]
     return cases
 
 

@@ -135,19 +135,14 @@ SPAN_COLUMNS: tuple[Column, ...] = (
 )
 """Columns of a trace as recorded, in the order of the table."""
 
-
-def _derived(name: str, column_type: ColumnType, unit: str, meaning: str) -> Column:
-    return Column(name, column_type, unit, meaning, f"args.{name}")
-
-
 DERIVED_COLUMNS: tuple[Column, ...] = (
-    _derived(
+    _argument(
         "match", "int64", "", "id shared by the members of one collective or one send/recv pair"
     ),
-    _derived("wait_ns", "int64", "ns", "communication: own start to last member's start"),
-    _derived("transfer_ns", "int64", "ns", "communication: duration less wait"),
-    _derived("self_ns", "int64", "ns", "duration less the synchronous communication inside"),
-    _derived(
+    _argument("wait_ns", "int64", "ns", "communication: own start to last member's start"),
+    _argument("transfer_ns", "int64", "ns", "communication: duration less wait"),
+    _argument("self_ns", "int64", "ns", "duration less the synchronous communication inside"),
+    _argument(
         "self_cpu_ns", "int64", "ns", "cpu_ns less that of the communication inside (CPU runs)"
     ),
 )
