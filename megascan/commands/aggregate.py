@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 
 from megascan.commands.inputs import add_run_arguments, aggregate_folder
-from megascan.commands.output import check_free, say, write_json
+from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.commands.selection import add_selection_arguments, check_ranks, selection_from
 from megascan.errors import UsageError
-from megascan.export import Mark, check_output, write_timeline
+from megascan.export import Mark, check_free, check_output, write_timeline
 from megascan.header import Json
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.commands.inputs import add_run_arguments, load_timeline
-from megascan.commands.output import check_free, say, write_json
+from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
+from megascan.export import check_free
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report

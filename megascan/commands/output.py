@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from megascan.errors import OutputError
+from megascan.export.destination import replacing
 from megascan.header import Json
 
 
@@ -37,26 +38,10 @@ def _silence_stdout() -> None:
     os.close(nowhere)
 
 
-def check_free(path: Path, *, force: bool) -> None:
-    """Raise OutputError, before any work is done, when `path` must not or cannot be written."""
-    if path.is_dir():
-        raise OutputError(f"{path}: is a folder; give the name of a file")
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; name another file or pass --force to replace it")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
-
-
 def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file; OutputError as `check_free`, or for what the file system refuses."""
-    check_free(path, force=force)
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    """Write a file whole or not at all; OutputError as `megascan.export.check_free`."""
+    with replacing(path, force=force) as file:
+        file.write(content)
 
 
 def write_json(path: Path, record: Mapping[str, Json], *, force: bool) -> None:

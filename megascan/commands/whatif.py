@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.commands.inputs import add_run_arguments, load_timeline
-from megascan.commands.output import check_free, say, write_bytes, write_json
+from megascan.commands.output import say, write_bytes, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.errors import UsageError
+from megascan.export import check_free, check_output, write_timeline
 
 if TYPE_CHECKING:
     from detect import Report
@@ -65,8 +66,6 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         if path:
             check_free(path, force=arguments.force)
     if arguments.ideal:
-        from megascan.export import check_output
-
         check_output(arguments.ideal, force=arguments.force)
 
 
@@ -109,7 +108,5 @@ def _write(
         picture = heat_map_png(result) if is_png else heat_map_svg(result).encode()
         write_bytes(arguments.heat_map, picture, force=arguments.force)
     if arguments.ideal:
-        from megascan.export import write_timeline
-
         write_timeline(ideal_timeline(replay), arguments.ideal, force=arguments.force)
     return [path for path in (arguments.json, arguments.heat_map, arguments.ideal) if path]

@@ -49,16 +49,23 @@ def format_of(path: Path) -> Format:
 def check_output(path: Path, *, force: bool = False) -> None:
     """Raise, before any work is done, what writing a timeline there would raise.
 
-    UsageError for an unknown suffix, OutputError for an existing file without `force` and for a
-    folder that is not there or cannot be written to.
+    UsageError for an unknown suffix, OutputError as `check_free`.
     """
     format_of(path)
-    _check_free(path, force=force)
+    check_free(path, force=force)
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise OutputError, before any work is done, when a file must not or cannot be written.
+
+    For an existing file without `force`, and for a folder that is not there or cannot be written.
+    """
+    _check_name(path, force=force)
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
     if not os.access(path.parent, os.W_OK):
         raise OutputError(
-            f"{path}: the folder {path.parent} cannot be written to; choose another place with -o"
+            f"{path}: the folder {path.parent} cannot be written to; choose another place"
         )
 
 
@@ -71,7 +78,7 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     overwritten. Raises OutputError when `path` exists and `force` is not given, and for
     everything the file system refuses.
     """
-    check_output(path, force=force)
+    check_free(path, force=force)
     partial = path.with_name(f".{path.name}.part")
     try:
         partial.unlink(missing_ok=True)
@@ -79,18 +86,18 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _check_free(path, force=force)
+        _check_name(path, force=force)
         partial.replace(path)
     except OSError as error:
         raise OutputError(
             f"{path}: cannot be written ({error.strerror or error}); "
-            "free some space or choose another place with -o"
+            "free some space or choose another place"
         ) from error
     finally:
         _remove_quietly(partial)
 
 
-def _check_free(path: Path, *, force: bool) -> None:
+def _check_name(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file")
     if path.exists() and not force:
