@@ -1,10 +1,10 @@
 """Turns a timeline into findings: which rank, of what, how sure, at what cost, whose fault."""
 
 from detect.detector import detect
+from detect.findings.text import render_text
 from detect.optable import detect_op_table
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.settings import DetectorSettings
-from detect.text import render_text
 
 __megascan__ = True
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.compute import ComputeSearch, least_slowdown, search_compute
-from detect.compute_findings import compute_findings
-from detect.consequences import folded, without_victims
-from detect.extract import observe
-from detect.imbalance import HeavyStage, heavy_stages, sequence_skew
-from detect.job_findings import sequence_finding, stage_finding
-from detect.link_findings import link_findings
-from detect.links import LinkSearch, search_links
-from detect.loss_findings import loss_findings
-from detect.noise import Noise, minimum_detectable_effect
+from detect.causes.compute import ComputeSearch, least_slowdown, search_compute
+from detect.causes.consequences import folded, without_victims
+from detect.causes.imbalance import HeavyStage, heavy_stages, sequence_skew
+from detect.causes.links import LinkSearch, search_links
+from detect.causes.pauses import LossSearch, losses, search_loss
+from detect.findings.of_compute import compute_findings
+from detect.findings.of_job import sequence_finding, stage_finding
+from detect.findings.of_links import link_findings
+from detect.findings.of_losses import loss_findings
 from detect.observations import Bools, Observations
-from detect.pauses import LossSearch, losses, search_loss
+from detect.observe.extract import observe
+from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.settings import DetectorSettings
-from detect.window import one_row_a_worker, steady
+from detect.stats.noise import Noise, minimum_detectable_effect
 from megascan.timeline import Timeline
 
 LEAST_ITERATIONS = 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from detect.entangled import Entanglement, own_times
 from detect.observations import BACKWARD
+from detect.observe.entangled import Entanglement, own_times
 
 PASSES = 5
 

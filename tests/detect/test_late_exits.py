@@ -7,8 +7,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from detect.span_index import SpanIndex
-from detect.transfers import transfers_of
+from detect.observe.span_index import SpanIndex
+from detect.observe.transfers import transfers_of
 from megascan.schema import Track
 from megascan.timeline import TIMELINE_SCHEMA
 from megascan.topology import Layout

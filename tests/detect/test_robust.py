@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from detect import robust
-from detect.noise import Noise, estimate_noise, minimum_detectable_effect
+from detect.stats import robust
+from detect.stats.noise import Noise, estimate_noise, minimum_detectable_effect
 
 
 def test_leave_one_out_median_by_hand():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detect import Cause, Verdict
-from detect.extract import observe
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 

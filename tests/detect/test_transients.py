@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detect import Verdict
-from detect.noise import estimate_noise
-from detect.persistence import best_stretches, follow
+from detect.stats.noise import estimate_noise
+from detect.stats.persistence import best_stretches, follow
 from megascan.topology import Layout
 
 

@@ -2,7 +2,7 @@
 
 Peers are the other ranks of the stage (DP, TP, CP). A stage with one or two ranks has too few; then
 transformer layers of other stages, which have the same shape, join in, and a pair is decided by
-`detect.pairs` or left undecided.
+`detect.causes.pairs` or left undecided.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.noise import Noise
 from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Observations, Work
-from detect.persistence import Course
-from detect.residuals import Residuals, compare_within, stage_groups
-from detect.search import SearchTask, Suspect, search
 from detect.settings import DetectorSettings
+from detect.stats import robust
+from detect.stats.noise import Noise
+from detect.stats.persistence import Course
+from detect.stats.residuals import Residuals, compare_within, stage_groups
+from detect.stats.search import SearchTask, Suspect, search
 
 GPU_NOISE_FLOOR = 0.001
 CPU_NOISE_FLOOR = 0.003

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.finding import Claim, build_finding
-from detect.links import LinkSearch, SlowLink
+from detect.causes.links import LinkSearch, SlowLink
+from detect.findings.finding import Claim, build_finding
+from detect.findings.wording import counted, listed, milliseconds, place, times
 from detect.observations import Observations
 from detect.report import Cause, Finding, Owner
-from detect.wording import counted, listed, milliseconds, place, times
 
 
 def link_findings(seen: Observations, found: LinkSearch) -> list[Finding]:

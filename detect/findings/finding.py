@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detect.advice import next_steps
-from detect.cost import cost_ratio
+from detect.findings.advice import next_steps
+from detect.findings.cost import cost_ratio
+from detect.findings.timing import When, when
+from detect.findings.wording import confidence, percent
 from detect.observations import Floats, Observations
-from detect.persistence import Course
 from detect.report import Cause, Finding, Owner
-from detect.timing import When, when
-from detect.wording import confidence, percent
+from detect.stats.persistence import Course
 
 
 @dataclass(frozen=True, kw_only=True)

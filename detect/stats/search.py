@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.noise import Noise, estimate_noise
 from detect.observations import Bools, Floats
-from detect.persistence import Course, Stretch, best_stretches, follow
 from detect.settings import DetectorSettings
+from detect.stats.noise import Noise, estimate_noise
+from detect.stats.persistence import Course, Stretch, best_stretches, follow
 
 INTERVAL_SIGMAS = 1.96
 FLAPPING_SHARE = 0.4

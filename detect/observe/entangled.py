@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.cover import SpanTimes, enclosed_time, enclosing
 from detect.observations import Bools, Floats, Ints
+from detect.observe.cover import SpanTimes, enclosed_time, enclosing
 
 MIN_SHARE = 0.5
 """Share of a phase's passes that must hold such collectives before they are measured this way."""

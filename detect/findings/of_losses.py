@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.finding import Claim, build_finding
+from detect.causes.pauses import LossSearch
+from detect.findings.finding import Claim, build_finding
+from detect.findings.wording import counted, milliseconds, percent, place, ranks_of
 from detect.observations import Observations
-from detect.pauses import LossSearch
 from detect.report import Cause, Finding, Owner
-from detect.search import Suspect
-from detect.wording import counted, milliseconds, percent, place, ranks_of
+from detect.stats.search import Suspect
 
 OWNERS = {
     Cause.LOADER: Owner.NODE,

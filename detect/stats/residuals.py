@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
 from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Members, Work
+from detect.stats import robust
 
 MIN_DATA_SPREAD = 0.01
 """Below this spread (1 %) over the data a regression would only add noise."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect import robust
 from detect.observations import Bools, Floats
+from detect.stats import robust
 
 MAX_DEGREES = 60
 """Real noise has heavier tails than a normal law; more degrees of freedom are not believed."""

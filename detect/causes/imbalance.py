@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.laws import rank_correlation, t_tail
 from detect.observations import BACKWARD, FORWARD, Bools, Floats, Observations, Work
-from detect.residuals import data_effects, deviations, stage_groups
 from detect.settings import DetectorSettings
+from detect.stats import robust
+from detect.stats.laws import rank_correlation, t_tail
+from detect.stats.residuals import data_effects, deviations, stage_groups
 
 AGREEING_REPLICAS = 0.5
 """Replicas of a heavy stage may differ among themselves by at most this share of its excess."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.noise import Noise
 from detect.observations import Bools, Floats, Ints, Observations
 from detect.report import Cause
-from detect.search import SearchTask, Suspect, search
 from detect.settings import DetectorSettings
+from detect.stats import robust
+from detect.stats.noise import Noise
+from detect.stats.search import SearchTask, Suspect, search
 
 NOISE_FLOOR = 2e-4
 """Share of an iteration by which such times always vary."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.noise import Noise
 from detect.observations import Bools, Floats, Ints, Observations, Transfers
-from detect.persistence import Course
-from detect.search import SearchTask, Suspect, search
+from detect.observe.transfers import log_residuals
 from detect.settings import DetectorSettings
-from detect.transfers import log_residuals
+from detect.stats import robust
+from detect.stats.noise import Noise
+from detect.stats.persistence import Course
+from detect.stats.search import SearchTask, Suspect, search
 
 NOISE_FLOOR = 0.01
 CPU_MIN_SLOWDOWN = 1.5

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect import robust
-from detect.compute import ComputeSearch, SlowRow, excess_compute_ns
-from detect.cost import saved_by_compute
-from detect.counters import counter_evidence
-from detect.finding import Claim, build_finding
+from detect.causes.compute import ComputeSearch, SlowRow, excess_compute_ns
+from detect.causes.pairs import PairDecision, decide_pair
+from detect.findings.cost import saved_by_compute
+from detect.findings.counters import counter_evidence
+from detect.findings.finding import Claim, build_finding
+from detect.findings.wording import counted, listed, place, ranks_of, times
 from detect.observations import PHASE_NAMES, Bools, Floats, Ints, Observations
-from detect.pairs import PairDecision, decide_pair
 from detect.report import Cause, Finding, Owner
-from detect.wording import counted, listed, place, ranks_of, times
+from detect.stats import robust
 
 ONE_SIDED = 0.3
 """A pass that is slower by less than this share of the other's effect is not slow."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.noise import Noise
 from detect.observations import Bools, Floats, Ints
+from detect.stats import robust
+from detect.stats.noise import Noise
 
 MIN_INSIDE = 0.7
 """Share of a stretch's iterations that must lie above the middle between slow and normal."""

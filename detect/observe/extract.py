@@ -6,9 +6,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from detect.counters import typical_readings
-from detect.cover import enclosed_time, uncovered_time
-from detect.entangled import Entanglement, OwnTimes, own_times
+from detect.findings.counters import typical_readings
+from detect.findings.replayed_cost import ReplayedCosts
 from detect.observations import (
     BACKWARD,
     FORWARD,
@@ -20,11 +19,12 @@ from detect.observations import (
     Work,
     place_of,
 )
-from detect.replayed_cost import ReplayedCosts
+from detect.observe.cover import enclosed_time, uncovered_time
+from detect.observe.entangled import Entanglement, OwnTimes, own_times
+from detect.observe.span_index import WORK_NAMES, SpanIndex
+from detect.observe.starvation import collecting_time, loading_time
+from detect.observe.transfers import transfers_of
 from detect.report import Alignment
-from detect.span_index import WORK_NAMES, SpanIndex
-from detect.starvation import collecting_time, loading_time
-from detect.transfers import transfers_of
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from detect.causes.pauses import LossSearch
+from detect.findings.wording import percent, ranks_text
 from detect.observations import Observations
-from detect.pauses import LossSearch
 from detect.report import Cause, Finding
-from detect.search import Suspect
-from detect.wording import percent, ranks_text
+from detect.stats.search import Suspect
 
 MOST = 0.5
 """A rank most of whose lateness lies in communications with a late rank is that rank's victim."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from detect.findings.wording import listed
 from detect.observations import Observations
-from detect.wording import listed
 from megascan.timeline import Timeline
 
 NOTABLE = 0.04

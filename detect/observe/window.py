@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect import robust
 from detect.observations import Bools, Floats, Ints, Members, Observations, Transfers, Work
 from detect.settings import DetectorSettings
+from detect.stats import robust
 
 WARM_LEVEL = 1.15
 """A leading iteration whose compute is so much above the rest's is still warming up."""

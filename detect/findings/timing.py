@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from detect.observations import Ints
-from detect.persistence import Course
+from detect.stats.persistence import Course
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
 from detect.observations import Bools, Floats, Ints, LateIn, Transfers
-from detect.span_index import SpanIndex
+from detect.observe.span_index import SpanIndex
+from detect.stats import robust
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
 

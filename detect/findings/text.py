@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+from detect.findings.wording import counted, listed, milliseconds, percent
 from detect.report import Finding, Owner, Report, Verdict
-from detect.wording import counted, listed, milliseconds, percent
 
 SHOWN_NEXT_STEPS = 4
 WIDTH = 100

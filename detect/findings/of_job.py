@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.finding import Claim, build_finding
-from detect.imbalance import HeavyStage, SequenceSkew
+from detect.causes.imbalance import HeavyStage, SequenceSkew
+from detect.findings.finding import Claim, build_finding
+from detect.findings.wording import counted, milliseconds, percent, times
 from detect.observations import Observations
 from detect.report import Cause, Finding, Owner
-from detect.wording import counted, milliseconds, percent, times
 
 
 def stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:

@@ -1,8 +1,8 @@
 """What a finding costs the step, by replay of the job with its ranks brought to their peers' times.
 
-See `detect.whatif.saving`. Better than the estimate of `detect.cost` wherever the dependency graph
-can be built: time that a host loses behind its device, and delays that spread over a pipeline, come
-out as they are. Replayed only when there is a finding, and imported only then.
+See `detect.whatif.saving`. Better than the estimate of `detect.findings.cost` wherever the
+dependency graph can be built: time that a host loses behind its device, and delays that spread over
+a pipeline, come out as they are. Replayed only when there is a finding, and imported only then.
 """
 
 from __future__ import annotations

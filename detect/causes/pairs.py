@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect import robust
-from detect.compute import ComputeSearch, SlowRow
+from detect.causes.compute import ComputeSearch, SlowRow
 from detect.observations import Bools, Observations
-from detect.persistence import Course
+from detect.stats import robust
+from detect.stats.persistence import Course
 
 HALF = 0.5
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.cover import axis_of, enclosed_time
 from detect.observations import FORWARD, Bools, Floats, Ints
-from detect.span_index import SpanIndex
+from detect.observe.cover import axis_of, enclosed_time
+from detect.observe.span_index import SpanIndex
 from megascan.schema import Kind, Track
 from megascan.timeline import equals, numbers
 

@@ -1,0 +1,1 @@
+"""What the searches found, as findings in words: place, time, cost, advice."""

@@ -1,0 +1,1 @@
+"""Timeline to observations: what each span counts as, and what can be measured of it."""

@@ -1,0 +1,1 @@
+"""Robust statistics: residuals against peers, noise, significance, persistence."""
