@@ -6,10 +6,11 @@ Who recorded it (header) and what a finished window holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from megascan.errors import ConfigError, InputError
+from megascan.rank_lists import packed, unpacked
 from megascan.schema import SCHEMA_VERSION, Granularity
 from megascan.topology import Coordinates, Layout
 
@@ -29,6 +30,10 @@ class Device:
     uuid: str = ""
 
 
+RESTARTING_CLOCK = "CUDA events since step begin"
+"""`ClockOrigin.source` of clocks that begin again at every iteration."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClockOrigin:
     """Where a rank's time comes from.
@@ -45,20 +50,27 @@ class ClockOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
-    """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced."""
+    """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced.
+    `max_bytes` bounds a rank's file (0: no bound); above `budget_ratio` of the run's time (0: no
+    budget) the tracer lowers its granularity, see WindowRecord.
+    """
 
     granularity: Granularity
     interval: int
     window: int
+    compress: bool = False
+    max_bytes: int = 0
+    budget_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankHeader:
     """Everything a reader must know about one rank of one run.
-
-    `groups` maps a process group id, `<axis>@<smallest member>`, to its ordered global ranks. Two
+    `groups` maps a process group id, `<axis>@<smallest member>`, to its ordered global
+    ranks (more than 16 as a text: `0-7,16-23`, `3-16379/8`). Two
     communicators over the same ranks have different axes in their ids (dp, dp_cp, …), so an id
-    names one communicator of the job.
+    names one communicator of the job. `num_windows_dropped` windows, up to and including
+    `last_iteration_dropped`, were taken off the file to keep it below `trace.max_bytes`.
     """
 
     run_id: str
@@ -74,12 +86,16 @@ class RankHeader:
     clock: ClockOrigin
     trace: TraceSettings
     versions: Mapping[str, str] = field(default_factory=dict)
+    num_windows_dropped: int = 0
+    last_iteration_dropped: int = 0
     schema: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Json]:
         """As the `args` of the header event."""
-        record: dict[str, Json] = asdict(self)
-        record["groups"] = {name: list(ranks) for name, ranks in self.groups.items()}
+        record: dict[str, Json] = asdict(replace(self, groups={}))
+        record["groups"] = {
+            name: cast("Json", packed(ranks)) for name, ranks in self.groups.items()
+        }
         return record
 
     @classmethod
@@ -99,13 +115,11 @@ class RankHeader:
             trace = fields["trace"]
             fields["layout"] = Layout(**fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
-            fields["groups"] = {name: tuple(ranks) for name, ranks in fields["groups"].items()}
+            fields["groups"] = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
             fields["device"] = Device(**fields["device"])
             fields["clock"] = ClockOrigin(**fields["clock"])
             fields["trace"] = TraceSettings(
-                granularity=Granularity(trace["granularity"]),
-                interval=trace["interval"],
-                window=trace["window"],
+                **{**trace, "granularity": Granularity(trace["granularity"])}
             )
             return cls(**fields)
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
@@ -117,9 +131,13 @@ class RankHeader:
 @dataclass(frozen=True, kw_only=True)
 class WindowRecord:
     """End mark of a finished window: its iterations and how many spans stand before it.
-
-    `counters` holds device readings of the window (clock, power, temperature …) by name, empty on
-    the CPU.
+    `granularity` and `interval` are those of this window, which a budget may have lowered ("" and 0
+    in traces that do not say). `num_dropped` counts spans, of this window and of windows lost
+    before it. `counters` holds device readings of the window (clock, power, temperature …) by name,
+    empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
+    `tie_width_ns`; `drift_ppm` is how much faster it ran between them.
+    `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
+    ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
 
     run_id: str
@@ -128,7 +146,12 @@ class WindowRecord:
     last_iteration: int
     num_spans: int
     num_dropped: int = 0
+    granularity: str = ""
+    interval: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
+    tie_width_ns: int = 0
+    drift_ppm: float = 0.0
+    timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """As the `args` of the window event."""
@@ -137,7 +160,9 @@ class WindowRecord:
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:
         """Read back from a window event; raises InputError naming `where` when it is damaged."""
+        fields = cast("dict[str, Any]", dict(record))
         try:
-            return cls(**cast("dict[str, Any]", record))
+            fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
+            return cls(**fields)
         except TypeError as error:
             raise InputError(f"{where}: damaged window mark ({error})") from error

@@ -27,6 +27,9 @@ _ARROW_TYPES = {
 }
 
 
+_PIECE_ROWS = 1 << 16
+
+
 def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Arrow schema of declared columns; text is dictionary-encoded."""
     return pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in columns])
@@ -73,9 +76,10 @@ class ClockFit:
 
     common = local + offset_ns + drift_ppm · 1e-6 · (local − the timeline's origin_ns)
 
-    The residual says how far matched ends still lie apart, median and 99th percentile; the latter
-    is the error bar of every comparison of times across ranks. `component` numbers the sets of
-    ranks that share collectives.
+    The residual says how far matched ends still lie apart, median and 99th percentile. `error_ns`
+    is the error bar of comparing this rank's times with those of its component's reference (0
+    where nothing ties it to another clock); that of two ranks is at most the larger one.
+    `component` numbers the sets of ranks that share collectives.
     """
 
     rank: int
@@ -86,6 +90,7 @@ class ClockFit:
     residual_p99_ns: float
     num_anchors: int
     component: int = 0
+    error_ns: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,15 @@ class Timeline:
     completeness: Completeness
 
 
+def integer_column(values: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+    """A column of integers; where all are equal (nothing applies), one short piece repeated."""
+    if not len(values) or (values != values[0]).any():
+        return pa.chunked_array([pa.array(values)], pa.int64())
+    piece = pa.array(values[:_PIECE_ROWS].copy())
+    num_whole, rest = divmod(len(values), _PIECE_ROWS)
+    return pa.chunked_array([piece] * num_whole + [piece.slice(0, rest)], pa.int64())
+
+
 def numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     """An integer column as int64."""
     return np.asarray(
@@ -128,5 +142,5 @@ def codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str]]
 def equals(table: pa.Table, name: str, *values: str) -> npt.NDArray[np.bool_]:
     """Rows whose text column is one of `values`."""
     row_codes, texts = codes(table, name)
-    wanted = [code for code, text in enumerate(texts) if text in values]
-    return np.isin(row_codes, wanted)
+    wanted = np.array([text in values for text in texts] or [False], dtype=np.bool_)
+    return wanted[row_codes]

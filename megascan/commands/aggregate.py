@@ -14,22 +14,37 @@ import argparse
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megascan.commands.inputs import add_run_arguments, aggregate_folder
+from megascan.commands.detection import (
+    add_detector_arguments,
+    detect_in,
+    is_tuned,
+    marks_of,
+    ranks_in_focus,
+    settings_from,
+)
+from megascan.commands.inputs import (
+    add_run_arguments,
+    add_scheduler_argument,
+    aggregate_folder,
+    cluster_from,
+)
 from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.commands.selection import add_selection_arguments, check_ranks, selection_from
 from megascan.errors import UsageError
-from megascan.export import Mark, check_free, check_output, write_timeline
+from megascan.export import Mark, check_free, check_output, encode_here, write_timeline
 from megascan.header import Json
+from megascan.memory import give_back_freed_memory, keep_freed_memory
+
+if TYPE_CHECKING:
+    from aggregate.cluster import Cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
-    require("detect")
-    from megascan.commands.detection import add_detector_arguments
-
     parser.add_argument(
         "-b",
         "--bench-dir",
@@ -54,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace existing output files")
     add_run_arguments(parser)
+    add_scheduler_argument(parser)
     add_selection_arguments(parser)
     parser.add_argument(
         "--focus",
@@ -65,39 +81,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, align, write; print the summary, the verdict and the next command to type."""
-    require("aggregate")
-    from aggregate import render_text, summarise
-    from detect import render_text as render_verdict
-    from megascan.commands.detection import detect_in, marks_of, ranks_in_focus, settings_from
-
     output: Path = arguments.output or Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.json")
-    selection, settings = selection_from(arguments), settings_from(arguments)
     if arguments.focus and not arguments.detect:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
+    if is_tuned(arguments) and not arguments.detect:
+        raise UsageError("thresholds are those of a detection; pass -d, too")
     check_output(output, force=arguments.force)
     if arguments.json:
         _check_json(arguments.json, output, force=arguments.force)
-    timeline = aggregate_folder(arguments.folder, arguments)
+    with cluster_from(arguments) as cluster:
+        num_events = _aggregate(arguments, output, cluster)
+    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    return 0
+
+
+def _aggregate(arguments: argparse.Namespace, output: Path, cluster: Cluster | None) -> int:
+    """Number of events written."""
+    require("aggregate")
+    from aggregate import render_text, summarise
+
+    keep_freed_memory()
+    selection = selection_from(arguments)
+    settings = settings_from(arguments) if arguments.detect else None
+    timeline = aggregate_folder(arguments.folder, arguments, cluster)
+    give_back_freed_memory()
     check_ranks(selection, timeline)
     summary = summarise(timeline)
     say(render_text(summary))
     marks: list[Mark] = []
-    record: dict[str, Json] = {"aggregate": summary.to_json()}
-    if arguments.detect:
+    record: dict[str, Json] = {"aggregate": summary.to_json()} if arguments.json else {}
+    if settings is not None:
+        from detect import render_text as render_verdict
+
         report = detect_in(timeline, settings)
         say(render_verdict(report))
         marks = marks_of(report, timeline)
         record["detect"] = report.to_json()
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
+    give_back_freed_memory()
     with stage(f"writing {output}"):
         num_events = write_timeline(
-            timeline, output, force=arguments.force, selection=selection, marks=marks
+            timeline,
+            output,
+            force=arguments.force,
+            selection=selection,
+            marks=marks,
+            encode=cluster.encode if cluster else encode_here,
         )
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
-    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
-    return 0
+    return num_events
 
 
 def _check_json(path: Path, output: Path, *, force: bool) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from megascan.errors import OutputError
-from megascan.export.destination import replacing
 from megascan.header import Json
 
 
@@ -40,6 +39,8 @@ def _silence_stdout() -> None:
 
 def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
     """Write a file whole or not at all; OutputError as `megascan.export.check_free`."""
+    from megascan.export.destination import replacing  # heavy; most commands write nothing
+
     with replacing(path, force=force) as file:
         file.write(content)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -15,6 +15,8 @@ from megascan.header import Json
 from megascan.schema import SCHEMA_VERSION, Kind
 from megascan.timeline import Timeline, equals, numbers
 
+_NOTHING = object()
+
 
 def timeline_record(drawing: Drawing) -> dict[str, Json]:
     """What a reader needs to have the timeline back beside its spans.
@@ -23,11 +25,19 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
     """
     timeline = drawing.timeline
     ranks = drawing.ranks
+    headers = [timeline.headers[rank].to_json() for rank in ranks if rank in timeline.headers]
+    groups = _shared_groups(headers)
+    common = _common_fields(headers)
     return {
         "schema": SCHEMA_VERSION,
         "run_id": timeline.run_id,
         "layout": {**timeline.layout.to_json()},
-        "headers": [timeline.headers[rank].to_json() for rank in ranks if rank in timeline.headers],
+        "groups": groups,
+        "common_header": common,
+        "headers": [
+            {name: value for name, value in header.items() if name not in common}
+            for header in headers
+        ],
         "clocks": [asdict(timeline.clocks[rank]) for rank in ranks if rank in timeline.clocks],
         "clock_method": timeline.clock_method,
         "origin_ns": timeline.origin_ns,
@@ -38,6 +48,27 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
         },
         "selection": _selection_record(drawing.selection),
         "iterations": _iterations(drawing),
+    }
+
+
+def _shared_groups(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
+    """Every group once; the headers keep the ids of theirs, or all where one contradicts."""
+    shared: dict[str, Json] = {}
+    for header in headers:
+        own = cast("dict[str, Json]", header["groups"])
+        if all(shared.setdefault(name, ranks) == ranks for name, ranks in own.items()):
+            header["groups"] = list(own)
+    return shared
+
+
+def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
+    """What all headers say alike: run, layout, versions, …"""
+    if not headers:
+        return {}
+    return {
+        name: value
+        for name, value in headers[0].items()
+        if all(header.get(name, _NOTHING) == value for header in headers)
     }
 
 

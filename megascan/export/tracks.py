@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from megascan.export.lanes import assign_lanes
 from megascan.export.naming import kind_number, track_number
-from megascan.export.pipeline import num_workers, ordered_map
+from megascan.pipeline import num_workers, ordered_map
 from megascan.schema import COMMUNICATION_KINDS
 from megascan.timeline import codes, numbers
 
 Integers = npt.NDArray[np.int64]
 
-_PART_ROWS = 1 << 18
+_PART_ROWS = 1 << 17
 """Spans worked on at a time, in whole ranks: bounds the memory that sorting takes."""
 
 

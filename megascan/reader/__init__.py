@@ -2,7 +2,18 @@
 
 from megascan.reader.formats import Format, sniff
 from megascan.reader.merged import read_timeline
+from megascan.reader.segments import Segment
 from megascan.reader.tables import RunTables, run_tables
-from megascan.reader.trace import read_trace
+from megascan.reader.trace import Loader, load_segments, read_trace
 
-__all__ = ["Format", "RunTables", "read_timeline", "read_trace", "run_tables", "sniff"]
+__all__ = [
+    "Format",
+    "Loader",
+    "RunTables",
+    "Segment",
+    "load_segments",
+    "read_timeline",
+    "read_trace",
+    "run_tables",
+    "sniff",
+]

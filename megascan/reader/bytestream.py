@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from megascan.errors import InputError
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 1 << 20
+_LINE_END = 10
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 
@@ -42,8 +45,8 @@ def read_start(path: Path, num_bytes: int) -> bytes:
     return collected[:num_bytes]
 
 
-def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """A file's content in blocks of whole lines, about `block_bytes` each.
+def read_blocks(path: Path) -> Iterator[Block]:
+    """A file's content in blocks of whole lines, about BLOCK_BYTES each.
 
     Memory is bounded by the block and the longest line. Gzip is recognised by its first bytes;
     members that follow one another are read as one; a stream that was cut off ends with what is
@@ -52,7 +55,7 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
     """
     held: list[bytes] = []
     line, torn = 1, False
-    for piece in _pieces(path, block_bytes):
+    for piece in _pieces(path, BLOCK_BYTES):
         torn = torn or piece.torn
         cut = piece.data.rfind(b"\n")
         if cut < 0:
@@ -61,7 +64,7 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
         text = bytearray().join((*held, memoryview(piece.data)[:cut]))
         held = [piece.data[cut + 1 :]]
         yield Block(text, line)
-        line += text.count(b"\n") + 1
+        line += int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_END)) + 1
     yield Block(bytearray().join(held), line, torn)
 
 

@@ -38,20 +38,23 @@ def span_columns(events: pa.Table, columns: Sequence[Column]) -> pa.Table:
     Start and end are rounded to whole ns each, so that spans which nest in the file nest in the
     table. A missing or non-finite time becomes a duration of NOT_APPLICABLE.
     """
-    arguments = events.column("args").combine_chunks()
     start, duration = _times(events)
     arrays = []
     for column in columns:
-        place, _, argument = column.event_key.partition(".")
         if column.event_key == "ts":
             arrays.append(pa.array(start))
         elif column.event_key == "dur":
             arrays.append(pa.array(duration))
-        elif argument:
-            arrays.append(_filled(pc.struct_field(arguments, argument)))
         else:
-            arrays.append(_filled(events.column(place).combine_chunks()))
+            arrays.append(_filled(events.column(column.event_key).combine_chunks()))
     return pa.Table.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
+
+
+def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Some rows, ascending; a slice without copies where they follow one another."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pa.array(rows))
 
 
 def true_rows(mask: pa.ChunkedArray) -> pa.Array:
@@ -73,11 +76,5 @@ def _times(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 def _filled(values: pa.Array) -> pa.Array:
-    """Gaps filled; text dictionary-encoded."""
-    if pa.types.is_string(values.type):
-        return (
-            values.fill_null("").dictionary_encode()
-            if values.null_count
-            else (values.dictionary_encode())
-        )
+    """Numbers without gaps (texts have none)."""
     return values.fill_null(NOT_APPLICABLE) if values.null_count else values

@@ -22,7 +22,7 @@ from pathlib import Path
 import orjson
 
 from megascan.errors import InputError
-from megascan.reader.bytestream import BLOCK_BYTES, Block, read_all, read_blocks
+from megascan.reader.bytestream import Block, read_all, read_blocks
 
 _FIRST_RECORD = re.compile(
     rb"(?:\A\s*|\"traceEvents\"\s*:\s*)(?P<array>\[)\s*\n(?P<indent>[ \t]*)\{[ \t]*\n"
@@ -46,7 +46,7 @@ def open_document(path: Path) -> Document:
     Raises InputError for files that cannot be read, or that are
     neither laid out as above nor a whole JSON document.
     """
-    source = read_blocks(path, 4 * BLOCK_BYTES)
+    source = read_blocks(path)
     first = next(source)
     layout = _FIRST_RECORD.search(first.text)
     if layout is None:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from megascan.errors import InputError
 from megascan.reader.bytestream import read_start
@@ -139,8 +138,10 @@ def _is_json(start: bytes) -> bool:
 
 
 def _is_op_table(path: Path) -> bool:
+    from pyarrow import parquet  # takes longer to import than other formats take to find
+
     try:
-        names = pyarrow.parquet.read_schema(path).names
+        names = parquet.read_schema(path).names
     except (pa.ArrowException, OSError):
         return False
     return {"optype", "start_ts", "duration", "rank", "step"} <= set(names)

@@ -20,7 +20,7 @@ from megascan.reader.bytestream import Block
 from megascan.reader.columns import true_rows
 from megascan.reader.documents import open_document
 from megascan.reader.kineto_comms import ProcessGroup, configured_groups
-from megascan.reader.lines import parse_block
+from megascan.reader.lines import GeneralParser, parse_block
 
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
@@ -50,6 +50,7 @@ _SCHEMA = pa.schema(
         ("args", pa.struct(_ARGUMENTS)),
     ]
 )
+_PARSER = GeneralParser(_SCHEMA)
 _USED = (
     "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "user_annotation",
     "gpu_user_annotation", "cpu_op",
@@ -89,7 +90,7 @@ def read_profile(path: Path) -> Profile:
     num_rows, num_misfits, torn = 0, 0, False
     for block in document.blocks:
         torn = torn or block.torn
-        events = parse_block(_plain(block), _SCHEMA, parallel=False)
+        events = parse_block(_plain(block), _PARSER)
         if events is None:
             continue
         for damage in events.damages:

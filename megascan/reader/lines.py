@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.json
 
-from megascan.reader.bytestream import Block
+from megascan.pipeline import ordered_map
+from megascan.reader.bytestream import Block, read_blocks
 
 _AROUND_EVENTS = b" \t\r,[]"
+_END_BYTES = 8
 _NO_EVENT = "is not a JSON event"
 _MISFIT = "has a value of the wrong type or size"
 _LINE_END, _COMMA, _BLANK, _OPEN, _CLOSE = b"\n, {}"
-_PARALLEL_PARTS = 4
-_SMALLEST_PART = 1 << 19
+
+Bounds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,63 @@ class EventBlock:
         ]
 
 
-def parse_block(block: Block, schema: pa.Schema, *, parallel: bool) -> EventBlock | None:
+class LineParser(Protocol):
+    """Turns lines that hold an event each into columns."""
+
+    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
+        """Columns of the lines text[bounds[i]:bounds[i + 1]], a row a line; what else `text` holds
+        is blank.
+
+        None when a line is no JSON or does not fit the columns. `text` is UTF-8 without NUL.
+        """
+
+    def empty(self) -> pa.Table:
+        """Columns without rows."""
+
+
+@dataclass(frozen=True)
+class GeneralParser:
+    """Arrow's JSON parser: any JSON of a schema, nested columns as structs, absent values null."""
+
+    schema: pa.Schema
+
+    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
+        """Columns as LineParser says; the parser finds the lines itself."""
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(pa.py_buffer(text)),
+                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=self.schema, unexpected_field_behavior="ignore"
+                ),
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return None
+        return table if table.num_rows == len(bounds) - 1 else None
+
+    def empty(self) -> pa.Table:
+        """Columns without rows."""
+        return self.schema.empty_table()
+
+
+def parsed_blocks(
+    path: Path, parser: LineParser, num_threads: int
+) -> Iterator[tuple[Block, EventBlock | None]]:
+    """A file's blocks in order, each with its events, by as many threads.
+
+    Of a block's text only the end is kept, as it stands in the file.
+    """
+
+    def parsed(block: Block) -> tuple[Block, EventBlock | None]:
+        end = Block(block.text[-_END_BYTES:], block.first_line, block.torn)  # before it is blanked
+        return end, parse_block(block, parser)
+
+    if num_threads > 1:
+        return ordered_map(parsed, read_blocks(path), num_threads)
+    return map(parsed, read_blocks(path))
+
+
+def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
     """Events of a block, None when it holds only brackets.
 
     The fast way takes lines as `megascan.rankfile` writes them: separators and brackets are
@@ -65,17 +126,17 @@ def parse_block(block: Block, schema: pa.Schema, *, parallel: bool) -> EventBloc
     if not block.text:
         return None
     if _is_text(block.text):
-        rows = _blank_separators(block.text)
-        table = _parse(block.text, schema, parallel=parallel) if rows else None
-        if table is not None and table.num_rows == len(rows):
+        rows, bounds = _blank_separators(block.text)
+        table = parser.table(block.text, bounds) if rows else None
+        if table is not None:
             first = block.first_line + rows.start
             numbers = range(first, first + len(rows))
             return EventBlock(table, block.first_line, numbers, (), block.text)
-    return _parse_line_by_line(block, schema)
+    return _parse_line_by_line(block, parser)
 
 
-def _blank_separators(text: bytearray) -> range:
-    """Overwrite what stands between events by spaces; the range of lines that remain.
+def _blank_separators(text: bytearray) -> tuple[range, Bounds]:
+    """Overwrite what stands between events by spaces; the lines that remain and their bounds.
 
     The range is empty unless every one of these lines begins with `{` and ends with `}`. The
     columnar parser relies on that: it takes `null` for a row, and crashes where it is the first.
@@ -91,10 +152,13 @@ def _blank_separators(text: bytearray) -> range:
     if stop > start + 1 and text[ends[-2] :].strip() == b"]":
         view[ends[-2] + 1 :] = _BLANK
         stop -= 1
-    begins = np.r_[0, ends[:-1] + 1][start:stop]
+    bounds = np.concatenate(([0], ends + 1))
+    bounds[-1] -= 1
+    begins = bounds[start:stop]
     closes = last[start:stop] - (view[last[start:stop]] == _BLANK)
     whole = (ends[start:stop] > begins).all() and np.all(view[begins] == _OPEN)
-    return range(start, stop if whole and np.all(view[closes] == _CLOSE) else start)
+    rows = range(start, stop if whole and np.all(view[closes] == _CLOSE) else start)
+    return rows, bounds[rows.start : rows.stop + 1]
 
 
 def _is_text(text: bytearray) -> bool:
@@ -110,26 +174,7 @@ def _is_text(text: bytearray) -> bool:
     return True
 
 
-def _parse(
-    events: bytes | bytearray, schema: pa.Schema, *, parallel: bool = False
-) -> pa.Table | None:
-    """Columns of newline-separated events; None when something in them does not fit."""
-    block_bytes = len(events) // _PARALLEL_PARTS if parallel else 0
-    if block_bytes < _SMALLEST_PART:
-        block_bytes, parallel = len(events) + 1, False
-    try:
-        return pyarrow.json.read_json(
-            pa.BufferReader(pa.py_buffer(events)),
-            read_options=pyarrow.json.ReadOptions(use_threads=parallel, block_size=block_bytes),
-            parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior="ignore"
-            ),
-        )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-
-
-def _parse_line_by_line(block: Block, schema: pa.Schema) -> EventBlock | None:
+def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
     """Clean every line, set those aside that are no event, and read the rest as columns."""
     good: list[tuple[int, bytes]] = []
     damages: dict[int, str] = {}
@@ -140,13 +185,13 @@ def _parse_line_by_line(block: Block, schema: pa.Schema) -> EventBlock | None:
             damages[number] = _NO_EVENT
         else:
             good += [(number, event) for event in events]
-    damages |= dict.fromkeys(_misfits(good, schema), _MISFIT)
+    damages |= dict.fromkeys(_misfits(good, parser), _MISFIT)
     good = [(number, line) for number, line in good if number not in damages]
     if not good and not damages:
         return None
     numbers = [number for number, _ in good]
     lines = [line for _, line in good]
-    table = _parse(b"\n".join(lines), schema) if lines else schema.empty_table()
+    table = _table(lines, parser) if lines else parser.empty()
     faults = tuple(
         Damage(number, reason, bisect_left(numbers, number), reason is _MISFIT)
         for number, reason in sorted(damages.items())
@@ -172,17 +217,18 @@ def _are_objects(events: list[object]) -> bool:
     return all(isinstance(event, dict) for event in events)
 
 
-def _misfits(lines: list[tuple[int, bytes]], schema: pa.Schema) -> list[int]:
-    """Numbers of lines that are JSON but do not fit the schema, found by halving."""
-    if not lines or _fits([line for _, line in lines], schema):
+def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
+    """Numbers of lines that are JSON but do not fit the columns, found by halving."""
+    if not lines or _table([line for _, line in lines], parser) is not None:
         return []
     if len(lines) == 1:
         return [lines[0][0]]
     middle = len(lines) // 2
-    return _misfits(lines[:middle], schema) + _misfits(lines[middle:], schema)
+    return _misfits(lines[:middle], parser) + _misfits(lines[middle:], parser)
 
 
-def _fits(lines: list[bytes], schema: pa.Schema) -> bool:
-    events = b"\n".join(lines)
-    table = _parse(events, schema) if b"\0" not in events else None
-    return table is not None and table.num_rows == len(lines)
+def _table(lines: list[bytes], parser: LineParser) -> pa.Table | None:
+    text = b"\n".join(lines)
+    bounds = np.cumsum([0, *(len(line) + 1 for line in lines)])
+    bounds[-1] -= 1
+    return parser.table(text, bounds) if b"\0" not in text else None

@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megascan.errors import ConfigError, InputError
 from megascan.header import Json, RankHeader, WindowRecord
-from megascan.reader.bytestream import BLOCK_BYTES, read_blocks
-from megascan.reader.columns import event_schema, span_columns, true_rows
+from megascan.pipeline import num_workers
+from megascan.reader.columns import event_schema, rows_of, span_columns
 from megascan.reader.formats import Format, sniff
-from megascan.reader.lines import EventBlock, parse_block
+from megascan.reader.lines import EventBlock, parsed_blocks
 from megascan.reader.spans import faulty_rows, in_order, shifted
+from megascan.reader.templates import Templates
 from megascan.schema import SCHEMA_VERSION, TIMELINE_COLUMNS, TIMELINE_EVENT, Kind
-from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
+from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline, equals
 from megascan.topology import Layout
 
 _COLUMNS = tuple(
@@ -27,7 +28,6 @@ _COLUMNS = tuple(
     for column in TIMELINE_COLUMNS
 )
 """A merged event's tid numbers the viewer's tracks, so the recorded track is an argument."""
-_EVENT_SCHEMA = event_schema(_COLUMNS)
 _AGAIN = "write it again with megascan aggregate"
 
 
@@ -49,11 +49,11 @@ def read_timeline(path: Path) -> Timeline:
 def _blocks(path: Path) -> Iterator[EventBlock]:
     """Parsed blocks; a file that does not end as it should is an error."""
     end = b""
-    for block in read_blocks(path, 4 * BLOCK_BYTES):
+    parser = Templates(event_schema(_COLUMNS))
+    for block, events in parsed_blocks(path, parser, num_workers()):
         if block.torn:
             raise InputError(f"{path} is cut off inside its compressed data; {_AGAIN}")
         end = bytes(block.text[-8:]).strip() or end
-        events = parse_block(block, _EVENT_SCHEMA, parallel=True)
         if events is not None:
             for damage in events.damages:
                 raise InputError(f"{path}: line {damage.line} {damage.reason}; {_AGAIN}")
@@ -89,18 +89,13 @@ class _Reading:
         record = self._record or _record(events, self._path)
         self._record = record
         table = events.table
-        is_span = pc.and_(
-            pc.equal(table.column("ph"), "X"),
-            pc.is_in(table.column("cat"), value_set=pa.array([str(kind) for kind in Kind])),
-        )
-        rows = true_rows(is_span)
+        rows = np.flatnonzero(equals(table, "ph", "X") & equals(table, "cat", *map(str, Kind)))
         if not len(rows):
             return
-        if len(rows) < table.num_rows:
-            table = table.take(rows)
+        table = rows_of(table, rows)
         spans = span_columns(table, _COLUMNS)
         for row, reason in faulty_rows(spans, table, rank=None):
-            line = events.numbers[rows[row].as_py()]
+            line = events.numbers[int(rows[row])]
             raise InputError(f"{self._path}: line {line} {reason}; {_AGAIN}")
         self._spans.append(shifted(spans, record.origin_ns))
 
@@ -125,10 +120,10 @@ class _Reading:
 
 def _record(events: EventBlock, path: Path) -> _Record:
     """The timeline's record, which stands first."""
-    at = pc.index(events.table.column("name"), TIMELINE_EVENT).as_py()
-    if at < 0:
+    found = np.flatnonzero(equals(events.table, "name", TIMELINE_EVENT))
+    if not len(found):
         raise InputError(f"{path}: no {TIMELINE_EVENT} event before the first span; {_AGAIN}")
-    record: dict[str, Any] = orjson.loads(events.rows_text([at])[0])["args"]
+    record: dict[str, Any] = orjson.loads(events.rows_text([int(found[0])])[0])["args"]
     version = record.get("schema")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise InputError(
@@ -142,12 +137,15 @@ def _record(events: EventBlock, path: Path) -> _Record:
 
 
 def _decoded(record: dict[str, Any], where: str) -> _Record:
-    headers = [RankHeader.from_json(item, where) for item in record["headers"]]
+    headers = [RankHeader.from_json(_whole(item, record), where) for item in record["headers"]]
     return _Record(
         run_id=record["run_id"],
         layout=Layout(**record["layout"]),
         headers={header.rank: header for header in headers},
-        clocks={item["rank"]: ClockFit(**item) for item in record["clocks"]},
+        clocks={
+            item["rank"]: ClockFit(**{"error_ns": item["residual_p99_ns"], **item})
+            for item in record["clocks"]
+        },
         windows={
             int(rank): tuple(WindowRecord.from_json(item, where) for item in items)
             for rank, items in record["windows"].items()
@@ -156,6 +154,14 @@ def _decoded(record: dict[str, Any], where: str) -> _Record:
         origin_ns=int(record["origin_ns"]),
         completeness=_completeness(record["completeness"]),
     )
+
+
+def _whole(header: Mapping[str, Json], record: Mapping[str, Any]) -> dict[str, Any]:
+    """A header with what stands once for all ranks (older files repeat it in each)."""
+    whole: dict[str, Any] = {**record.get("common_header", {}), **header}
+    if isinstance(whole["groups"], list):
+        whole["groups"] = {name: record["groups"][name] for name in whole["groups"]}
+    return whole
 
 
 def _completeness(record: Mapping[str, Json]) -> Completeness:

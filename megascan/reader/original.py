@@ -9,17 +9,26 @@ is its own clock domain, so that alignment ties them by the ends of collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from megascan.errors import InputError
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
-from megascan.reader.original_records import Place, Recorded, read_records
+from megascan.header import (
+    RESTARTING_CLOCK,
+    ClockOrigin,
+    Device,
+    RankHeader,
+    TraceSettings,
+    WindowRecord,
+)
+from megascan.reader.original_records import RECORD_SCHEMA, Place, Recorded, read_records
 from megascan.reader.original_spans import original_spans
 from megascan.reader.runs import listed
 from megascan.reader.segments import Segment, in_parallel
+from megascan.reader.templates import Templates
 from megascan.schema import Granularity
 from megascan.topology import Layout
 
@@ -34,7 +43,8 @@ def read_original(paths: Sequence[Path]) -> list[Segment]:
     Sizes of the parallel axes are the smallest that fit all files, for they name no sizes.
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
-    recorded = [one for one in in_parallel(read_records, paths) if one is not None]
+    read = partial(read_records, templates=Templates(RECORD_SCHEMA))
+    recorded = [one for one in in_parallel(read, paths) if one is not None]
     if not recorded:
         return []
     layout = _layout(recorded)
@@ -114,8 +124,6 @@ def _header(place: Place, layout: Layout) -> RankHeader:
         process_id=0,
         device=Device(kind="cuda", name="", index=place.device),
         backend="nccl",
-        clock=ClockOrigin(
-            domain=f"rank {place.rank}", source="CUDA events since step begin", origin_unix_ns=0
-        ),
+        clock=ClockOrigin(domain=f"rank {place.rank}", source=RESTARTING_CLOCK, origin_unix_ns=0),
         trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
     )

@@ -18,11 +18,13 @@ from megascan.reader.documents import open_document
 from megascan.reader.folding import Folded, fold
 from megascan.reader.lines import EventBlock, parse_block
 from megascan.reader.original_names import STEP
+from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE
+from megascan.timeline import codes, equals
 
 Integers = npt.NDArray[np.int64]
 
-_SCHEMA = pa.schema(
+RECORD_SCHEMA = pa.schema(
     [
         ("name", pa.string()),
         ("ph", pa.string()),
@@ -75,7 +77,7 @@ class Recorded:
     notes: tuple[str, ...]
 
 
-def read_records(path: Path) -> Recorded | None:
+def read_records(path: Path, templates: Templates) -> Recorded | None:
     """Scopes of a file; None when it holds no scope that says which rank it belongs to.
 
     Raises InputError for a record that is damaged before the end of the file.
@@ -84,7 +86,7 @@ def read_records(path: Path) -> Recorded | None:
     place: Place | None = None
     torn = False
     for block in open_document(path).blocks:
-        events = parse_block(block, _SCHEMA, parallel=False)
+        events = parse_block(block, templates)
         torn = torn or block.torn
         if events is not None:
             for damage in events.damages:
@@ -96,7 +98,7 @@ def read_records(path: Path) -> Recorded | None:
             tables.append(events.table)
     if place is None:
         return None
-    return _recorded(path, place, pa.concat_tables(tables), torn=torn)
+    return _recorded(path, place, pa.concat_tables(tables).unify_dictionaries(), torn=torn)
 
 
 def _place(events: EventBlock, path: Path) -> Place | None:
@@ -114,14 +116,13 @@ def _place(events: EventBlock, path: Path) -> Place | None:
 
 
 def _recorded(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Recorded:
-    instants = pc.invert(pc.is_in(table.column("ph"), value_set=pa.array(["B", "E"])))
-    num_instants = pc.sum(pc.fill_null(instants, True)).as_py() or 0
+    scopes = equals(table, "ph", "B", "E")
+    num_instants = int(np.sum(~scopes))
     if num_instants:
-        table = table.filter(pc.invert(pc.fill_null(instants, True)))
-    names = table.column("name").fill_null("").combine_chunks().dictionary_encode()
-    name = np.asarray(names.indices, dtype=np.int64)
-    texts = tuple(names.dictionary.to_pylist())
-    is_begin = np.asarray(pc.equal(table.column("ph"), "B"))
+        table = table.filter(pa.array(scopes))
+    name, names = codes(table, "name")
+    texts = tuple(names)
+    is_begin = equals(table, "ph", "B")
     step_code = texts.index(STEP) if STEP in texts else NOT_APPLICABLE
     folded = fold(is_begin, name == step_code, name)
     times = [_integers(table, key) for key in ("rel_ts", "pad_before", "duration_wall")]

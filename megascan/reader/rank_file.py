@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megascan.errors import InputError
 from megascan.header import Json, RankHeader, WindowRecord
-from megascan.reader.bytestream import BLOCK_BYTES, read_blocks
-from megascan.reader.columns import event_schema, span_columns, true_rows
-from megascan.reader.lines import EventBlock, parse_block
+from megascan.pipeline import num_workers
+from megascan.reader.columns import event_schema, rows_of, span_columns
+from megascan.reader.lines import EventBlock, parsed_blocks
 from megascan.reader.segments import Segment, in_parallel
 from megascan.reader.spans import faulty_rows, in_order, shifted
+from megascan.reader.templates import Templates
 from megascan.schema import HEADER_EVENT, SPAN_COLUMNS, WINDOW_EVENT
-from megascan.timeline import TRACE_SCHEMA
-
-_EVENT_SCHEMA = event_schema(SPAN_COLUMNS)
+from megascan.timeline import TRACE_SCHEMA, equals
 
 
 def read_rank_files(paths: Sequence[Path]) -> list[Segment]:
-    """All runs of all files; where there are fewer files than cores, each is parsed in parallel."""
-    parallel = len(paths) < (os.cpu_count() or 1)
-    parts = in_parallel(partial(read_rank_file, parallel=parallel), paths)
-    return [segment for part in parts for segment in part]
+    """All runs of all files, read by as many threads as there are cores."""
+    read = partial(
+        read_rank_file,
+        templates=Templates(event_schema(SPAN_COLUMNS)),
+        num_threads=num_workers() // max(len(paths), 1),
+    )
+    return [segment for part in in_parallel(read, paths) for segment in part]
 
 
-def read_rank_file(path: Path, *, parallel: bool = False) -> list[Segment]:
+def read_rank_file(
+    path: Path, templates: Templates | None = None, num_threads: int = 1
+) -> list[Segment]:
     """Everything a rank file holds, a segment a run, in file order.
+
+    `templates` may be shared by files; with several threads its blocks are parsed side by side.
 
     Spans, damaged lines and torn ends behind a run's last window mark are left out and noted.
     Raises InputError for damage before a window mark, naming file and line.
     """
     reading = _Reading(path)
-    for block in read_blocks(path, 4 * BLOCK_BYTES if parallel else BLOCK_BYTES):
-        events = parse_block(block, _EVENT_SCHEMA, parallel=parallel)
+    parser = templates or Templates(event_schema(SPAN_COLUMNS))
+    for block, events in parsed_blocks(path, parser, num_threads):
         if events is not None:
             reading.add(events)
         if block.torn:
@@ -80,19 +85,15 @@ class _Reading:
     def add(self, events: EventBlock) -> None:
         """Take a block's spans and marks in their order."""
         table = events.table
-        phases, names = table.column("ph"), table.column("name")
-        is_mark = pc.and_(
-            pc.equal(phases, "M"),
-            pc.is_in(names, value_set=pa.array([HEADER_EVENT, WINDOW_EVENT])),
-        )
-        marks = true_rows(is_mark).to_pylist()
+        is_mark = equals(table, "ph", "M") & equals(table, "name", HEADER_EVENT, WINDOW_EVENT)
+        marks = np.flatnonzero(is_mark).tolist()
         faults = [(damage.row, _Fault(damage.line, damage.reason)) for damage in events.damages]
         begin = 0
         for row, text in zip(marks, events.rows_text(marks) if marks else [], strict=True):
             self._take(events, begin, row)
             self._faults += [fault for at, fault in faults if at <= row]
             faults = [(at, fault) for at, fault in faults if at > row]
-            self._mark(orjson.loads(text), events.numbers[row])
+            self._mark(text, events.numbers[row])
             begin = row + 1
         self._take(events, begin, table.num_rows)
         self._faults += [fault for _, fault in faults]
@@ -102,19 +103,22 @@ class _Reading:
         if self._current is None:
             return
         part = events.table.slice(begin, end - begin)
-        rows = true_rows(pc.equal(part.column("ph"), "X"))
+        rows = np.flatnonzero(equals(part, "ph", "X"))
         if not len(rows):
             return
-        if len(rows) < part.num_rows:
-            part = part.take(rows)
+        part = rows_of(part, rows)
         spans = span_columns(part, SPAN_COLUMNS)
         for row, reason in faulty_rows(spans, part, self._current.header.rank):
-            line = events.numbers[begin + rows[row].as_py()]
+            line = events.numbers[begin + int(rows[row])]
             self._faults.append(_Fault(line, reason))
         self._pending.append(spans)
 
-    def _mark(self, record: dict[str, Json], line: int) -> None:
+    def _mark(self, text: bytes, line: int) -> None:
         where = f"{self._path}, line {line}"
+        try:
+            record: dict[str, Json] = orjson.loads(text)
+        except orjson.JSONDecodeError as error:  # a number that no double holds
+            raise InputError(f"{where}: a damaged mark ({error}); restore the file") from error
         arguments = record.get("args")
         if not isinstance(arguments, dict):
             raise InputError(f"{where}: a mark without arguments; restore the file")

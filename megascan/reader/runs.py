@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from megascan.errors import InputError
+from megascan.reader.comparable import comparable
 from megascan.reader.segments import Segment
 from megascan.reader.spans import in_order
 from megascan.timeline import Completeness, Trace
@@ -35,7 +36,9 @@ def build_trace(
             f"{path}: run {chosen} has no finished window (training ended or was killed inside its "
             "first traced window); train past the end of a window and trace again"
         )
-    return _trace(by_rank, _notes(path, by_rank, missing, chosen, others))
+    cut = comparable(by_rank)
+    notes = [*_notes(path, by_rank, missing, chosen, others), *cut.notes]
+    return _trace(cut.by_rank, notes)
 
 
 def listed(values: Sequence[int | str]) -> str:

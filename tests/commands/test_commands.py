@@ -243,7 +243,8 @@ def test_viewing_a_file_that_is_not_there(megascan, tmp_path, command):
 def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
-    program = "import sys; from megascan.cli import main; sys.exit(main(['aggregate', '-b', 'x']))"
+    words = ["aggregate", "-b", "x", *(["-d"] if name == "detect" else [])]
+    program = f"import sys; from megascan.cli import main; sys.exit(main({words}))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -254,3 +255,11 @@ def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path, name):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert str(tmp_path / name) in done.stderr
+
+
+def test_the_help_states_the_thresholds_that_the_detector_uses(megascan):
+    from detect import DetectorSettings
+
+    told = " ".join(megascan("detect", "--help").stdout.split())
+    assert f"(default: {DetectorSettings().min_slowdown})" in told
+    assert f"(default: {DetectorSettings().false_discovery_rate})" in told

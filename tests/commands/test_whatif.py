@@ -1,11 +1,14 @@
 """`megascan whatif` as it is typed."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-PRODUCTION = Path(__file__).parents[2].parent / "shared" / "data" / "whatif"
+ROOT = Path(__file__).parents[2]
+PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 
 
 def test_a_slow_rank_costs_what_it_saves(megascan, faulty, tmp_path):
@@ -49,3 +52,25 @@ def test_production_traces_get_the_right_owner(megascan, tmp_path, name, ranks, 
     assert done.returncode == 0, done.stderr
     (finding,) = json.loads((tmp_path / "r.json").read_text())["findings"]
     assert (finding["ranks"], finding["cause"], finding["owner"]) == (ranks, cause, owner)
+
+
+@pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
+@pytest.mark.parametrize("flag", ["--detect", "--no-detect"])
+@pytest.mark.parametrize(("name", "ranks"), [("AR", [0]), ("ST", [6, 7])])
+def test_op_tables_say_what_mending_saves(megascan, tmp_path, flag, name, ranks):
+    table = PRODUCTION / f"trace-{name}.parquet"
+    done = megascan("whatif", table, flag, "--json", tmp_path / "w.json")
+    assert done.returncode == 0, done.stderr
+    (saving,) = json.loads((tmp_path / "w.json").read_text())["savings"]
+    assert saving["ranks"] == ranks
+    assert bool(saving["causes"]) is (flag == "--detect")
+    assert saving["gpu_hours_per_day"] > 0
+
+
+def test_a_replay_of_an_op_table_needs_no_statistics():
+    """What takes long to import is not imported for what does not use it."""
+    code = "import detect.whatif, megascan.commands.whatif, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {"scipy", "pandas", "megascan.reader"} & set(done.stdout.split()) == set()

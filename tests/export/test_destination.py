@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -102,3 +103,68 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path
         file.write(b"whole")
     assert path.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+_WRITES_AND_DIES = """
+import os, pickle, signal, sys
+from pathlib import Path
+import megascan.export.writing as writing
+
+def encode(blocks, *, gzipped):
+    for number, item in enumerate(writing.encode_here(blocks, gzipped=gzipped)):
+        yield item
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+timeline = pickle.loads(Path(sys.argv[1]).read_bytes())
+writing.write_timeline(timeline, Path(sys.argv[2]), force=True, encode=encode)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace"])
+def test_kill_9_during_the_write_of_a_timeline(tmp_path, make_timeline, suffix):
+    """The old file stays whole; what the killed process left is taken away by the next one."""
+    path, source = tmp_path / f"t{suffix}", tmp_path / "timeline.pickle"
+    timeline = make_timeline()
+    write_timeline(timeline, path)
+    before = path.read_bytes()
+    source.write_bytes(pickle.dumps(timeline))
+    killed = subprocess.run(
+        [sys.executable, "-c", _WRITES_AND_DIES, str(source), str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 3
+    write_timeline(timeline, path, force=True)
+    assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == sorted([path, source])
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
+def test_a_limit_on_the_size_of_files_leaves_no_half_file(tmp_path, make_timeline, suffix):
+    """What a full disk does, by the system itself: writing beyond the limit fails."""
+    path, source = tmp_path / f"t{suffix}", tmp_path / "timeline.pickle"
+    source.write_bytes(pickle.dumps(make_timeline()))
+    script = (
+        "import pickle, resource, signal, sys; from pathlib import Path\n"
+        "from megascan.errors import OutputError\n"
+        "from megascan.export import write_timeline\n"
+        "timeline = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "try: write_timeline(timeline, Path(sys.argv[2]))\n"
+        "except OutputError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(source), str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "cannot be written (File too large)" in done.stdout
+    assert list(tmp_path.iterdir()) == [source]

@@ -15,7 +15,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from megascan.export import write_timeline
 from megascan.export.compression import gzip_member
 from megascan.export.perfetto_packets import begin, int_argument, packets, real_argument
-from megascan.export.pipeline import ordered_map
 from megascan.export.text_columns import (
     coded_numbers,
     fragments,
@@ -23,6 +22,7 @@ from megascan.export.text_columns import (
     number_texts,
 )
 from megascan.export.wire import interleaved, varint, varints
+from megascan.pipeline import ordered_map
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

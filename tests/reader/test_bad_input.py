@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,15 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.reader import read_trace
+from megascan.reader.bytestream import read_blocks
 from megascan.topology import Layout
 
 if TYPE_CHECKING:
     from conftest import Folder
+
+
+ORIGINS_NS = (1_700_000_000_000_000_000, 1_700_000_001_000_000_000)
+"""Clock origins of an older and a newer run."""
 
 
 def refused(path: Path, sentence: str, **arguments: object) -> None:
@@ -234,3 +240,49 @@ def test_a_folder_where_a_file_is_expected(folder: Folder) -> None:
     folder.file_of(0).unlink()
     folder.file_of(0).mkdir()
     refused(folder.path, "rank 0 is missing")
+
+
+def test_blocks_beyond_the_reach_of_32_bits_take_the_general_way(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of 2 GB and more makes a block whose places do not fit 32 bits; here 100 bytes do."""
+    expected = read_trace(folder.write()).spans.to_pylist()
+    monkeypatch.setattr("megascan.reader.templates._MOST_BYTES", 100)
+    assert read_trace(folder.path).spans.to_pylist() == expected
+
+
+def test_memory_does_not_grow_with_the_file(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of any size is read in blocks: none is larger than asked for plus a line."""
+    path = folder.write_rank(0, windows=40)
+    longest = max(map(len, path.read_bytes().split(b"\n")))
+    monkeypatch.setattr("megascan.reader.bytestream.BLOCK_BYTES", 500)
+    sizes = [len(block.text) for block in read_blocks(path)]
+    assert len(sizes) > 20
+    assert max(sizes) <= 500 + longest
+    assert read_trace(path).spans.num_rows == 80
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(folder: Folder) -> None:
+    path = folder.write_rank(0)
+    path.chmod(0)
+    refused(path, f"cannot read {path}: Permission denied; check its path and permissions")
+
+
+def test_two_runs_mixed_file_by_file(folder: Folder) -> None:
+    """Files of two runs in one folder: the newest is read, the ranks it lacks are named."""
+    for rank in range(4):
+        newer = rank < 2
+        folder.write_rank(rank, run_id="new" if newer else "old", origin_ns=ORIGINS_NS[newer])
+    refused(folder.path, "ranks 2 and 3 are missing")
+    trace = read_trace(folder.path, allow_missing_ranks=True)
+    assert trace.run_id == "new"
+    assert "also holds old (--run chooses)" in " ".join(trace.completeness.notes)
+
+
+def test_ranks_of_different_schema_versions(folder: Folder) -> None:
+    folder.write()
+    replaced(folder.file_of(2), b'"schema":1', b'"schema":9')
+    refused(folder.path, "rank file of schema 9, this MegaScan reads up to 1; update MegaScan")

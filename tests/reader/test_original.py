@@ -152,7 +152,7 @@ def test_other_layouts_of_the_json(original: Original) -> None:
 def test_blocks_cut_between_records(original: Original, monkeypatch: pytest.MonkeyPatch) -> None:
     path = original.write_rank(1, 1, 1)
     expected = spans(path)
-    monkeypatch.setattr("megascan.reader.documents.BLOCK_BYTES", 250)
+    monkeypatch.setattr("megascan.reader.bytestream.BLOCK_BYTES", 250)
     pd.testing.assert_frame_equal(spans(path), expected)
 
 

@@ -26,7 +26,7 @@ def num_workers() -> int:
 def ordered_map(
     work: Callable[[Item], Result], items: Iterable[Item], num_threads: int
 ) -> Iterator[Result]:
-    """Results of `work` in the order of `items`; at most 2·num_threads of them wait at a time.
+    """Results of `work` in the order of `items`; at most num_threads + 1 of them wait at a time.
 
     Threads help because formatting and compression happen in libraries that release the
     interpreter's lock.
@@ -36,7 +36,7 @@ def ordered_map(
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) >= 2 * num_threads:
+                if len(waiting) >= num_threads + 1:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

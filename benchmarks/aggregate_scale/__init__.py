@@ -1,0 +1,1 @@
+"""`python -m benchmarks.aggregate_scale`: speed and memory of `megascan aggregate` by job size."""

@@ -1,0 +1,85 @@
+"""python -m benchmarks.aggregate_scale: `megascan aggregate` from 8 to 16,384 ranks.
+
+Writes synthetic traces (a simulated job's spans, in our format and in the original MegaScan's),
+aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto protobuf, and prints
+speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
+temporary folder. --quick takes a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import orjson
+
+from benchmarks.aggregate_scale.cases import SIZES, SUFFIXES, Case, cases
+from benchmarks.aggregate_scale.measuring import measure, reference_seconds
+from benchmarks.aggregate_scale.report import Row, to_markdown
+from megascan.errors import UsageError, report_errors
+
+QUICK_SPANS = 200_000
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.aggregate_scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="small traces only")
+    parser.add_argument("--sizes", metavar="LIST", help="millions of spans (0.1,1,4,20)")
+    parser.add_argument("--max-spans", type=int, metavar="N", help="leave out larger traces")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where traces are written")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; tables on stdout."""
+    chosen = _parser().parse_args(arguments)
+    largest = QUICK_SPANS if chosen.quick else sys.maxsize
+    largest = chosen.max_spans or largest
+    reference = reference_seconds()
+    rows: list[Row] = []
+    with TemporaryDirectory(dir=chosen.work_dir) as place:
+        for case in cases(_sizes(chosen.sizes), largest):
+            rows += _measured(case, Path(place) / "trace")
+    print(to_markdown(rows, reference))
+    if chosen.json:
+        chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
+    return 0
+
+
+def _sizes(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return SIZES
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise UsageError(f"--sizes is {text!r}, expected millions of spans like 0.1,1,4") from error
+
+
+def _measured(case: Case, folder: Path) -> Iterator[Row]:
+    print(f"{case.source} {case.name}, {case.num_events:,} events …", file=sys.stderr, flush=True)
+    num_events = case.write(folder)
+    try:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        for suffix in SUFFIXES:
+            yield Row(
+                case=case,
+                suffix=suffix,
+                num_events=num_events,
+                input_bytes=size,
+                measured=measure(folder, suffix),
+            )
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,0 +1,108 @@
+"""Results of the scale benchmark as text: Markdown tables, as they stand in benchmarks/results."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.aggregate_scale.cases import (
+    ORIGINAL_PEAK_MIB,
+    ORIGINAL_RECORDS,
+    ORIGINAL_SECONDS,
+    Case,
+)
+from benchmarks.aggregate_scale.measuring import Measurement
+from benchmarks.aggregate_scale.worker import STAGES
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run: `num_events` are spans, or begin and end records of the original's format."""
+
+    case: Case
+    suffix: str
+    num_events: int
+    input_bytes: int
+    measured: Measurement
+
+    @property
+    def events_per_second(self) -> float:
+        """End to end, process start included."""
+        return self.num_events / self.measured.seconds
+
+    def to_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "job": self.case.name,
+            "source": self.case.source,
+            "num_ranks": self.case.num_ranks,
+            "num_events": self.num_events,
+            "input_bytes": self.input_bytes,
+            "output": self.suffix,
+            **asdict(self.measured),
+        }
+
+
+def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
+    """All tables and what they were measured on."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    load = os.getloadavg()[0]
+    head = [
+        f"Measured on {machine}; sorting and adding up 4 M integers took {reference_seconds:.2f} s "
+        f"before, and the load average was {load:.1f} at the end. Seconds are those of the whole "
+        "process, imports included; CPU is user + system over all cores.",
+        "",
+    ]
+    return "\n".join([*head, *_speed(rows), "", *_shares(rows), "", *_against_original(rows)])
+
+
+def _speed(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "| source | job | ranks | events | input MB | output | MB | s | CPU s | events/s | "
+        "CPU µs/event | peak MiB | B/event at peak |",
+        "|---" * 13 + "|",
+    ]
+    for row in rows:
+        it = row.measured
+        lines.append(
+            f"| {row.case.source} | {row.case.name} | {row.case.num_ranks:,} | {row.num_events:,} "
+            f"| {row.input_bytes / 1e6:.0f} | {row.suffix} | {it.output_bytes / 1e6:.0f} "
+            f"| {it.seconds:.2f} | {it.cpu_seconds:.2f} | {row.events_per_second:,.0f} "
+            f"| {it.cpu_seconds / row.num_events * 1e6:.2f} | {it.peak_bytes / _MIB:.0f} "
+            f"| {it.peak_bytes / row.num_events:.0f} |"
+        )
+    return lines
+
+
+def _shares(rows: Sequence[Row]) -> list[str]:
+    """Share of each stage in the CPU time; `rest` is the start and what is between."""
+    stages = ("import", *STAGES)
+    lines = [
+        f"| ranks | events | output | {' | '.join(stages)} | rest |",
+        "|---" * (len(stages) + 4) + "|",
+    ]
+    for row in rows:
+        shares = [row.measured.stages[name][1] / row.measured.cpu_seconds for name in stages]
+        cells = " | ".join(f"{100 * share:.0f} %" for share in [*shares, 1 - sum(shares)])
+        lines.append(f"| {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} | {cells} |")
+    return lines
+
+
+def _against_original(rows: Sequence[Row]) -> list[str]:
+    """How many times faster, and how much of the memory, a record."""
+    lines = []
+    for row in rows:
+        if row.case.source == "original":
+            scale = row.num_events / ORIGINAL_RECORDS
+            faster = ORIGINAL_SECONDS * scale / row.measured.seconds
+            memory = row.measured.peak_bytes / _MIB / (ORIGINAL_PEAK_MIB * scale)
+            lines.append(
+                f"- original format, {row.num_events:,} records, {row.suffix}: {faster:.1f} times "
+                f"faster than the original's {ORIGINAL_SECONDS} s for {ORIGINAL_RECORDS:,} "
+                f"records, with {memory:.2f} of its {ORIGINAL_PEAK_MIB:,} MiB"
+            )
+    return lines
