@@ -10,6 +10,9 @@ middle is an anchor, the weaker the wider the bounds are, as network time protoc
 
     rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j less clock i)
     rank j       r1 ◀╯  s2 ─╯                j − i  ≥  s2 − r2
+
+Anchors of one class scatter alike: the collectives of one parallel axis, operation and size. The
+8 bytes of a flag end everywhere within a microsecond, a ring of gigabytes within tens of them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from aggregate.keys import BoolArray, FloatArray, IntArray, combine, group_lengths, group_starts
+from aggregate.keys import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    by_name,
+    combine,
+    group_lengths,
+    group_starts,
+)
 from aggregate.match import Matches
 from megascan.schema import Kind
 from megascan.timeline import codes, equals, numbers
@@ -32,6 +43,8 @@ ASYMMETRY = 0.05
 
 Production pipelines on NCCL show 0.02 to 0.1 between stages whose clocks are good.
 """
+_SIZE_BITS = 6
+_FEWEST_OF_CLASS = 24
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Anchors:
     rank    (anchor,) position of the rank among the trace's ranks
     end_ns  (anchor,) by the rank's own clock
     slack_ns (anchor,) how far apart the times may really be (half the bounds' width of messages)
-    label   (anchor,) class of anchors with the same noise: the collectives of one parallel axis
+    label   (anchor,) class of anchors with the same noise
     """
 
     event: IntArray
@@ -55,6 +68,17 @@ class Anchors:
     def num_events(self) -> int:
         """Number of distinct events."""
         return int(self.event[-1]) + 1 if len(self.event) else 0
+
+    def rows(self, rows: IntArray) -> Anchors:
+        """Some anchors, whole events; events and classes numbered from 0."""
+        label = self.label[rows]
+        return Anchors(
+            np.cumsum(np.diff(self.event[rows], prepend=self.event[rows[:1]]) != 0),
+            self.rank[rows],
+            self.end_ns[rows],
+            self.slack_ns[rows],
+            label - label.min(initial=np.iinfo(np.int64).max),
+        )
 
     def joined(self, other: Anchors) -> Anchors:
         """Both sets, the other's events numbered after ours."""
@@ -76,38 +100,94 @@ class Messages:
     destination: IntArray
     send_start_ns: IntArray
     receive_end_ns: IntArray
+    certain: BoolArray
+    """False where the receive's end is only a bound."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """Every member of a matched collective that joins all its ranks, ordered by `event`.
+
+    event, rank, label as in Anchors; start_ns and end_ns by the rank's own clock. `certain` is
+    false where the end is only a bound (the trainer's own wait): it says nothing about when others
+    ended, but like every end it comes after the last member's start.
+    """
+
+    event: IntArray
+    rank: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+    label: IntArray
+    certain: BoolArray
+    iteration: IntArray
+
+    @classmethod
+    def of(cls, spans: pa.Table, matches: Matches, ranks: IntArray) -> Members:
+        """Members of matches of two and more; ranks as positions among the trace's ranks."""
+        usable = equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", *ROOTED_OPS)
+        rows = np.flatnonzero(usable & (matches.match >= 0))
+        rows = rows[np.argsort(matches.match[rows], kind="stable")]
+        start_ns = numbers(spans, "start_ns")[rows]
+        everyone = cls(
+            matches.match[rows],
+            np.searchsorted(ranks, numbers(spans, "rank")[rows]).astype(np.int64),
+            start_ns,
+            start_ns + numbers(spans, "duration_ns")[rows],
+            _classes(spans, rows),
+            numbers(spans, "end_is_bound")[rows] != 1,
+            numbers(spans, "iteration")[rows],
+        )
+        return everyone.at(everyone.in_company(np.ones(len(rows), dtype=np.bool_)))
+
+    def in_company(self, chosen: BoolArray) -> IntArray:
+        """Rows of the chosen members of events that have two of them."""
+        num_members = np.bincount(self.event, chosen, int(self.event.max(initial=-1)) + 1)
+        return np.flatnonzero(chosen & (num_members[self.event] > 1))
+
+    def at(self, rows: IntArray) -> Members:
+        """Some members, their events numbered from 0."""
+        starts = group_starts(self.event[rows])
+        event = np.repeat(np.arange(len(starts)), group_lengths(starts, len(rows)))
+        return Members(
+            event.astype(np.int64),
+            self.rank[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+            self.label[rows],
+            self.certain[rows],
+            self.iteration[rows],
+        )
+
+    def anchors(self) -> Anchors:
+        """Ends of all members."""
+        return Anchors(self.event, self.rank, self.end_ns, np.zeros(len(self.event)), self.label)
 
 
 def collective_anchors(spans: pa.Table, matches: Matches, ranks: IntArray) -> Anchors:
-    """Ends of matched collectives of two members and more that have no root.
+    """Ends of matched collectives of two members and more that have no root, bounds left out."""
+    members = Members.of(spans, matches, ranks)
+    return members.at(members.in_company(members.certain)).anchors()
 
-    An end that is only a bound (the trainer's own wait) says nothing about the clocks.
+
+def _classes(spans: pa.Table, rows: IntArray) -> IntArray:
+    """(row,) number of the axis in the group's name (tp of tp@4), operation and size together.
+
+    Sizes differ by factors of 2**_SIZE_BITS; classes of too few members join their axis.
     """
-    usable = equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", *ROOTED_OPS)
-    usable &= numbers(spans, "end_is_bound") != 1
-    rows = np.flatnonzero(usable & (matches.match >= 0))
-    num_members = np.bincount(matches.match[rows], minlength=matches.num_matches)
-    rows = rows[num_members[matches.match[rows]] > 1]
-    rows = rows[np.argsort(matches.match[rows], kind="stable")]
-    starts = group_starts(matches.match[rows])
-    event = np.repeat(np.arange(len(starts)), group_lengths(starts, len(rows)))
-    end_ns = numbers(spans, "start_ns")[rows] + numbers(spans, "duration_ns")[rows]
-    rank = np.searchsorted(ranks, numbers(spans, "rank")[rows])
-    return Anchors(
-        event.astype(np.int64),
-        rank.astype(np.int64),
-        end_ns,
-        np.zeros(len(rows)),
-        _axes(spans)[rows],
-    )
-
-
-def _axes(spans: pa.Table) -> IntArray:
-    """(span,) number of the axis in the group's name (tp of tp@4), 0 for a name without one."""
     group_codes, names = codes(spans, "group")
+    op_codes, ops = codes(spans, "op")
     axes = [name.partition("@")[0] if "@" in name else "" for name in names]
     numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
-    return np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes]
+    axis = np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
+    size_bits = np.frexp(np.maximum(numbers(spans, "size_bytes")[rows], 0).astype(np.float64))[1]
+    size = size_bits.astype(np.int64) // _SIZE_BITS
+    num_sizes = 64 // _SIZE_BITS + 1
+    op = by_name(op_codes, ops)[rows]
+    fine = (axis * max(len(ops), 1) + op) * num_sizes + size + len(numbered)
+    counts = np.bincount(fine)
+    label = np.where(counts[fine] >= _FEWEST_OF_CLASS, fine, axis) if len(rows) else fine
+    used = np.flatnonzero(np.bincount(label))
+    return np.searchsorted(used, label).astype(np.int64)
 
 
 def matched_messages(spans: pa.Table, matches: Matches, ranks: IntArray) -> Messages:
@@ -125,6 +205,7 @@ def matched_messages(spans: pa.Table, matches: Matches, ranks: IntArray) -> Mess
         np.searchsorted(ranks, rank[receipts]).astype(np.int64),
         start[sends],
         start[receipts] + numbers(spans, "duration_ns")[receipts],
+        numbers(spans, "end_is_bound")[receipts] != 1,
     )
 
 
@@ -135,12 +216,13 @@ def message_anchors(messages: Messages, domain: IntArray, component: IntArray) -
     component  (domain,) which domains collectives link already
 
     Where collectives link the pair as well, the middle is taken to be wrong by ASYMMETRY of the
-    bounds' half width, and pairs with messages one way only tell nothing. Elsewhere the whole
-    half width counts, and the fastest message of a single direction is taken to have needed no
-    time.
+    bounds' half width; pairs with messages one way only, and receives whose end is only a bound,
+    tell nothing. Elsewhere the whole half width counts, and the fastest message of a single
+    direction is taken to have needed no time. The two kinds are classes of their own.
     """
     source, destination = domain[messages.source], domain[messages.destination]
-    apart = np.flatnonzero(source != destination)
+    tied = component[source] == component[destination]
+    apart = np.flatnonzero((source != destination) & (messages.certain | ~tied))
     source, destination = source[apart], destination[apart]
     forward = source < destination
     pair = combine(
@@ -185,5 +267,5 @@ def _middle(
         np.stack([rank_a, rank_b], axis=1).ravel(),
         np.stack([(time_a + back_a) // 2, (time_b + back_b) // 2], axis=1).ravel(),
         np.repeat(slack, 2),
-        np.zeros(2 * num_events, dtype=np.int64),
+        np.repeat(np.where(linked, 0, 1), 2).astype(np.int64),
     )

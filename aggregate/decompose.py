@@ -16,7 +16,7 @@ of its rank inside it; a bracket around collectives and the collectives in it co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -25,13 +25,14 @@ import pyarrow as pa
 from aggregate.clocks import Alignment
 from aggregate.intervals import Cover, TimeAxis
 from aggregate.keys import BoolArray, IntArray, group_starts
+from megascan.pipeline import num_workers, ordered_map
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import equals, numbers
 
-_BLOCK_ROWS = 1_000_000
+_BLOCK_ROWS = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Parts:
     """Derived columns of a span table, (span,) each, ns; -1 where they do not apply."""
 
@@ -49,13 +50,16 @@ def decompose(spans: pa.Table, match: IntArray, clocks: Alignment) -> Parts:
     """
     blocks = rank_blocks(numbers(spans, "rank"))
     last = _LastMembers.of(spans, match, clocks, blocks)
-    parts = [_decompose_block(spans[rows], match[rows], clocks, last) for rows in blocks]
-    return Parts(
-        wait_ns=np.concatenate([part.wait_ns for part in parts]),
-        transfer_ns=np.concatenate([part.transfer_ns for part in parts]),
-        self_ns=np.concatenate([part.self_ns for part in parts]),
-        self_cpu_ns=np.concatenate([part.self_cpu_ns for part in parts]),
-    )
+    whole = Parts(*(np.empty(spans.num_rows, dtype=np.int64) for _ in fields(Parts)))
+
+    def split(rows: slice) -> None:
+        part = _decompose_block(spans[rows], match[rows], clocks, last)
+        for field in fields(Parts):
+            getattr(whole, field.name)[rows] = getattr(part, field.name)
+
+    for _ in ordered_map(split, blocks, num_workers()):
+        pass
+    return whole
 
 
 def rank_blocks(rank: IntArray) -> list[slice]:

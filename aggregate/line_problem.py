@@ -92,6 +92,27 @@ class LineProblem:
             span_ns=self.span_ns,
         )
 
+    def extended(self, domain: IntArray, time_ns: IntArray) -> LineProblem:
+        """The problem with further events of two members each, domain and time_ns (pair, 2)."""
+        num_events = len(self.starts)
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64).ravel()
+        event = np.r_[self.event, num_events + np.repeat(np.arange(len(domain)), 2)]
+        return LineProblem(
+            event=event,
+            starts=group_starts(event),
+            domain=np.r_[self.domain, domain.ravel()],
+            value=np.r_[self.value, value],
+            age=np.r_[self.age, value / self.span_ns],
+            centre_ns=self.centre_ns,
+            span_ns=self.span_ns,
+        )
+
+    def common(self, solution: FloatArray, domain: IntArray, time_ns: IntArray) -> FloatArray:
+        """(time,) common time of each local time of a domain, up to one constant."""
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64)
+        offset, drift = solution[: self.num_domains], solution[self.num_domains :]
+        return np.asarray(value + offset[domain] + drift[domain] * (value / self.span_ns))
+
     def event_sums(self, values: FloatArray) -> FloatArray:
         """(event,) sum over each event's members."""
         return np.add.reduceat(values, self.starts) if len(values) else values

@@ -11,8 +11,9 @@ from aggregate.clocks import Alignment, align_clocks
 from aggregate.decompose import Parts, decompose
 from aggregate.keys import BoolArray, IntArray
 from aggregate.match import Matches, match_spans
+from aggregate.restarts import restarts
 from megascan.errors import InputError
-from megascan.timeline import TIMELINE_SCHEMA, Timeline, Trace, numbers
+from megascan.timeline import TIMELINE_SCHEMA, Timeline, Trace, integer_column, numbers
 
 
 def build_timeline(trace: Trace) -> Timeline:
@@ -22,7 +23,13 @@ def build_timeline(trace: Trace) -> Timeline:
     a negative duration.
     """
     spans = _in_order(_checked(trace))
+    trace = replace(
+        trace, spans=spans.slice(0, 0)
+    )  # times by own clocks go where they are replaced
     matches = match_spans(spans, trace.headers)
+    restarted = restarts(spans, matches, trace.headers)
+    if restarted:
+        spans = _shifted(spans, restarted.shift_ns)
     clocks = align_clocks(spans, matches, trace.headers)
     spans = _on_common_clock(spans, clocks)
     order = _order(spans)
@@ -43,7 +50,10 @@ def build_timeline(trace: Trace) -> Timeline:
             trace.completeness,
             num_unmatched=dict(matches.num_unmatched),
             num_duplicates=matches.num_duplicates,
-            notes=trace.completeness.notes + matches.notes + clocks.notes,
+            notes=trace.completeness.notes
+            + matches.notes
+            + (restarted.notes if restarted else ())
+            + clocks.notes,
         ),
     )
 
@@ -98,6 +108,10 @@ def _on_common_clock(spans: pa.Table, clocks: Alignment) -> pa.Table:
     return _with_times(spans, start, end - start)
 
 
+def _shifted(spans: pa.Table, shift_ns: IntArray) -> pa.Table:
+    return _with_times(spans, numbers(spans, "start_ns") + shift_ns, numbers(spans, "duration_ns"))
+
+
 def _with_times(spans: pa.Table, start_ns: IntArray, duration_ns: IntArray) -> pa.Table:
     for name, values in (("start_ns", start_ns), ("duration_ns", duration_ns)):
         place = spans.schema.get_field_index(name)
@@ -114,5 +128,5 @@ def _timeline_table(spans: pa.Table, matches: Matches, parts: Parts) -> pa.Table
         "self_cpu_ns": parts.self_cpu_ns,
     }
     for name, values in derived.items():
-        spans = spans.append_column(name, pa.array(values))
+        spans = spans.append_column(name, integer_column(values))
     return spans.select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)

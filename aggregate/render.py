@@ -9,6 +9,7 @@ import numpy as np
 
 from aggregate.shares import SHARES
 from aggregate.summary import Summary
+from megascan.overhead import MIN_CYCLES, Estimate, Overhead
 from megascan.timeline import ClockFit
 
 _MOST_RANKS = 16
@@ -85,7 +86,7 @@ def _alignment(summary: Summary) -> list[str]:
     if len(domains) > _MOST_CLOCKS:
         return lines + _compact(domains)
     rows: list[tuple[str, ...]] = [
-        ("ranks", "clock", "offset", "drift", "residual", "p99", "anchors")
+        ("ranks", "clock", "offset", "drift", "residual", "p99", "error", "anchors")
     ]
     rows += [_domain_row(fits, summary.clock_names[fits[0].rank]) for fits in domains]
     return lines + _aligned(rows)
@@ -124,6 +125,7 @@ def _domain_row(fits: list[ClockFit], name: str) -> tuple[str, ...]:
         f"{fits[0].drift_ppm:+.3f} ppm",
         f"{np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs",
         f"{max(fit.residual_p99_ns for fit in fits) / 1e3:.1f} µs",
+        f"{max(fit.error_ns for fit in fits) / 1e3:.1f} µs",
         f"{sum(fit.num_anchors for fit in fits):,}",
     )
 
@@ -133,14 +135,47 @@ def _compact(domains: list[list[ClockFit]]) -> list[str]:
     offsets = [fit.offset_ns / 1e6 for fit in fits]
     drifts = [fit.drift_ppm for fit in fits]
     worst = max(fits, key=lambda fit: fit.residual_p99_ns)
+    widest = max(fits, key=lambda fit: fit.error_ns)
     fewest = min(fits, key=lambda fit: fit.num_anchors)
     return [
         f"{len(domains)} clocks of {len(fits)} ranks: offset {min(offsets):+.3f} … "
         f"{max(offsets):+.3f} ms, drift {min(drifts):+.2f} … {max(drifts):+.2f} ppm",
         f"residual: median {np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs, "
         f"p99 up to {worst.residual_p99_ns / 1e3:.1f} µs (rank {worst.rank}); "
+        f"error bars up to {_time(widest.error_ns)} (rank {widest.rank}); "
         f"fewest anchors: {fewest.num_anchors} (rank {fewest.rank})",
     ]
+
+
+def _tracing(cost: Overhead) -> list[str]:
+    """What tracing cost; nothing for traces that do not tell how long untraced iterations took."""
+    if cost.traced is None or cost.run is None:
+        why = _why_unknown(cost)
+        return textwrap.wrap(f"tracing: {why}", _WIDTH, subsequent_indent="  ") if why else []
+    text = (
+        f"tracing: a traced iteration takes {_times(cost.traced)} an untraced one, the whole run "
+        f"{_times(cost.run)} an untraced run (95 % intervals; {cost.num_cycles} windows at "
+        f"{cost.granularity}, one every {cost.interval} iterations)"
+    )
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+
+
+def _times(estimate: Estimate) -> str:
+    return f"{estimate.ratio:.4f} times ({estimate.low:.4f} … {estimate.high:.4f})"
+
+
+def _why_unknown(cost: Overhead) -> str:
+    if not cost.num_traced:
+        return ""
+    if not cost.num_untraced:
+        return (
+            "its cost is not known, every iteration was traced; make --trace-interval longer than "
+            "--continuous-trace-iterations to have some to compare with"
+        )
+    return (
+        f"its cost is not known: {cost.num_cycles} windows can be compared with the untraced "
+        f"iterations after them, {MIN_CYCLES} are needed"
+    )
 
 
 def _rest(summary: Summary) -> list[str]:
@@ -157,6 +192,7 @@ def _rest(summary: Summary) -> list[str]:
         f"{count:,} {kind}" for kind, count in there.num_unmatched.items() if count
     )
     lines.append(f"unmatched: {unmatched or 'none'}; duplicates: {there.num_duplicates:,}")
+    lines += _tracing(summary.tracing)
     return lines + [
         line
         for note in there.notes

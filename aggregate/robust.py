@@ -5,9 +5,11 @@ weight at all (Holland & Welsch, Comm. Statist. A6, 1977). Large problems are fi
 part of their events, and from there on all of them.
 
 How much anchors scatter is estimated beforehand, for each class of anchors (the collectives of one
-parallel axis, the messages) from its median residual: the few events that tie nodes together must
-not be thrown out because the many inside a node are more exact. There, messages have lines of their
-own, so that a slow link does not make collectives look inexact.
+parallel axis, operation and size) from its median residual: the few events that tie nodes together
+must not be thrown out because the many inside a node are more exact.
+
+Such rounds settle near where they begin. They begin with all anchors believed, unless a better
+place is known (`aggregate.causality`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _FINEST_NOISE_NS = 50.0
 """Timers are not better than this; below it residuals are rounding."""
 _SETTLED = 0.05
 """Rounds end when no clock's residuals move by more than this part of the noise on average."""
-_FIRST_NOISE_NS = 1e6
+_FIRST_NOISE_NS = 1e3
+"""Small, so that no expectation about drifts has a part in where the rounds begin."""
 _MAD_TO_SIGMA = 1.4826
 _THINNED_ANCHORS = 200_000
 _ENOUGH_ANCHORS = 30
@@ -45,7 +48,10 @@ class Lines:
     error.
     weights (anchor,) are relative, 0 for rejected anchors; residual_ns (anchor,) is the distance
     from the mean of the event's other members; noise_ns is the median anchor's deviation.
+    solution (2 · domain,) is what the problem has found.
     """
+
+    solution: FloatArray
 
     offset_ns: FloatArray
     drift: FloatArray
@@ -55,6 +61,11 @@ class Lines:
     weights: FloatArray
     residual_ns: FloatArray
     noise_ns: float
+
+    def common(self, domain: IntArray, time_ns: IntArray) -> FloatArray:
+        """(time,) common time of each local time of a domain, up to one constant."""
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64)
+        return np.asarray(value + self.offset_ns[domain] + self.drift[domain] * value)
 
 
 @dataclass(frozen=True)
@@ -93,34 +104,52 @@ class _Noise:
         return deviation
 
 
-def estimate_noise(problem: LineProblem, label: IntArray, slack_ns: FloatArray) -> FloatArray:
+def estimate_noise(
+    problem: LineProblem,
+    label: IntArray,
+    slack_ns: FloatArray,
+    drifting: BoolArray | None = None,
+    start: FloatArray | None = None,
+) -> FloatArray:
     """(anchor,) standard deviation of each anchor about the lines of `problem`.
 
     label     (anchor,) class whose anchors have the same noise, from 0
     slack_ns  (anchor,) further standard deviation of an anchor that is known
+    drifting  (domain,) whose drift is free, all without
+    start     (2 · domain,) solution to begin with
     """
-    rows = _thin_rows(problem, label)
+    rows = thin_rows(problem, label)
     part, noise = problem.thinned(rows), _Noise.classes(label[rows], slack_ns[rows])
-    drifting = np.ones(problem.num_domains, dtype=np.bool_)
-    start = np.full(len(rows), _FIRST_NOISE_NS)
-    solution, weights = _reweighted(part, start, drifting, rounds=_BOTH, noise=noise)
+    if drifting is None:
+        drifting = np.ones(problem.num_domains, dtype=np.bool_)
+    first = np.full(len(rows), _FIRST_NOISE_NS)
+    solution, weights = _reweighted(
+        part, first, drifting, rounds=_BOTH, noise=noise, solution=start
+    )
     deviation = noise.of_classes(part, part.residuals(solution, weights), weights)
     everywhere: FloatArray = np.hypot(deviation[label], slack_ns)
     return everywhere
 
 
-def fit_lines(problem: LineProblem, deviation_ns: FloatArray, drifting: BoolArray) -> Lines:
+def fit_lines(
+    problem: LineProblem,
+    deviation_ns: FloatArray,
+    drifting: BoolArray,
+    start: FloatArray | None = None,
+) -> Lines:
     """Solve for all domains at once.
 
     deviation_ns  (anchor,) standard deviations
     drifting      (domain,) whose drift is free
+    start         (2 · domain,) solution to begin with
     """
-    solution: FloatArray | None = None
-    rounds = _BOTH
-    rows = _thin_rows(problem, np.zeros(len(problem.event), dtype=np.int64))
+    solution, rounds = start, _BOTH
+    rows = thin_rows(problem)
     if len(rows) < len(problem.event):
         part = problem.thinned(rows)
-        solution, _ = _reweighted(part, deviation_ns[rows], drifting, rounds=rounds)
+        solution, _ = _reweighted(
+            part, deviation_ns[rows], drifting, rounds=rounds, solution=solution
+        )
         rounds = _BOTH[1:] if _well_covered(part, problem) else _BOTH
     solution, weights = _reweighted(
         problem, deviation_ns, drifting, rounds=rounds, solution=solution
@@ -137,8 +166,10 @@ def unmoved_lines(problem: LineProblem) -> Lines:
     return _lines(problem, deviation, solution, weights)
 
 
-def _thin_rows(problem: LineProblem, label: IntArray) -> IntArray:
+def thin_rows(problem: LineProblem, label: IntArray | None = None) -> IntArray:
     """Rows of evenly drawn events, about _THINNED_ANCHORS of each class or all there are."""
+    if label is None:
+        label = np.zeros(len(problem.event), dtype=np.int64)
     stride = np.maximum(np.bincount(label) // _THINNED_ANCHORS, 1)
     number = np.random.default_rng(0).permutation(len(problem.starts))
     drawn = number % stride[label[problem.starts]] == 0
@@ -200,6 +231,7 @@ def _lines(
     residual = problem.residuals(solution, weights)
     information = problem.domain_sums(weights * problem.age**2) * problem.span_ns**2
     return Lines(
+        solution=solution,
         offset_ns=solution[: problem.num_domains],
         drift=solution[problem.num_domains :] / problem.span_ns,
         centre_ns=problem.centre_ns,

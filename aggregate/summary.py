@@ -12,8 +12,9 @@ import pyarrow as pa
 from aggregate.keys import group_starts
 from aggregate.shares import SHARES, iteration_shares
 from megascan.header import Json, RankHeader
-from megascan.schema import SCHEMA_VERSION
-from megascan.timeline import ClockFit, Completeness, Timeline, codes, numbers
+from megascan.overhead import Overhead, measure_job
+from megascan.schema import COMMUNICATION_KINDS, SCHEMA_VERSION
+from megascan.timeline import ClockFit, Completeness, Timeline, codes, equals, numbers
 from megascan.topology import Layout
 
 
@@ -36,11 +37,15 @@ class Summary:
     num_spans: Mapping[str, int]
     """By kind."""
     num_matches: int
+    unmatched: pa.Table
+    """kind, rank, num_spans: operations without a counterpart, or recorded twice."""
     clocks: Mapping[int, ClockFit]
     clock_method: str
     clock_names: Mapping[int, str]
     """Of each rank, short enough to read: host, and the GPU where it has a clock of its own."""
     completeness: Completeness
+    tracing: Overhead
+    """What tracing cost, by the run's own untraced iterations."""
 
     def to_json(self) -> dict[str, Json]:
         """All of it; the tables as lists of records."""
@@ -50,6 +55,7 @@ class Summary:
             "layout": self.layout.to_json(),
             "num_spans": dict(self.num_spans),
             "num_matches": self.num_matches,
+            "unmatched": self.unmatched.to_pylist(),
             "ranks": self.ranks.to_pylist(),
             "iterations": self.iterations.to_pylist(),
             "alignment": {
@@ -57,6 +63,7 @@ class Summary:
                 "clocks": [asdict(self.clocks[rank]) for rank in sorted(self.clocks)],
             },
             "completeness": asdict(self.completeness),
+            "tracing": asdict(self.tracing),
         }
         return cast("dict[str, Json]", record)
 
@@ -73,6 +80,7 @@ def summarise(timeline: Timeline) -> Summary:
         ranks=_by_rank(iterations),
         num_spans={kind: int(counts[code]) for code, kind in enumerate(kinds) if counts[code]},
         num_matches=int(numbers(timeline.spans, "match").max(initial=-1)) + 1,
+        unmatched=_unmatched(timeline.spans),
         clocks=timeline.clocks,
         clock_method=timeline.clock_method,
         clock_names={
@@ -80,6 +88,20 @@ def summarise(timeline: Timeline) -> Summary:
             for rank, fit in timeline.clocks.items()
         },
         completeness=timeline.completeness,
+        tracing=measure_job(timeline.windows),
+    )
+
+
+def _unmatched(spans: pa.Table) -> pa.Table:
+    alone = equals(spans, "kind", *COMMUNICATION_KINDS) & ~equals(spans, "op", "")
+    rows = np.flatnonzero(alone & (numbers(spans, "match") < 0))
+    kind_codes, kinds = codes(spans, "kind")
+    rank = numbers(spans, "rank")[rows]
+    num_ranks = int(rank.max(initial=0)) + 1
+    key, count = np.unique(kind_codes[rows] * num_ranks + rank, return_counts=True)
+    named = [kinds[code] for code in (key // num_ranks).tolist()]
+    return pa.table(
+        {"kind": pa.array(named, pa.string()), "rank": key % num_ranks, "num_spans": count}
     )
 
 

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.jobs import DATA, DEVICES, model, run_ranks
 from megascan.errors import InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
+from megascan.reader import read_trace
 from megascan.schema import SPAN_COLUMNS, Granularity, Track
 from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, numbers
 from megascan.topology import Layout
@@ -84,6 +86,18 @@ def planted_job(layout: Layout, num_events: int, skew: Skew, seed: int) -> Trace
     }
     groups = {name: layout.group(rank, axis) for (rank, axis), name in names.items()}
     return _trace(layout, range(num_ranks), groups, columns)
+
+
+def gloo_run(folder: Path) -> Trace:
+    """A small training on four processes of this host, traced in every iteration."""
+    words = (
+        *model(layers=4, hidden=64, heads=4, sequence=32),
+        *("--tensor-model-parallel-size", "2", "--global-batch-size", "8"),
+        *("--train-iters", "30", "--trace", "--trace-dir", str(folder), "--trace-interval", "1"),
+        *("--continuous-trace-iterations", "1", "--transformer-impl", "local"),
+    )
+    run_ranks(4, ["training.pretrain_gpt", *words, *DATA, *DEVICES["cpu"]])
+    return read_trace(folder)
 
 
 def op_table_trace(path: Path) -> Trace:

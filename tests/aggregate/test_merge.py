@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline
+from aggregate.accuracy import Accuracy
 from aggregate.clocks import Alignment
 from aggregate.decompose import rank_blocks
 from aggregate.shares import iteration_shares
@@ -85,6 +86,13 @@ def test_correcting_a_clock_keeps_nesting(times, offset, drift):
         residual_median_ns=one,
         residual_p99_ns=one,
         num_anchors=one.astype(np.int64),
+        accuracy=Accuracy(
+            level_ns=one[:0],
+            set_at_level=np.zeros((0, 1), dtype=np.int64),
+            violation_ns=one,
+            level_of=np.array([-1]),
+            level_of_class=np.zeros(0, dtype=np.int64),
+        ),
         method="",
     )
     ordered = np.sort(np.array(times, dtype=np.int64)) + 1_750_000_000_000_000_000

@@ -1,0 +1,275 @@
+"""What no clock may contradict: nothing is received before it was sent.
+
+A receive ends after its send started; a collective that joins all its ranks lets nobody leave
+before the last member has entered. So on a common clock
+
+    start on the one rank  ≤  end on the other            for every pair of members
+
+whoever was late or slow: a late start makes the bound looser, never wrong. These inequalities do
+not estimate clocks. They show when an estimate cannot be right, and how far it must be off:
+
+    rank i   ├── all_reduce ──┤                     fitted clocks: i leaves before j has entered,
+    rank j                        ├─ all_reduce ─┤  by the gap; one of the clocks is off by as much
+                              ╰gap╯
+
+One or two of them may come from a wrong match, so the third-worst of a pair of clocks is the
+first that is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+
+from aggregate.anchors import Members, Messages
+from aggregate.keys import BoolArray, FloatArray, IntArray, combine, group_starts
+from aggregate.line_problem import LineProblem
+from aggregate.robust import thin_rows
+
+BELIEVED_VIOLATION = 3
+"""The third-worst of a pair of clocks counts: one or two bad matches move nothing."""
+_SLIGHT_NS = 2.0
+"""Times are whole ns; two of them round."""
+_HELD_DEVIATION_NS = 1e3
+_HELD_A_PAIR = 8
+_ROUNDS = 20
+_RARE_SHARE = 0.05
+"""Part of what two clocks have matched that may be wrong matches."""
+_MOST_PAIRS = 200
+
+
+class Trust(IntEnum):
+    """What the fit says of the match that an order comes from."""
+
+    DOUBTFUL = 0
+    """The ends of this collective lie too far apart and were not believed."""
+    OPEN = 1
+    """A message, or a collective whose ends are only bounds."""
+    FIRM = 2
+    """The ends of this collective agree."""
+
+
+Clock: TypeAlias = Callable[[IntArray, IntArray], FloatArray]
+"""Common time, ns from any origin, of local times (time,) of domains (time,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """Pairs of times of which one may not come before the other; all (order,).
+
+    `trust` is a Trust: a wrong match has ends that do not agree.
+    """
+
+    early_domain: IntArray
+    early_ns: IntArray
+    late_domain: IntArray
+    late_ns: IntArray
+    trust: IntArray
+
+    def delay_ns(self, clock: Clock) -> FloatArray:
+        """How long after the early time the late one comes; negative where that is impossible."""
+        late = clock(self.late_domain, self.late_ns)
+        return late - clock(self.early_domain, self.early_ns)
+
+    def at(self, rows: IntArray | BoolArray) -> Orders:
+        """Some of them."""
+        return Orders(
+            early_domain=self.early_domain[rows],
+            early_ns=self.early_ns[rows],
+            late_domain=self.late_domain[rows],
+            late_ns=self.late_ns[rows],
+            trust=self.trust[rows],
+        )
+
+    def joined(self, other: Orders) -> Orders:
+        """Both sets."""
+        return Orders(
+            early_domain=np.r_[self.early_domain, other.early_domain],
+            early_ns=np.r_[self.early_ns, other.early_ns],
+            late_domain=np.r_[self.late_domain, other.late_domain],
+            late_ns=np.r_[self.late_ns, other.late_ns],
+            trust=np.r_[self.trust, other.trust],
+        )
+
+
+@dataclass(frozen=True)
+class Causality:
+    """Everything in a trace that has an order across clock domains.
+
+    members   of collectives, ends that are bounds among them
+    domain    (rank,) clock domain of each rank
+    believed  (member,) whether the fit has taken this end for what it says
+    """
+
+    members: Members
+    messages: Messages
+    domain: IntArray
+    believed: BoolArray
+
+    def orders(self, clock: Clock) -> Orders:
+        """Each message, and of each collective the pair that comes nearest to a contradiction."""
+        return self._of_messages().joined(self._of_collectives(clock))
+
+    def num_shared(self, one: int, other: int) -> int:
+        """In how many collectives and messages two domains take part together."""
+        domain = self.domain[self.members.rank]
+        of_one, of_other = (np.unique(self.members.event[domain == each]) for each in (one, other))
+        source, destination = (
+            self.domain[rank] for rank in (self.messages.source, self.messages.destination)
+        )
+        both = (source == one) & (destination == other) | (source == other) & (destination == one)
+        common = np.intersect1d(of_one, of_other, assume_unique=True)
+        return len(common) + int(np.count_nonzero(both))
+
+    def _of_messages(self) -> Orders:
+        source, destination = (
+            self.domain[rank] for rank in (self.messages.source, self.messages.destination)
+        )
+        everything = Orders(
+            early_domain=source,
+            early_ns=self.messages.send_start_ns,
+            late_domain=destination,
+            late_ns=self.messages.receive_end_ns,
+            trust=np.full(len(source), Trust.OPEN),
+        )
+        return everything.at(source != destination)
+
+    def _of_collectives(self, clock: Clock) -> Orders:
+        """The member that left first and the one that entered last."""
+        domain, starts = self.domain[self.members.rank], group_starts(self.members.event)
+        entered = _extreme(clock(domain, self.members.start_ns), self.members.event, starts)
+        left = _extreme(-clock(domain, self.members.end_ns), self.members.event, starts)
+        everything = Orders(
+            early_domain=domain[entered],
+            early_ns=self.members.start_ns[entered],
+            late_domain=domain[left],
+            late_ns=self.members.end_ns[left],
+            trust=self._trust(entered, left),
+        )
+        return everything.at(domain[entered] != domain[left])
+
+    def _trust(self, entered: IntArray, left: IntArray) -> IntArray:
+        certain = self.members.certain[entered] & self.members.certain[left]
+        agreed = self.believed[entered] & self.believed[left]
+        return np.where(certain, np.where(agreed, Trust.FIRM, Trust.DOUBTFUL), Trust.OPEN)
+
+
+def _extreme(value: FloatArray, event: IntArray, starts: IntArray) -> IntArray:
+    """(event,) row of the largest value of each event, the first one of equals."""
+    if not len(value):
+        return event
+    rows = np.flatnonzero(value == np.maximum.reduceat(value, starts)[event])
+    return rows[group_starts(event[rows])]
+
+
+def believed_gap(orders: Orders, delay_ns: FloatArray) -> float:
+    """The largest violation, ns, that is not among the two worst of its pair of clocks."""
+    rows = believed_violations(orders, delay_ns)
+    return float(-delay_ns[rows].min(initial=0.0))
+
+
+def believed_violations(
+    orders: Orders, delay_ns: FloatArray, most_a_pair: int = _HELD_A_PAIR
+) -> IntArray:
+    """Rows of the worst violations of each ordered pair of clocks, less the two worst of all."""
+    rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
+    if not len(rows):
+        return rows
+    pair = combine(orders.early_domain[rows], orders.late_domain[rows])
+    order = np.lexsort((delay_ns[rows], pair))
+    place = _places(pair[order])
+    first = BELIEVED_VIOLATION - 1
+    return rows[order[(place >= first) & (place < first + most_a_pair)]]
+
+
+def _places(sorted_keys: IntArray) -> IntArray:
+    """Number of each row within its run of equal keys."""
+    starts = group_starts(sorted_keys)
+    run = np.cumsum(np.bincount(starts, minlength=len(sorted_keys))) - 1
+    return np.arange(len(sorted_keys)) - starts[run]
+
+
+def bounded_solution(
+    problem: LineProblem,
+    deviation_ns: FloatArray,
+    drifting: BoolArray,
+    solution: FloatArray,
+    causality: Causality,
+) -> FloatArray:
+    """Least squares over all anchors, under the inequalities that `solution` breaks.
+
+    Violated pairs become events of two members that a common clock must make equal; those that
+    it would rather have apart in the right order are let go again (an active-set method).
+    """
+    rows = thin_rows(problem)
+    part, weights = problem.thinned(rows), deviation_ns[rows] ** -2.0
+    held: Orders | None = None
+    for _ in range(_ROUNDS):
+        clock = _clock(problem, solution)
+        orders = causality.orders(clock)
+        found = orders.at(believed_violations(orders, orders.delay_ns(clock)))
+        if not (found.delay_ns(clock) < -_HELD_DEVIATION_NS).any():
+            break
+        held = found if held is None else held.at(held.delay_ns(clock) < 0).joined(found)
+        domain = np.stack([held.early_domain, held.late_domain], axis=1)
+        time_ns = np.stack([held.early_ns, held.late_ns], axis=1)
+        firm = np.full(2 * len(domain), _HELD_DEVIATION_NS**-2.0)
+        solution = part.extended(domain, time_ns).solve(np.r_[weights, firm], drifting, solution)
+    return solution
+
+
+def _clock(problem: LineProblem, solution: FloatArray) -> Clock:
+    def clock(domain: IntArray, time_ns: IntArray) -> FloatArray:
+        return problem.common(solution, domain, time_ns)
+
+    return clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradictions:
+    """What remains impossible on the final clocks.
+
+    error_ns        (domain,) the largest violation in which a clock takes part
+    num_disbelieved, worst_disbelieved_ns  violations taken for wrong matches
+    """
+
+    error_ns: FloatArray
+    num_disbelieved: int
+    worst_disbelieved_ns: float
+
+
+def contradictions(orders: Orders, delay_ns: FloatArray, causality: Causality) -> Contradictions:
+    """Violations, less the few of a pair of clocks that has matched much more without any."""
+    rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
+    error = np.zeros(int(causality.domain.max(initial=-1)) + 1)
+    if not len(rows):
+        return Contradictions(error_ns=error, num_disbelieved=0, worst_disbelieved_ns=0.0)
+    early, late, gap = orders.early_domain[rows], orders.late_domain[rows], -delay_ns[rows]
+    rare = _rare(np.minimum(early, late), np.maximum(early, late), gap, causality)
+    for ends in (early, late):
+        np.maximum.at(error, ends[~rare], gap[~rare])
+    return Contradictions(
+        error_ns=error,
+        num_disbelieved=int(rare.sum()),
+        worst_disbelieved_ns=float(gap[rare].max(initial=0.0)),
+    )
+
+
+def _rare(lower: IntArray, upper: IntArray, gap_ns: FloatArray, causality: Causality) -> BoolArray:
+    """(violation,) whether its pair of domains has few for what it shares.
+
+    Only the worst pairs are looked at; the others are taken at their word.
+    """
+    _, first, pair = np.unique(combine(lower, upper), return_index=True, return_inverse=True)
+    worst = np.zeros(len(first))
+    np.maximum.at(worst, pair, gap_ns)
+    allowed = np.zeros(len(first))
+    for number in np.argsort(-worst, kind="stable")[:_MOST_PAIRS].tolist():
+        one, other = int(lower[first[number]]), int(upper[first[number]])
+        allowed[number] = _RARE_SHARE * causality.num_shared(one, other)
+    rare: BoolArray = (np.bincount(pair) <= allowed)[pair]
+    return rare
