@@ -6,24 +6,75 @@ Names and defaults are the original MegaScan's.
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from megascan.errors import ConfigError
 from megascan.schema import Granularity
 
+MIN_MAX_BYTES = 1_000_000
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``500MB`` (decimal), ``2GiB`` (binary) or a plain number; raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        raise ConfigError(
+            f"--trace-max-bytes is {text!r}, expected a size; write it like 500MB, 2GiB or 1000000"
+        )
+    number, unit, binary = match.groups()
+    exponent = "_KMGT".index(unit.upper()) if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** exponent)
+
+
+def parse_share(text: str) -> float:
+    """Ratio of ``1%`` or ``0.01``; raises ConfigError unless it lies above 0 and below 1."""
+    match = _SHARE.fullmatch(text.strip())
+    ratio = float(match[1]) / (100 if match[2] else 1) if match else math.nan
+    if not 0 < ratio < 1:
+        raise ConfigError(
+            f"--trace-budget is {text!r}, expected a share of the run's time; "
+            "write it like 1% or 0.01"
+        )
+    return ratio
+
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig:
-    """Settings of the tracer; raises ConfigError when a window cannot fit its interval."""
+    """Settings of the tracer; raises ConfigError when they do not fit together.
+
+    `max_bytes` bounds what a rank's file takes on disk, 0 is no bound; `budget_ratio` is the share
+    of the run's time that tracing may cost, 0 is no budget.
+    """
 
     enabled: bool = False
     directory: Path = Path("trace_output")
     interval: int = 5
     window: int = 2
     granularity: Granularity = Granularity.FULL
+    compress: bool = False
+    max_bytes: int = 0
+    budget_ratio: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_windows()
+        if 0 < self.max_bytes < MIN_MAX_BYTES or self.max_bytes < 0:
+            raise ConfigError(
+                f"--trace-max-bytes is {self.max_bytes}, expected {MIN_MAX_BYTES} or more: a few "
+                "windows and the header must fit"
+            )
+        if self.budget_ratio and self.window == self.interval:
+            raise ConfigError(
+                f"--trace-budget compares traced with untraced iterations, but "
+                f"--continuous-trace-iterations {self.window} of --trace-interval {self.interval} "
+                "leaves none; make the interval longer"
+            )
+
+    def _check_windows(self) -> None:
         if self.interval < 1 or self.window < 1:
             raise ConfigError(
                 f"--trace-interval is {self.interval} and --continuous-trace-iterations is "
@@ -58,6 +109,9 @@ class TraceConfig:
             interval=arguments.trace_interval,
             window=arguments.continuous_trace_iterations,
             granularity=Granularity(arguments.trace_granularity),
+            compress=arguments.trace_compress,
+            max_bytes=parse_size(arguments.trace_max_bytes) if arguments.trace_max_bytes else 0,
+            budget_ratio=parse_share(arguments.trace_budget) if arguments.trace_budget else 0.0,
         )
 
 
@@ -93,4 +147,21 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(defaults.granularity),
         help="base: passes, p2p, gradient sync, optimizer, loss, data; "
         "full: also layers, modules, every collective, gc, checkpoints (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trace-compress",
+        action="store_true",
+        help="write .json.gz, one gzip member a window, as durable as plain files",
+    )
+    group.add_argument(
+        "--trace-max-bytes",
+        metavar="SIZE",
+        help="what a rank's file takes on disk at most, for example 500MB or 2GiB; the oldest "
+        "windows are dropped (default: no bound)",
+    )
+    group.add_argument(
+        "--trace-budget",
+        metavar="SHARE",
+        help="share of the run's time that tracing may cost, for example 1%%; above it, full "
+        "becomes base, and then windows become fewer (default: none)",
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
 from megascan.tracer.span import Mark, Span
-from megascan.tracer.timer import AsyncWork, WindowTimes
+from megascan.tracer.timer import AsyncWork, ClockCheck, Step, WindowTimes, no_step
 
 _TIE_ATTEMPTS = 5
 _TIE_TIMEOUT_NS = 10_000_000_000
@@ -37,8 +36,6 @@ _TIE_TIMEOUT_NS = 10_000_000_000
 _MAX_REFERENCE_DISTANCE_MS = 250.0
 _RATE_TOLERANCE = 5e-6
 """Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
-_READS_AT_ONCE = 64
-"""Events read back before the training thread is let in again."""
 
 
 class Event(Protocol):
@@ -178,25 +175,49 @@ class CudaTimer:
         after_ns = now_ns()
         return Tie(event, (before_ns + after_ns) // 2, after_ns - before_ns)
 
-    def resolve(self, spans: Sequence[Span], times: WindowTimes) -> list[SpanRecord]:
+    def resolve(
+        self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
+    ) -> list[SpanRecord]:
         """Read the events back, in ns relative to the origin; waits for the last one."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = _distinct_marks(spans)
         for mark in marks:
             mark.event.synchronize()
-        host = _DeviceTimes(marks, opened, closed)
-        records = [self._record(span, host) for span in spans]
+            step()
+        host = _DeviceTimes(marks, opened, closed, step)
+        records = [self._record(span, host, step) for span in spans]
         self._pool.give_back([mark.event for mark in marks])
         self._pool.give_back([opened.event, closed.event])
         return _in_lanes(spans, records)
 
-    def _record(self, span: Span, host: _DeviceTimes) -> SpanRecord:
+    def _record(self, span: Span, host: _DeviceTimes, step: Step) -> SpanRecord:
+        step()
         start_ns, end_ns = host.host_ns(span.begin), host.host_ns(span.end)
         if self._record_launches and isinstance(span.begin, _CudaMark):
             span.arguments["launch_ns"] = span.begin.launch_ns - start_ns
         duration_ns = max(0, end_ns - start_ns)
         start_ns -= self._clock.origin_ns
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
+
+    def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
+        """Device time between two marks; waits for the last one."""
+        durations = []
+        for begin, end in cast("Sequence[tuple[_CudaMark, _CudaMark]]", moments):
+            end.event.synchronize()
+            durations.append(round(begin.event.elapsed_time(end.event) * 1e6))
+            self._pool.give_back([begin.event, end.event])
+        return durations
+
+    def check(self, times: WindowTimes) -> ClockCheck:
+        """Drift between the ties; 0 where it is less than their widths can tell."""
+        opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
+        host_ns = closed.host_ns - opened.host_ns
+        surplus_ns = opened.event.elapsed_time(closed.event) * 1e6 - host_ns
+        certain = host_ns > 0 and abs(surplus_ns) > (opened.width_ns + closed.width_ns) / 2
+        return ClockCheck(
+            tie_width_ns=max(opened.width_ns, closed.width_ns),
+            drift_ppm=surplus_ns / host_ns * 1e6 if certain else 0.0,
+        )
 
     def counters(self) -> dict[str, float]:
         """Readings of the device for the window's record."""
@@ -206,27 +227,27 @@ class CudaTimer:
 class _DeviceTimes:
     """Host times of the events of one window."""
 
-    def __init__(self, marks: Sequence[_CudaMark], opened: Tie, closed: Tie) -> None:
+    def __init__(self, marks: Sequence[_CudaMark], opened: Tie, closed: Tie, step: Step) -> None:
         ordered = [mark.event for mark in sorted(marks, key=lambda mark: mark.launch_ns)]
-        self._times = self._read(ordered, opened.event)
-        closing_ms = _distance_ms(opened.event, closed.event, ordered)
+        self._times, closing_ms = self._read(ordered, opened.event, closed.event, step)
         self._start_ns, self._ns_per_ms = _fit(opened, closed, closing_ms)
 
-    def _read(self, events: Sequence[Event], reference: Event) -> dict[int, float]:
-        """Milliseconds from the opening tie, by the identity of the event.
+    def _read(
+        self, events: Sequence[Event], opened: Event, closed: Event, step: Step
+    ) -> tuple[dict[int, float], float]:
+        """Milliseconds from the opening tie, by the identity of the event and to the closing tie.
 
         Launch order is nearly device order, so the reference moves forward along with the events.
         """
         times: dict[int, float] = {}
-        reference_ms = 0.0
-        for number, event in enumerate(events):
+        reference, reference_ms = opened, 0.0
+        for event in events:
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
             if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
                 reference, reference_ms = event, times[id(event)]
-            if number % _READS_AT_ONCE == _READS_AT_ONCE - 1:
-                time.sleep(0)
-        return times
+            step()
+        return times, reference_ms + reference.elapsed_time(closed)
 
     def host_ns(self, mark: Mark) -> int:
         """Host time of a mark, rounded to ns."""
@@ -246,16 +267,6 @@ def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
     if host_ns > 0 and (opened.width_ns + closed.width_ns) / host_ns < _RATE_TOLERANCE:
         return float(opened.host_ns), host_ns / distance_ms
     return opened.host_ns + (host_ns - distance_ms * 1e6) / 2, 1e6
-
-
-def _distance_ms(first: Event, last: Event, between: Sequence[Event]) -> float:
-    """Milliseconds between two distant events, summed over short steps to keep its precision."""
-    reference, total_ms = first, 0.0
-    for event in between:
-        step_ms = reference.elapsed_time(event)
-        if step_ms > _MAX_REFERENCE_DISTANCE_MS:
-            reference, total_ms = event, total_ms + step_ms
-    return total_ms + reference.elapsed_time(last)
 
 
 def _distinct_marks(spans: Sequence[Span]) -> list[_CudaMark]:

@@ -51,5 +51,8 @@ class IterationListener:
     def iteration_begins(self) -> None:
         """Start from nothing: numbering and memory are per iteration."""
 
+    def granularity_lowered(self) -> None:
+        """From now on only what `base` records is wanted."""
+
     def tracing_ends(self) -> None:
         """Leave no trace in the process."""

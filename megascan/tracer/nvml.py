@@ -29,10 +29,13 @@ class Nvml:
 
 def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], float]]:
     clock, temperature = nvml.NVML_CLOCK_SM, nvml.NVML_TEMPERATURE_GPU
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or (
+        nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before driver 535
+    )
     return {
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, clock),
         "sm_clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, clock),
-        "clock_event_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        "clock_event_reasons": lambda: reasons(handle),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, temperature),
     }

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import weakref
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from megascan.config import TraceConfig
+from megascan.overhead import Activity
 from megascan.schema import Granularity, Kind, Track
+from megascan.tracer.budget import Level
 from megascan.tracer.interface import IterationListener, Tracer
-from megascan.tracer.scopes import IterationScope, SpanScope
+from megascan.tracer.scopes import IterationScope, SpanScope, UntracedScope
 from megascan.tracer.span import Arguments, Mark, Span, track_of
 from megascan.tracer.timer import AsyncWork, Timer, WindowTimes
-from megascan.tracer.writer import TraceWriter, Window
-
-logger = logging.getLogger("megascan")
+from megascan.tracer.voice import Voice
+from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Window
 
 MAX_WINDOW_SPANS = 400_000
 """A window this long is cut after the iteration in which it got there, to bound its memory."""
+
+MAX_TIMED = 2048
+"""Durations that one window's record holds at most, the newest."""
+
+MAX_TIMED_BETWEEN = 32
+"""Untraced iterations after a window whose duration is taken, to compare the traced ones with."""
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -35,8 +43,10 @@ class RecordingTracer(Tracer):
     _writer: TraceWriter
 
     def __init__(self, config: TraceConfig) -> None:
-        self.granularity = config.granularity
         self._config = config
+        self._voice = Voice()
+        self._next_level: Level | None = None
+        self._timed: deque[TimedIteration] = deque(maxlen=MAX_TIMED)
         self._ready = False
         self._spans: list[Span] = []
         self._unwatched: list[Span] = []
@@ -63,7 +73,17 @@ class RecordingTracer(Tracer):
     @property
     def full(self) -> bool:
         """Whether modules, all collectives and host events are wanted too."""
-        return self.granularity is Granularity.FULL
+        return self._config.granularity is Granularity.FULL
+
+    @property
+    def current_iteration(self) -> int:
+        """The iteration that training is in, or was in last."""
+        return self._iteration
+
+    @property
+    def num_writer_steps(self) -> int:
+        """Odd while the writer's thread is at work; changes whenever it begins or ends."""
+        return self._writer.num_steps
 
     def mark(self) -> Mark:
         """Now, where the work is executed."""
@@ -118,13 +138,19 @@ class RecordingTracer(Tracer):
         self._spans = []
         if not self._failed and os.getpid() == self._process_id:
             self._failed = True
-            logger.warning(
-                "tracing stopped, training goes on without it: %s: %s", type(error).__name__, error
+            kind = type(error).__name__
+            self._voice.warn(
+                f"{kind} {getattr(error, 'errno', '')}",
+                f"tracing stopped, training goes on without it: {kind}: {error}",
             )
 
     def listen(self, listener: IterationListener) -> None:
         """Tell a listener when each traced iteration begins and when tracing ends."""
         self._listeners.append(listener)
+
+    def speak_with(self, voice: Voice) -> None:
+        """Who says warnings; before anything can fail."""
+        self._voice = voice
 
     def record_with(self, timer: Timer, writer: TraceWriter) -> None:
         """How time is taken and where finished windows go; before the first iteration."""
@@ -137,15 +163,24 @@ class RecordingTracer(Tracer):
     def iteration(self, number: int) -> AbstractContextManager[None]:
         """Enclose training iteration `number` (from 1)."""
         self._iteration = number
-        if self._failed or self._closed or not self._config.traces(number):
+        if self._failed or self._closed:
             return nullcontext()
-        return IterationScope(self, number)
+        if self._next_level is not None:
+            self._change_level(self._next_level)
+        if self._config.traces(number):
+            return IterationScope(self, number)
+        after_window = (number - 1) % self._config.interval - self._config.window
+        return UntracedScope(self, number) if after_window < MAX_TIMED_BETWEEN else nullcontext()
 
     def span(
         self, name: str, kind: Kind | str, **arguments: int | str
     ) -> AbstractContextManager[None]:
         """Record what is enclosed, if the iteration is traced."""
         return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
+
+    def lower(self, level: Level) -> None:
+        """Trace less from an iteration on; may be called from another thread."""
+        self._next_level = level
 
     def close(self) -> None:
         """Finish the open window as it is, write it, and take all instrumentation away.
@@ -163,6 +198,7 @@ class RecordingTracer(Tracer):
             self._close_writer()
         except Exception as error:
             self.fail(error)
+        self._voice.finish()
 
     def _close_writer(self) -> None:
         if not self._ready:
@@ -170,9 +206,10 @@ class RecordingTracer(Tracer):
         if self._window_open and not self._failed:
             self._end_window()
         if not self._writer.close(CLOSE_TIMEOUT_S) and not self._failed:
-            logger.warning(
-                "the last windows were not written: the disk did not take them within %.0f s",
-                CLOSE_TIMEOUT_S,
+            self._voice.warn(
+                "slow close",
+                "the last windows were not written: the disk did not take them within "
+                f"{CLOSE_TIMEOUT_S:.0f} s",
             )
 
     # The life of a window
@@ -199,6 +236,23 @@ class RecordingTracer(Tracer):
         if self._config.ends_window(self._iteration) or len(self._spans) > MAX_WINDOW_SPANS:
             self._end_window()
 
+    def add_timing(self, number: int, activity: Activity, begin: Mark) -> None:
+        """How long an iteration took, until now."""
+        self._timed.append((number, activity, begin, self.mark()))
+
+    def _change_level(self, level: Level) -> None:
+        """Take up a level that was announced, at the first interval that begins after it holds."""
+        if self._iteration < level.from_iteration or (self._iteration - 1) % self._config.interval:
+            return
+        self._next_level = None
+        if self._window_open:
+            self._end_window()
+        was_full = self.full
+        self._config = replace(self._config, granularity=level.granularity, interval=level.interval)
+        if was_full and not self.full:
+            for listener in self._listeners:
+                listener.granularity_lowered()
+
     def _end_unwatched(self) -> None:
         """Sends that the trainer never waits for end, at the latest, with the iteration."""
         for span in self._unwatched:
@@ -220,14 +274,20 @@ class RecordingTracer(Tracer):
             spans=finished,
             times=WindowTimes(self._opened, self._timer.tie()),
             num_dropped=self._num_dropped + dropped,
+            granularity=self._config.granularity,
+            interval=self._config.interval,
+            timed=tuple(self._timed),
         )
         self._spans = []
+        self._timed.clear()
         self._window_open = False
         self._num_dropped = 0
         if not self._writer.submit(window):
             if not self._failed:
-                logger.warning(
-                    "a window of %d spans was dropped: the disk is behind", len(finished)
+                self._voice.warn(
+                    "disk behind",
+                    f"a window of {len(finished)} spans was dropped, since the disk is "
+                    f"{MAX_WAITING_WINDOWS} windows behind; window records count what is dropped",
                 )
             self._num_dropped = window.num_dropped + len(finished)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
 from megascan.tracer.span import Mark, Span
+
+Step: TypeAlias = Callable[[], None]
+"""Called after a small piece of work."""
+
+
+def no_step() -> None:
+    """Go on at once."""
 
 
 class AsyncWork(Protocol):
@@ -26,6 +33,14 @@ class WindowTimes:
 
     opened: object = None
     closed: object = None
+
+
+@dataclass(frozen=True)
+class ClockCheck:
+    """The wider of a window's two ties, and how much faster than the host's its clock ran."""
+
+    tie_width_ns: int = 0
+    drift_ppm: float = 0.0
 
 
 class Timer(Protocol):
@@ -50,8 +65,19 @@ class Timer(Protocol):
     def tie(self) -> object:
         """Relate the device's clock to the host's, outside traced iterations."""
 
-    def resolve(self, spans: Sequence[Span], times: WindowTimes) -> list[SpanRecord]:
-        """Spans in ns relative to the origin; marks may be used again afterwards."""
+    def resolve(
+        self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
+    ) -> list[SpanRecord]:
+        """Spans in ns relative to the origin; marks may be used again afterwards.
+
+        Calls `step` after every small piece of the work.
+        """
+
+    def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
+        """From one mark to another where the work is executed; marks may be used again."""
+
+    def check(self, times: WindowTimes) -> ClockCheck:
+        """How well a window's clock was tied to the host's; before `resolve`."""
 
     def counters(self) -> dict[str, float]:
         """Device readings for the window's record."""
@@ -100,18 +126,32 @@ class CpuTimer:
         """Return None: there is only one clock."""
         return None
 
-    def resolve(self, spans: Sequence[Span], times: WindowTimes) -> list[SpanRecord]:
+    def resolve(
+        self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
+    ) -> list[SpanRecord]:
         """Times less the origin; CPU time where one thread ran the span from begin to end."""
         del times
-        return [self._resolve(span) for span in spans]
+        return [self._resolve(span, step) for span in spans]
 
-    def _resolve(self, span: Span) -> SpanRecord:
+    def _resolve(self, span: Span, step: Step) -> SpanRecord:
+        step()
         begin, end = cast(_CpuMark, span.begin), cast(_CpuMark, span.end)
         if span.track is not Track.OVERLAPPED:
             span.arguments["cpu_ns"] = max(0, end.cpu_ns - begin.cpu_ns)
         start_ns = begin.time_ns - self._clock.origin_ns
         duration_ns = max(0, end.time_ns - begin.time_ns)
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
+
+    def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
+        """Wall time."""
+        return [
+            cast(_CpuMark, end).time_ns - cast(_CpuMark, begin).time_ns for begin, end in moments
+        ]
+
+    def check(self, times: WindowTimes) -> ClockCheck:
+        """Nothing to check: there is only one clock."""
+        del times
+        return ClockCheck()
 
     def counters(self) -> dict[str, float]:
         """Return nothing: a CPU has no counters worth a window's line."""

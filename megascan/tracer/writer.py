@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
+from typing import TypeAlias
 
 from megascan.header import RankHeader, WindowRecord
+from megascan.overhead import Activity
 from megascan.rankfile import (
-    RANK_FILE_PATTERN,
-    RankFile,
-    encode_header,
+    RANK_FILE_PATTERNS,
+    DamagedError,
+    LimitedFile,
+    SpanRecord,
     encode_spans,
     encode_window,
     rank_file_path,
     set_earlier_run_aside,
 )
+from megascan.schema import Granularity
 from megascan.topology import rank_file_name
-from megascan.tracer.span import Span
+from megascan.tracer.pace import Pace
+from megascan.tracer.span import Mark, Span
 from megascan.tracer.timer import Timer, WindowTimes
-
-logger = logging.getLogger("megascan")
+from megascan.tracer.voice import Voice
 
 MAX_WAITING_WINDOWS = 4
 """Windows in memory behind a disk that does not keep up; further ones are dropped and counted."""
 
 
+TimedIteration: TypeAlias = tuple[int, Activity, Mark, Mark]
+"""(iteration, what the tracer did in it, its begin, its end)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A finished window on its way to the file."""
+    """A finished window on its way to the file; `timed` are iterations since the last one."""
 
     first_iteration: int
     last_iteration: int
     spans: Sequence[Span]
     times: WindowTimes
     num_dropped: int = 0
+    granularity: Granularity
+    interval: int
+    timed: Sequence[TimedIteration] = ()
 
 
 class TraceWriter:
     """Owns one rank's file. Only its own thread touches the disk.
 
     `on_failure` is called once, from that thread, with the first error; everything handed over
-    afterwards is thrown away. What was written before stays readable.
+    afterwards is thrown away. What was written before stays readable. `on_written` hears, on that
+    thread too, of each window that was written.
     """
+
+    num_steps = 0
+    """Odd while the thread is at work on a window."""
 
     def __init__(
         self,
@@ -55,15 +69,21 @@ class TraceWriter:
         *,
         resumed: bool,
         on_failure: Callable[[Exception], None],
+        on_written: Callable[[WindowRecord], None] | None = None,
+        voice: Voice | None = None,
     ) -> None:
         self._folder = folder
         self._header = header
         self._timer = timer
         self._resumed = resumed
         self._on_failure = on_failure
-        self._file: RankFile | None = None
+        self._on_written = on_written
+        self._file: LimitedFile | None = None
         self._num_windows = 0
+        self._num_lost_spans = 0
+        self._voice = voice or Voice()
         self._queue: Queue[Window | None] = Queue(maxsize=MAX_WAITING_WINDOWS)
+        self._pace = Pace(hurried=lambda: not self._queue.empty())
         self._thread = threading.Thread(target=self._run, name="megascan-writer", daemon=True)
         self._thread.start()
 
@@ -98,7 +118,9 @@ class TraceWriter:
         try:
             self._open()
             while (window := self._queue.get()) is not None:
+                self.num_steps += 1
                 self._write(window)
+                self.num_steps += 1
             if self._file:
                 self._file.close()
         except Exception as error:  # whatever it is, training goes on without a trace
@@ -116,11 +138,25 @@ class TraceWriter:
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._resumed:
-            set_earlier_run_aside(self.path)
+            for path in self._own_paths():
+                set_earlier_run_aside(path)
             if self._header.rank == 0:
                 self._set_strangers_aside()
-        self._file = RankFile(self.path)
-        self._file.append(encode_header(self._header))
+        try:
+            self._file = self._open_file()
+        except DamagedError:
+            set_earlier_run_aside(self.path)
+            self._file = self._open_file()
+        self._file.begin_run(self._header)
+
+    def _open_file(self) -> LimitedFile:
+        settings = self._header.trace
+        return LimitedFile(self.path, compress=settings.compress, max_bytes=settings.max_bytes)
+
+    def _own_paths(self) -> list[Path]:
+        """This rank's file, plain and compressed."""
+        plain = self._folder / rank_file_name(self._header.layout, self._header.coordinates)
+        return [plain, plain.with_name(f"{plain.name}.gz")]
 
     def _set_strangers_aside(self) -> None:
         """Files of an earlier, larger or differently laid out run that no rank of this one owns."""
@@ -128,22 +164,55 @@ class TraceWriter:
         ours = {
             rank_file_name(layout, layout.coordinates(rank)) for rank in range(layout.world_size)
         }
-        for path in sorted(self._folder.glob(RANK_FILE_PATTERN)):
-            if path.name not in ours:
-                set_earlier_run_aside(path)
+        for pattern in RANK_FILE_PATTERNS:
+            for path in sorted(self._folder.glob(pattern)):
+                if path.name.removesuffix(".gz") not in ours:
+                    set_earlier_run_aside(path)
 
     def _write(self, window: Window) -> None:
         assert self._file is not None  # opened before the first window is taken
         rank = self._header.rank
-        records = self._timer.resolve(window.spans, window.times)
+        self._pace.begin()
+        check = self._timer.check(window.times)
+        records = self._timer.resolve(window.spans, window.times, self._pace.step)
+        durations = self._timer.durations_ns([(begin, end) for _, _, begin, end in window.timed])
         record = WindowRecord(
             run_id=self._header.run_id,
             window=self._num_windows,
             first_iteration=window.first_iteration,
             last_iteration=window.last_iteration,
             num_spans=len(records),
-            num_dropped=window.num_dropped,
+            num_dropped=window.num_dropped + self._num_lost_spans,
+            granularity=window.granularity,
+            interval=window.interval,
             counters=self._timer.counters(),
+            tie_width_ns=check.tie_width_ns,
+            drift_ppm=check.drift_ppm,
+            timings=tuple(
+                (timed[0], int(timed[1]), duration_ns)
+                for timed, duration_ns in zip(window.timed, durations, strict=True)
+            ),
         )
-        self._file.append([*encode_spans(rank, records), encode_window(rank, record)])
-        self._num_windows += 1
+        lines = [*self._encoded(rank, records), encode_window(rank, record)]
+        if self._file.append(lines, record):
+            self._num_windows += 1
+            self._num_lost_spans = 0
+        else:
+            self._leave_out(record)
+        if self._on_written is not None:
+            self._on_written(record)
+
+    def _encoded(self, rank: int, records: Sequence[SpanRecord]) -> Iterator[bytes]:
+        for line in encode_spans(rank, records):
+            yield line
+            self._pace.step()
+
+    def _leave_out(self, record: WindowRecord) -> None:
+        """A window that is larger than the limit allows; the next record counts its spans."""
+        self._num_lost_spans = record.num_spans + record.num_dropped
+        self._voice.warn(
+            "window too large",
+            f"a window of {record.num_spans} spans does not fit into half of --trace-max-bytes "
+            f"{self._header.trace.max_bytes} and was left out; raise the limit, or trace fewer "
+            "iterations a window or granularity base",
+        )

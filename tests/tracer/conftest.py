@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megascan.clock import HostClock, now_ns
 from megascan.config import TraceConfig
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import Granularity
 from megascan.topology import Layout
 from megascan.tracer import CpuTimer, RecordingTracer, Timer, TraceWriter
@@ -22,7 +24,9 @@ class RecordedFile:
 
     def __init__(self, path: Path) -> None:
         self.events: list[dict] = []
-        for line in path.read_bytes().split(b"\n"):
+        data = path.read_bytes()
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        for line in text.split(b"\n"):
             try:
                 event = json.loads(line.strip().rstrip(b","))
             except json.JSONDecodeError:
@@ -93,6 +97,9 @@ def make_tracer(
         folder: Path | None = None,
         timer: Timer | None = None,
         resumed: bool = False,
+        compress: bool = False,
+        max_bytes: int = 0,
+        on_written: Callable[[WindowRecord], None] | None = None,
         **header: object,
     ) -> tuple[RecordingTracer, Path]:
         config = TraceConfig(
@@ -103,12 +110,15 @@ def make_tracer(
         )
         tracer = RecordingTracer(config)
         timer = timer or CpuTimer(clock)
+        own = make_header(**header)
+        own = replace(own, trace=replace(own.trace, compress=compress, max_bytes=max_bytes))
         writer = TraceWriter(
             config.directory,
-            make_header(**header),
+            own,
             timer,
             resumed=resumed,
             on_failure=tracer.fail,
+            on_written=on_written,
         )
         tracer.record_with(timer, writer)
         made.append(tracer)

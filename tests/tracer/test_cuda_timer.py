@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -285,3 +286,82 @@ def test_a_window_through_the_tracer(gpu, make_tracer, read_rank_file):
     file = read_rank_file(path)
     assert [round(span["dur"]) for span in file.named("forward")] == [3000, 3000]
     assert file.windows[0]["counters"] == {"sm_clock_mhz": 1980.0}
+
+
+def test_a_clock_that_drifts_is_noticed(gpu):
+    device = gpu(rate=1 + 40e-6)
+    timer = make_timer(device)
+    opened = timer.tie()
+    device.host(10_000_000_000)
+    check = timer.check(WindowTimes(opened, timer.tie()))
+    assert check.drift_ppm == pytest.approx(40, abs=1)
+    assert 0 < check.tie_width_ns < 20_000
+
+
+def test_what_the_ties_cannot_tell_is_no_drift(gpu):
+    device = gpu(rate=1 + 40e-6)
+    timer = make_timer(device)
+    opened = timer.tie()
+    device.host(20_000_000)  # 40 ppm of it are 0.8 µs
+    assert timer.check(WindowTimes(opened, timer.tie())).drift_ppm == 0.0
+
+
+def test_durations_are_the_device_s(gpu):
+    device = gpu()
+    timer = make_timer(device)
+    moments = []
+    for _ in range(3):
+        begin = timer.mark()
+        device.launch(7_000_000)
+        device.host(1_000)  # the host is done long before the device
+        moments.append((begin, timer.mark()))
+    assert timer.durations_ns(moments) == [pytest.approx(7_000_000, abs=1_100)] * 3
+    assert len(timer._pool) == 6
+
+
+def test_the_record_says_how_well_clocks_were_tied_and_how_long_iterations_took(
+    gpu, make_tracer, read_rank_file
+):
+    device = gpu()
+    tracer, path = make_tracer(interval=3, window=1, timer=make_timer(device))
+    for iteration in range(1, 5):
+        with tracer.iteration(iteration):
+            device.launch(3_000_000)
+            device.host(5_000_000)
+    tracer.close()
+    first, second = read_rank_file(path).windows
+    assert first["tie_width_ns"] == second["tie_width_ns"] > 0
+    assert first["timings"] == []
+    durations = {iteration: duration for iteration, _, duration in second["timings"]}
+    assert durations[2] == durations[3] == pytest.approx(5_000_000, abs=100)
+    assert durations[1] == pytest.approx(5_000_000, abs=50_000)  # with its ties
+
+
+def test_the_training_thread_waits_for_the_device_between_iterations_only(
+    gpu, make_tracer, monkeypatch
+):
+    device = gpu()
+    timer = make_timer(device)
+    tracer, _ = make_tracer(interval=4, window=2, timer=timer)
+    training, waited = threading.get_ident(), []
+
+    def watched(name):
+        original = getattr(FakeEvent, name)
+
+        def wait(event):
+            if threading.get_ident() == training:
+                waited.append(tracer.active)
+            return original(event)
+
+        return wait
+
+    for name in ("synchronize", "query"):
+        monkeypatch.setattr(FakeEvent, name, watched(name))
+    for iteration in range(1, 13):
+        with tracer.iteration(iteration):
+            for _ in range(20):
+                with tracer.span("forward", Kind.COMPUTE):
+                    device.launch(1_000_000)
+    assert waited and not any(waited)  # ties at both ends of a window, and nothing else
+    num_ties = 3 * 2 * cuda._TIE_ATTEMPTS
+    assert len(waited) <= num_ties * 4

@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
+import time
 
 import pytest
 
 from megascan.config import TraceConfig
 from megascan.instrument import start
 from megascan.instrument.host import GarbageCollections
+from megascan.overhead import Activity
 from megascan.schema import Kind, Track
+from megascan.tracer import TraceWriter
+from megascan.tracer.recording import MAX_TIMED_BETWEEN
 
 
 def train(tracer, iterations):
@@ -154,3 +159,68 @@ def test_starting_without_torch_distributed_warns_and_goes_on(tmp_path, warnings
     tracer.close()
     (warning,) = warnings_of_megascan()
     assert "torch.distributed is not initialised" in warning
+
+
+def test_a_window_s_record_tells_how_long_iterations_took(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=4, window=2)
+    train(tracer, range(1, 10))
+    tracer.close()
+    first, second, third = read_rank_file(path).windows
+    assert [iteration for iteration, _, _ in first["timings"]] == [1]
+    assert [iteration for iteration, _, _ in second["timings"]] == [2, 3, 4, 5]
+    assert [iteration for iteration, _, _ in third["timings"]] == [6, 7, 8, 9]
+    activities = [activity for _, activity, _ in second["timings"]]
+    assert activities[0] == activities[3] == Activity.TRACED
+    assert set(activities[1:3]) <= {Activity.NONE, Activity.WRITING}
+    assert all(duration > 0 for w in (first, second, third) for _, _, duration in w["timings"])
+
+
+def test_of_many_untraced_iterations_some_are_timed(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=200, window=1)
+    train(tracer, range(1, 202))
+    tracer.close()
+    _, second = read_rank_file(path).windows
+    timed = [iteration for iteration, _, _ in second["timings"]]
+    assert timed == list(range(1, 2 + MAX_TIMED_BETWEEN))
+
+
+def test_untraced_iterations_beside_a_busy_writer_are_told_apart(
+    make_tracer, read_rank_file, monkeypatch
+):
+    busy, done = threading.Event(), threading.Event()
+    write = TraceWriter._write
+
+    def slow(self, window):
+        busy.set()
+        assert done.wait(10)
+        write(self, window)
+
+    monkeypatch.setattr(TraceWriter, "_write", slow)
+    tracer, path = make_tracer(interval=4, window=1)
+    train(tracer, [1])
+    assert busy.wait(10)
+    train(tracer, [2])
+    monkeypatch.setattr(TraceWriter, "_write", write)
+    done.set()
+    while tracer.num_writer_steps < 2:
+        time.sleep(0.001)
+    train(tracer, [3, 4, 5])
+    tracer.close()
+    _, second = read_rank_file(path).windows
+    assert [activity for _, activity, _ in second["timings"]] == [
+        Activity.TRACED,
+        Activity.WRITING,
+        Activity.NONE,
+        Activity.NONE,
+    ]
+
+
+def test_an_iteration_that_raises_is_not_timed(make_tracer, read_rank_file):
+    tracer, path = make_tracer(interval=3, window=1)
+    train(tracer, [1])
+    with pytest.raises(KeyError), tracer.iteration(2):
+        raise KeyError("from training")
+    train(tracer, [3, 4])
+    tracer.close()
+    _, second = read_rank_file(path).windows
+    assert [iteration for iteration, _, _ in second["timings"]] == [1, 3]

@@ -1,0 +1,177 @@
+"""Keeps the cost of tracing below a budget: full becomes base, then windows become fewer.
+
+Rank 0 decides, since the iterations of a synchronous job last equally long on all ranks, and
+announces which iteration the decision holds from; the others look it up after each window. Both
+happen on the writers' threads, over the key-value store by which the job found together: no byte
+goes over the training network and no iteration waits. The iteration lies so far ahead that all
+ranks change together; one that learns of it too late changes a window later, and its records say
+so.
+
+A decision needs evidence: it is looked for after 10, 15, 22, 33, … windows at one level, and the
+lower end of the cost's 99 % interval must lie above the budget.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from megascan.config import TraceConfig
+from megascan.header import WindowRecord
+from megascan.overhead import Overhead, Timing, measure
+from megascan.schema import Granularity
+
+logger = logging.getLogger("megascan")
+
+CONFIDENCE = 0.99
+_FIRST_LOOK_WINDOWS = 10
+"""Eight cycles, the one that warms up, and the one under way."""
+_MEMORY_CYCLES = 256
+MAX_INTERVAL_FACTOR = 64
+"""A window every 64 intervals is the least; a trace of still fewer shows nothing."""
+_CYCLES_AHEAD, _AHEAD_NS = 8, 1_000_000_000
+"""A decision holds so much later: more windows than may wait for a slow disk, and a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """How much is traced from an iteration on."""
+
+    granularity: Granularity
+    interval: int
+    from_iteration: int
+
+
+class Board(Protocol):
+    """Where rank 0 writes what the other ranks read; neither waits."""
+
+    def publish(self, number: int, text: str) -> None:
+        """Announcement `number`, from 0."""
+
+    def read(self, number: int) -> str | None:
+        """The announcement, None when there is none yet."""
+
+
+class Budget:
+    """Follows one run, window by window; called from the writer's thread.
+
+    `lower` takes a new level; `current_iteration` says how far training is.
+    """
+
+    def __init__(
+        self,
+        config: TraceConfig,
+        board: Board,
+        *,
+        decides: bool,
+        lower: Callable[[Level], None],
+        current_iteration: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._board = board
+        self._decides = decides
+        self._lower = lower
+        self._current_iteration = current_iteration
+        self._level = Level(
+            granularity=config.granularity, interval=config.interval, from_iteration=1
+        )
+        self._num_changes = 0
+        self._timings: list[Timing] = []
+        self._num_windows = 0
+        self._next_look = _FIRST_LOOK_WINDOWS
+        self._at_the_end = False
+
+    def window_written(self, record: WindowRecord) -> None:
+        """Look at the cost so far, or at what rank 0 has decided."""
+        level = self._decide(record) if self._decides else self._learn()
+        if level is None:
+            return
+        if self._decides:
+            self._board.publish(
+                self._num_changes, f"{level.granularity} {level.interval} {level.from_iteration}"
+            )
+        self._num_changes += 1
+        self._level = level
+        self._lower(level)
+
+    def _learn(self) -> Level | None:
+        text = self._board.read(self._num_changes)
+        if text is None:
+            return None
+        granularity, interval, from_iteration = text.split()
+        return Level(
+            granularity=Granularity(granularity),
+            interval=int(interval),
+            from_iteration=int(from_iteration),
+        )
+
+    def _decide(self, record: WindowRecord) -> Level | None:
+        """The next level down when this one is beyond doubt too dear."""
+        since = max(
+            self._level.from_iteration,
+            record.last_iteration - _MEMORY_CYCLES * self._level.interval,
+        )
+        self._timings = [
+            timing for timing in (*self._timings, *record.timings) if timing[0] >= since
+        ]
+        self._num_windows += 1
+        if self._num_windows < self._next_look:
+            return None
+        self._next_look += min(self._num_windows // 2, _MEMORY_CYCLES)
+        cost = measure(self._timings, self._level.interval, confidence=CONFIDENCE)
+        if cost.run is None or cost.run.low - 1 <= self._config.budget_ratio:
+            return None
+        level = self._next_level(cost.run.ratio - 1)
+        self._say(cost, level)
+        self._timings, self._num_windows, self._next_look = [], 0, _FIRST_LOOK_WINDOWS
+        return level
+
+    def _next_level(self, cost_ratio: float) -> Level | None:
+        granularity, interval = self._level.granularity, self._level.interval
+        if granularity is Granularity.FULL:
+            granularity = Granularity.BASE
+        else:
+            doublings = math.ceil(math.log2(cost_ratio / self._config.budget_ratio))
+            most = self._config.interval * MAX_INTERVAL_FACTOR
+            interval = min(most, interval * 2 ** max(1, doublings))
+            if interval == self._level.interval:
+                return None
+        return Level(
+            granularity=granularity, interval=interval, from_iteration=self._first_of_next_level()
+        )
+
+    def _first_of_next_level(self) -> int:
+        """Where an interval begins, far enough ahead for all ranks to know."""
+        interval = self._level.interval
+        cycle_ns = interval * statistics.median(duration_ns for _, _, duration_ns in self._timings)
+        ahead = max(_CYCLES_AHEAD, math.ceil(_AHEAD_NS / max(cycle_ns, 1)))
+        return ((self._current_iteration() - 1) // interval + ahead) * interval + 1
+
+    def _say(self, cost: Overhead, level: Level | None) -> None:
+        if cost.run is None or self._at_the_end:
+            return
+        text = (
+            f"tracing costs {cost.run.ratio - 1:.1%} of the run, at least {cost.run.low - 1:.1%}: "
+            f"more than --trace-budget {self._config.budget_ratio:.2%}"
+        )
+        if level is None:
+            self._at_the_end = True
+            logger.warning("%s, and there is nothing left to lower", text)
+        elif level.granularity is not self._level.granularity:
+            logger.warning(
+                "%s; granularity %s from iteration %d on",
+                text,
+                level.granularity,
+                level.from_iteration,
+            )
+        else:
+            logger.warning(
+                "%s; a window every %d iterations from iteration %d on",
+                text,
+                level.interval,
+                level.from_iteration,
+            )
