@@ -16,6 +16,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from training.experts import allow_without_transformer_engine
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -192,13 +194,11 @@ def _keep_random_states_on_cpu() -> None:
 def _allow_moe_without_cuda() -> None:
     """Mend two places that a mixture of experts passes through.
 
-    `moe_utils` looks up a name that it imports only together with Transformer Engine. The
-    all-to-all dispatcher turns its split sizes into numbers only when they lie on a GPU.
+    The all-to-all dispatcher turns its split sizes into numbers only when they lie on a GPU.
     """
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import token_dispatcher
 
-    if not hasattr(moe_utils, "te_general_gemm"):
-        _set(moe_utils, te_general_gemm=None)
+    allow_without_transformer_engine()
 
     def keep(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
         del record_stream

@@ -1,15 +1,17 @@
-"""Joining the job: device, backend, process groups, seeds."""
+"""Joining the job: device, backend, process groups; seeds."""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from megascan.errors import ConfigError, MissingError
 from training.arguments import Settings, Sizes
+from training.experts import allow_without_transformer_engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +89,12 @@ def _check_cpu(settings: Settings) -> None:
 
 
 def initialize(settings: Settings, sizes: Sizes, launch: Launch, device: str) -> None:
-    """Join the job, build Megatron-Core's process groups and seed every generator."""
+    """Join the job and build Megatron-Core's process groups."""
     import torch
     import torch.distributed as dist
 
+    if settings.model.transformer_impl == "local":
+        hide_transformer_engine()
     if device == "cpu":
         from training import cpu_backend
 
@@ -116,7 +120,18 @@ def initialize(settings: Settings, sizes: Sizes, launch: Launch, device: str) ->
         distributed_timeout_minutes=settings.parallel.distributed_timeout_minutes,
         create_gloo_process_groups=True,  # the distributed optimizer's checkpoints go over gloo
     )
-    seed_everything(settings.batch.seed)
+    if settings.moe.num_experts:
+        allow_without_transformer_engine()
+
+
+def hide_transformer_engine() -> None:
+    """Have megatron.core find no Transformer Engine; call it before megatron.core is imported.
+
+    It imports the package wherever it is installed and takes its optimizers and norms. Local layers
+    are to be the same with and without it, and a broken installation is to harm nobody who did not
+    ask for it.
+    """
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
 
 
 def _set_launch_defaults(launch: Launch) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig, add_trace_arguments
 from training.arguments import Settings, Sizes, build_parser, read_settings, resolve_sizes
-from training.distributed import Launch, choose_device, finalize, initialize
+from training.distributed import (
+    Launch,
+    choose_device,
+    finalize,
+    initialize,
+    seed_everything,
+)
 from training.faults import (
     FaultCallback,
     FaultSpec,
@@ -22,6 +29,7 @@ from training.refusal import refusals_as_errors
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
+    from training.callback import Callback
     from training.loop import Progress, Trainer
 
 
@@ -39,16 +47,33 @@ class Job:
 
     def run(self) -> None:
         """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
+        with self.joined():
+            self.train()
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Be one of the ranks of this job while inside."""
         try:
             silence(self.device)
             initialize(self.settings, self.sizes, self.launch, self.device)
-            fault_callback = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
-            trainer, progress = self._prepare(fault_callback)
-            self._announce_end(trainer.run(progress))
+            yield
         finally:
             finalize()
 
-    def _prepare(self, fault_callback: FaultCallback) -> tuple[Trainer, Progress]:
+    def train(self, watching: Sequence[Callback] = ()) -> None:
+        """Train from the seed, or from a checkpoint, to the end; `watching` is told all moments.
+
+        Call it inside `joined`, of this job or of another with the same parallel sizes; several
+        jobs may train there one after the other, but faults, once in place, stay in the process.
+        """
+        seed_everything(self.settings.batch.seed)
+        faults = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
+        trainer, progress = self._prepare(watching, faults)
+        self._announce_end(trainer.run(progress))
+
+    def _prepare(
+        self, watching: Sequence[Callback], faults: FaultCallback
+    ) -> tuple[Trainer, Progress]:
         """Build everything, restore what a checkpoint holds, and start tracing."""
         from megascan.instrument import start
         from training.callback import Callbacks
@@ -84,7 +109,7 @@ class Job:
         progress = load_checkpoint(settings, sizes, state)
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
-        callback = Callbacks([TracingCallback(tracer), fault_callback])
+        callback = Callbacks([*watching, TracingCallback(tracer), faults])
         trainer = Trainer(
             settings,
             sizes,

@@ -13,6 +13,7 @@ import torch
 from megascan.errors import OutputError
 from training.arguments import Settings, Sizes
 from training.flops import iteration_flops
+from training.memory import memory_line
 from training.model import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class TrainingLog:
         self._timers = timers
         self._sizes = sizes
         self._writes = rank == sizes.world_size - 1
+        self._rank = rank
+        self._reports_memory = rank % (sizes.world_size // sizes.pipeline_size) < sizes.tensor_size
         padded_size = padded_vocab_size(settings, sizes, vocab_size)
         self._flops = iteration_flops(settings, sizes, padded_size)
         self._tensorboard = _open_tensorboard(settings) if self._writes else None
@@ -114,6 +117,9 @@ class TrainingLog:
                 say(line.format())
                 if self._tensorboard is not None:
                     self._write_interval_points(self._tensorboard, line)
+            if self._reports_memory:  # once, and of one replica: the others hold the same
+                print(memory_line(self._rank, result.iteration), flush=True)
+                self._reports_memory = False
             self.begin()
 
     def _report_timers(self, num_iterations: int) -> None:

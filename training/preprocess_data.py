@@ -2,7 +2,8 @@
 
 Each line of the input is one document, a JSON object whose texts stand under --json-keys. Plain,
 gzip, xz and bzip2 files are told apart by their first bytes. The output does not depend on
---workers, and appears under its name only when it is complete.
+--workers, and appears under its name only when it is complete. A run that was ended early, in
+whatever way, leaves what it has done in PREFIX.partial: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from megascan.errors import InputError, OutputError, UsageError, report_errors
-from training.data.documents import open_plain, read_line_batches
-from training.data.encoding import EncodedBatch, EncodingSettings, encode_batches
-from training.data.indexed import IndexedWriter, output_paths
+from megascan.errors import MegaScanError, UsageError, report_errors
+from training.data.description import Meaning
+from training.data.documents import open_plain
+from training.data.encoding import EncodedBatch, EncodingSettings
+from training.data.preprocessing import Outcome, Request, preprocess
+from training.data.restart import Checkpoint, RunSettings, inputs_of
 from training.data.tokenizers import TokenizerSettings, add_tokenizer_arguments, build_tokenizer
 
 
@@ -31,28 +34,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check_options(options)
     # One process a core is what --workers says; the library would start as many threads in each.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    settings = EncodingSettings(
+    request = _request(options)
+    progress = Progress(stream=sys.stderr, interval_documents=options.log_interval)
+    with _told_what_is_kept(request):
+        outcome = preprocess(request, progress)
+    progress.finish()
+    print(_result(request, outcome))
+    return 0
+
+
+@contextlib.contextmanager
+def _told_what_is_kept(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except (MegaScanError, KeyboardInterrupt):
+        if request.folder.exists():
+            print(
+                f"what was done is kept in {request.folder}: the same command goes on from there",
+                file=sys.stderr,
+            )
+        raise
+
+
+def _request(options: argparse.Namespace) -> Request:
+    """What the options ask for, once all that can be checked before the work is checked."""
+    encoding = EncodingSettings(
         tokenizer=TokenizerSettings.from_arguments(options),
         json_keys=tuple(options.json_keys),
         append_eod=options.append_eod,
     )
-    vocab_size = build_tokenizer(settings.tokenizer).vocab_size
+    tokenizer = build_tokenizer(encoding.tokenizer)
     paths = [Path(name) for name in options.input]
     for path in paths:  # a wrong second path must not cost the time of the first
         open_plain(path).close()
-    prefixes = [f"{options.output_prefix}_{key}_document" for key in options.json_keys]
-    _prepare_outputs(prefixes, force=options.force)
-    batches = encode_batches(settings, read_line_batches(paths), num_workers=options.workers)
-    with contextlib.ExitStack() as stack, contextlib.closing(batches):
-        writers = [stack.enter_context(IndexedWriter(p, vocab_size=vocab_size)) for p in prefixes]
-        progress = Progress(stream=sys.stderr, interval_documents=options.log_interval)
-        num_invalid = _write(batches, writers, progress, skip_invalid=options.skip_invalid)
-        _check_result(writers, paths)
-        for writer in writers:
-            writer.commit()
-    progress.finish()
-    print(_result(writers, num_invalid, settings.tokenizer))
-    return 0
+    return Request(
+        run=RunSettings(
+            inputs=inputs_of(paths),
+            json_keys=encoding.json_keys,
+            meaning=Meaning.of(encoding.tokenizer, tokenizer, append_eod=options.append_eod),
+        ),
+        encoding=encoding,
+        output_prefix=options.output_prefix,
+        num_workers=options.workers,
+        skip_invalid=options.skip_invalid,
+        force=options.force,
+    )
 
 
 @dataclass(kw_only=True)
@@ -69,6 +95,13 @@ class Progress:
     def __post_init__(self) -> None:
         self._start_s = time.monotonic()
         self._next_at = self.interval_documents
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Say where an interrupted run is gone on with; the rates count from here."""
+        num_documents = checkpoint.sizes[0].num_documents
+        print(
+            f"going on after the {num_documents} documents of an interrupted run", file=self.stream
+        )
 
     def add(self, batch: EncodedBatch) -> None:
         """Count a batch; print when an interval is over."""
@@ -118,7 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-invalid", action="store_true", help="leave out and count lines that cannot be used"
     )
-    parser.add_argument("--force", action="store_true", help="replace an output that exists")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace an output that exists, and drop an interrupted run with other settings",
+    )
     add_tokenizer_arguments(parser)
     return parser
 
@@ -134,53 +171,14 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError("a key of --json-keys with a slash cannot be part of a file name")
 
 
-def _prepare_outputs(prefixes: Iterable[str], *, force: bool) -> None:
-    for path in (path for prefix in prefixes for path in output_paths(prefix)):
-        if path.exists() and not force:
-            raise OutputError(f"{path} exists: pass --force to replace it")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make the folder {path.parent} ({error.strerror})") from error
-
-
-def _write(
-    batches: Iterable[EncodedBatch],
-    writers: Sequence[IndexedWriter],
-    progress: Progress,
-    *,
-    skip_invalid: bool,
-) -> int:
-    """Write all batches; returns the number of lines left out."""
-    num_invalid = 0
-    for batch in batches:
-        if batch.invalid and not skip_invalid:
-            raise InputError(f"{batch.invalid[0]}; mend the line, or pass --skip-invalid")
-        num_invalid += len(batch.invalid)
-        for writer, texts in zip(writers, batch.by_key, strict=True):
-            if len(texts.lengths):
-                writer.add(texts)
-        progress.add(batch)
-    return num_invalid
-
-
-def _check_result(writers: Sequence[IndexedWriter], paths: Sequence[Path]) -> None:
-    for writer in writers:
-        if writer.num_documents == 0:
-            names = ", ".join(str(path) for path in paths)
-            raise InputError(f"{names}: no document for {writer.prefix}, nothing was written")
-
-
-def _result(
-    writers: Sequence[IndexedWriter], num_invalid: int, tokenizer: TokenizerSettings
-) -> str:
+def _result(request: Request, outcome: Outcome) -> str:
     wrote = ", ".join(
-        f"{writer.prefix}.bin and .idx "
-        f"({writer.num_documents} documents, {writer.num_tokens} tokens)"
-        for writer in writers
+        f"{prefix}.bin and .idx ({size.num_documents} documents, {size.num_tokens} tokens)"
+        for prefix, size in zip(request.prefixes, outcome.sizes, strict=True)
     )
+    num_invalid = outcome.num_invalid
     skipped = f", left out {num_invalid} invalid lines" if num_invalid else ""
-    flags = shlex.join(["--data-path", writers[0].prefix, *tokenizer.flags()])
+    flags = shlex.join(["--data-path", request.prefixes[0], *request.encoding.tokenizer.flags()])
     return (
         f"wrote {wrote}{skipped}; next: torchrun --nproc-per-node 4 -m training.pretrain_gpt "
         f"{flags} --num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 128 "

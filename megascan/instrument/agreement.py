@@ -6,6 +6,7 @@ the training network.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,36 @@ class Agreement:
 
     run_id: str
     clock: HostClock
+    board: StoreBoard
+
+
+class StoreBoard:
+    """What rank 0 announces during a run, in the job's key-value store; nobody waits for it.
+
+    A store that is gone (the job is ending, its host died) holds no announcements.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def publish(self, number: int, text: str) -> None:
+        """Announcement `number`, from 0."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._prefix}/announcement/{number}", text)
+
+    def claim(self, topic: str) -> bool:
+        """Whether this rank is the first with a topic; where that cannot be told, it is."""
+        with contextlib.suppress(RuntimeError):
+            return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
+        return True
+
+    def read(self, number: int) -> str | None:
+        """The announcement, None when there is none."""
+        key = f"{self._prefix}/announcement/{number}"
+        with contextlib.suppress(RuntimeError):
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        return None
 
 
 def new_run_id() -> str:
@@ -47,4 +78,4 @@ def agree(store: Store, rank: int) -> Agreement:
     own_offset = str(measure_offset_ns())
     offset_ns = int(store.compare_set(f"{prefix}/offset/{domain}", "", own_offset))
     clock = HostClock(domain=domain, offset_ns=offset_ns, origin_ns=now_ns())
-    return Agreement(run_id=run_id, clock=clock)
+    return Agreement(run_id=run_id, clock=clock, board=StoreBoard(store, prefix))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from megascan.instrument.mesh import axes_of
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 _AXES = {
     "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
@@ -48,15 +51,25 @@ _DATA_PARALLEL_AXES = ("dp", "dp_cp", "dp_cp_ag", "expt_dp", "intra_dp_cp", "int
 class Groups:
     """Names and members of the process groups this rank belongs to.
 
-    Read once, when tracing starts; a group made later is named when it is first used.
+    Read once, when tracing starts; a group made later is named when it is first used. A device
+    mesh names the groups of its dimensions; `all_data_parallel` says that there is no other axis.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: DeviceMesh | None = None, *, all_data_parallel: bool = False) -> None:
+        self._all_data_parallel = all_data_parallel
         self._names: dict[ProcessGroup, str] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._backends: dict[str, str] = {}
         self._read_registry()
+        if mesh is not None:
+            self._read_mesh(mesh)
         self._read_others()
+
+    def _read_mesh(self, mesh: DeviceMesh) -> None:
+        """Several dimensions of one axis have groups of their own names: `dp`, `dp-dp_shard`."""
+        names, axes = mesh.mesh_dim_names or (), axes_of(mesh)
+        for name, axis in zip(names, axes, strict=True):
+            self._enter(mesh.get_group(name), axis if axes.count(axis) == 1 else f"{axis}-{name}")
 
     def _read_registry(self) -> None:
         parallel_state = sys.modules.get("megatron.core.parallel_state")
@@ -72,7 +85,7 @@ class Groups:
         from torch.distributed import distributed_c10d, group
 
         if group.WORLD is not None:
-            self._enter(group.WORLD, "world")
+            self._enter(group.WORLD, "dp" if self._all_data_parallel else "world")
         for other in list(distributed_c10d._world.pg_names):
             self.name(other)
 
@@ -110,7 +123,9 @@ class Groups:
 
     def is_data_parallel(self, name: str) -> bool:
         """Whether gradients and parameters travel over this group."""
-        return name.partition("@")[0] in _DATA_PARALLEL_AXES
+        axis = name.partition("@")[0]
+        named = axis in _DATA_PARALLEL_AXES or axis.startswith("dp-")
+        return named or self._all_data_parallel
 
     @property
     def members(self) -> dict[str, tuple[int, ...]]:

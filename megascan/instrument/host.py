@@ -81,6 +81,10 @@ class GarbageCollections(IterationListener):
         except Exception as error:
             self._tracer.fail(error)
 
+    def granularity_lowered(self) -> None:
+        """Listen no longer."""
+        self.tracing_ends()
+
     def tracing_ends(self) -> None:
         """Listen no longer."""
         if self._on_collection in gc.callbacks:

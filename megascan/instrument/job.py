@@ -14,22 +14,31 @@ from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
+from megascan.instrument.mesh import topology_of
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
 from megascan.tracer import Timer
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from megascan.instrument.groups import Groups
 
 _PACKAGES = ("megascan", "torch", "megatron-core", "transformer-engine")
 
 
 def describe(
-    config: TraceConfig, groups: Groups, timer: Timer, *, run_id: str, origin_unix_ns: int
+    config: TraceConfig,
+    groups: Groups,
+    timer: Timer,
+    *,
+    run_id: str,
+    origin_unix_ns: int,
+    mesh: DeviceMesh | None = None,
 ) -> RankHeader:
     """Header of this rank."""
     import torch.distributed as dist
 
-    layout, coordinates = read_topology()
+    layout, coordinates = read_topology() if mesh is None else topology_of(mesh, dist.get_rank())
     return RankHeader(
         run_id=run_id,
         rank=dist.get_rank(),
@@ -43,7 +52,12 @@ def describe(
         backend=str(dist.get_backend()),
         clock=ClockOrigin(domain=timer.domain, source=timer.source, origin_unix_ns=origin_unix_ns),
         trace=TraceSettings(
-            granularity=config.granularity, interval=config.interval, window=config.window
+            granularity=config.granularity,
+            interval=config.interval,
+            window=config.window,
+            compress=config.compress,
+            max_bytes=config.max_bytes,
+            budget_ratio=config.budget_ratio,
         ),
         versions=dict(_versions()),
     )

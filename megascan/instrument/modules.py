@@ -123,6 +123,29 @@ class Modules:
         """Spans `name`, `name-recompute` and `name-backward` around a class's `forward`."""
         return lambda original: self._wrap(name, original)
 
+    def recompute_of(self, name: str) -> Callable[[Function], Function]:
+        """Spans `name-recompute` around a function whose calls are recorded in the backward only.
+
+        For what selective recomputation repeats and nobody needs to see in the first pass.
+        """
+        position, tracer = self._position, self._tracer
+
+        def enter(call: Call) -> bool:
+            if position.phase is not Phase.BACKWARD:
+                return False
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            arguments = {**position.arguments(), "phase": str(Phase.RECOMPUTE)}
+            layer = getattr(call.positional[0], "layer_number", None)
+            if isinstance(layer, int):
+                arguments["layer"] = layer
+            tracer.add(Kind.COMPUTE, f"{name}-recompute", call.memory, tracer.mark(), arguments)
+            return result
+
+        return lambda original: around(tracer, original, enter, leave)
+
     def _wrap(self, name: str, original: Function) -> Function:
         position, tracer = self._position, self._tracer
 

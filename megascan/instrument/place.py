@@ -80,9 +80,13 @@ class Place:
 
 @dataclass
 class Installation:
-    """Everything that was put in place, so that it can be taken away as a whole."""
+    """Everything that was put in place, so that it can be taken away as a whole.
+
+    What only `full` records is kept apart: it goes first when granularity is lowered.
+    """
 
     undo: list[Undo] = field(default_factory=list)
+    undo_full: list[Undo] = field(default_factory=list)
 
     def install(self, place: Place) -> bool:
         """Wrap a place wherever it is referred to; False when this installation lacks it."""
@@ -98,25 +102,33 @@ class Installation:
         if original is None:
             return False
         replacement = place.wrap(original)
-        self._replace(owner, name, original, replacement)
+        holders = [(owner, name)]
         if owner is module:
-            for holder, alias in _references(original):
-                self._replace(holder, alias, original, replacement)
+            holders += _references(original)
+        undo = self.undo_full if place.granularity is Granularity.FULL else self.undo
+        undo += [_replace(holder, alias, original, replacement) for holder, alias in holders]
         return True
 
-    def _replace(self, owner: object, name: str, original: Function, replacement: Function) -> None:
-        setattr(owner, name, replacement)
-
-        def put_back() -> None:
-            if vars(owner).get(name) is replacement:  # else somebody wrapped or replaced it since
-                setattr(owner, name, original)
-
-        self.undo.append(put_back)
+    def remove_full(self) -> None:
+        """Put back what only `full` records, last first."""
+        while self.undo_full:
+            self.undo_full.pop()()
 
     def remove(self) -> None:
         """Put everything back, last first."""
+        self.remove_full()
         while self.undo:
             self.undo.pop()()
+
+
+def _replace(owner: object, name: str, original: Function, replacement: Function) -> Undo:
+    setattr(owner, name, replacement)
+
+    def put_back() -> None:
+        if vars(owner).get(name) is replacement:  # else somebody wrapped or replaced it since
+            setattr(owner, name, original)
+
+    return put_back
 
 
 def _is_in_use(module: str) -> bool:

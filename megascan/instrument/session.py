@@ -5,22 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from megascan.clock import HostClock
 from megascan.config import TraceConfig
-from megascan.instrument.agreement import agree
+from megascan.header import WindowRecord
+from megascan.instrument.agreement import StoreBoard, agree
 from megascan.instrument.groups import Groups
 from megascan.instrument.job import describe, uses_cuda
+from megascan.instrument.place import Installation
 from megascan.instrument.table import install
 from megascan.tracer import (
+    Budget,
     CpuTimer,
     IterationListener,
     RecordingTracer,
     Timer,
     Tracer,
     TraceWriter,
+    Voice,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger("megascan")
 
@@ -28,7 +37,13 @@ _active: list[weakref.ref[RecordingTracer]] = []
 """The tracer of this process, if one is active: instrumentation must not be installed twice."""
 
 
-def start(config: TraceConfig, *, resumed: bool = False) -> Tracer:
+def start(
+    config: TraceConfig,
+    *,
+    resumed: bool = False,
+    model: torch.nn.Module | Sequence[torch.nn.Module] = (),
+    mesh: DeviceMesh | None = None,
+) -> Tracer:
     """Trace this job as `config` says; every rank calls it, after its process groups are there.
 
         tracer = megascan.start(TraceConfig(enabled=True, directory=Path("trace_output")))
@@ -41,6 +56,9 @@ def start(config: TraceConfig, *, resumed: bool = False) -> Tracer:
     restart by torchrun) appends to the files of the earlier run under a new run id; otherwise an
     earlier run's files are set aside first. A start that fails is logged once and leaves training
     without a trace; it never raises.
+
+    A trainer on plain PyTorch gives its `model` (one, or one a pipeline chunk of this rank), whose
+    passes are then seen through hooks, and, unless all ranks are data parallel, its device `mesh`.
     """
     if not config.enabled:
         return Tracer()
@@ -50,7 +68,8 @@ def start(config: TraceConfig, *, resumed: bool = False) -> Tracer:
     _active.clear()
     started = RecordingTracer(config)
     try:
-        _begin(started, config, resumed=resumed or _restarted())
+        models = tuple(model) if isinstance(model, Sequence) else (model,)
+        _begin(started, config, models, mesh, resumed=resumed or _restarted())
     except Exception as error:
         started.fail(error)
         started.close()
@@ -59,25 +78,60 @@ def start(config: TraceConfig, *, resumed: bool = False) -> Tracer:
     return started
 
 
-def _begin(tracer: RecordingTracer, config: TraceConfig, *, resumed: bool) -> None:
+def _begin(
+    tracer: RecordingTracer,
+    config: TraceConfig,
+    models: Sequence[torch.nn.Module],
+    mesh: DeviceMesh | None,
+    *,
+    resumed: bool,
+) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised; start tracing after it is")
     agreement = agree(distributed_c10d._get_default_store(), dist.get_rank())
+    voice = Voice(dist.get_rank(), agreement.board.claim)
+    tracer.speak_with(voice)
     timer = make_timer(agreement.clock, full=tracer.full)
-    groups = Groups()
+    groups = Groups(mesh, all_data_parallel=bool(models) and mesh is None)
     header = describe(
         config,
         groups,
         timer,
         run_id=agreement.run_id,
         origin_unix_ns=agreement.clock.origin_unix_ns,
+        mesh=mesh,
     )
-    writer = TraceWriter(config.directory, header, timer, resumed=resumed, on_failure=tracer.fail)
+    writer = TraceWriter(
+        config.directory,
+        header,
+        timer,
+        resumed=resumed,
+        on_failure=tracer.fail,
+        on_written=_budget_of(tracer, config, agreement.board),
+        voice=voice,
+    )
     tracer.record_with(timer, writer)
-    tracer.listen(_Removal(install(tracer, groups).remove))
+    tracer.listen(_Removal(install(tracer, groups, models)))
+
+
+def _budget_of(
+    tracer: RecordingTracer, config: TraceConfig, board: StoreBoard
+) -> Callable[[WindowRecord], None] | None:
+    """What looks after the budget, if there is one."""
+    import torch.distributed as dist
+
+    if not config.budget_ratio:
+        return None
+    return Budget(
+        config,
+        board,
+        decides=dist.get_rank() == 0,
+        lower=tracer.lower,
+        current_iteration=lambda: tracer.current_iteration,
+    ).window_written
 
 
 def make_timer(clock: HostClock, *, full: bool) -> Timer:
@@ -96,11 +150,15 @@ def _restarted() -> bool:
 
 
 class _Removal(IterationListener):
-    """Takes the instrumentation away when tracing ends."""
+    """Takes the instrumentation away when it is no longer wanted."""
 
-    def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove = remove
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+
+    def granularity_lowered(self) -> None:
+        """Put back what only `full` records."""
+        self._installation.remove_full()
 
     def tracing_ends(self) -> None:
         """Put every wrapped place back."""
-        self._remove()
+        self._installation.remove()

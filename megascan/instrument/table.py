@@ -6,7 +6,11 @@ back when tracing ends. A place that the installed version does not have is pass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from megascan.instrument.collectives import Collectives
+from megascan.instrument.exchanges import Exchanges
 from megascan.instrument.groups import Groups
 from megascan.instrument.host import GarbageCollections, Host
 from megascan.instrument.modules import BackwardSpans, Modules
@@ -15,8 +19,13 @@ from megascan.instrument.p2p import PointToPoint
 from megascan.instrument.passes import Passes
 from megascan.instrument.place import Installation, Place
 from megascan.instrument.position import Position
+from megascan.instrument.steps import Steps
+from megascan.instrument.watched import WatchedModels
 from megascan.schema import Granularity
 from megascan.tracer import RecordingTracer
+
+if TYPE_CHECKING:
+    import torch
 
 _CORE = "megatron.core"
 _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
@@ -28,6 +37,7 @@ _MODULES = (
     ("attention", f"{_TRANSFORMER}.attention", "Attention"),
     ("attention", f"{_TRANSFORMER}.multi_latent_attention", "MultiLatentAttention"),
     ("mlp", f"{_TRANSFORMER}.mlp", "MLP"),
+    ("mlp", f"{_CORE}.extensions.transformer_engine", "TEFusedMLP"),
     ("moe", f"{_TRANSFORMER}.moe.moe_layer", "MoELayer"),
     (
         "embedding",
@@ -35,6 +45,18 @@ _MODULES = (
         "LanguageModelEmbedding",
     ),
 )
+"""Classes whose `forward` is recorded; layers of Transformer Engine are of the same classes."""
+
+_RECOMPUTED = (
+    ("core_attention", f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
+    (
+        "core_attention",
+        f"{_CORE}.extensions.transformer_engine",
+        "TEDotProductAttention.forward",
+    ),
+    ("output", f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
+)
+"""What selective recomputation repeats inside a module; recorded when it does."""
 
 
 def places(
@@ -77,6 +99,15 @@ def places(
             )
             for span, module, name in _MODULES
         ),
+        *(
+            Place(
+                module=module,
+                attribute=attribute,
+                wrap=modules.recompute_of(span),
+                granularity=full,
+            )
+            for span, module, attribute in _RECOMPUTED
+        ),
         Place(
             module=f"{_CORE}.models.gpt.gpt_model",
             attribute="GPTModel.forward",
@@ -92,8 +123,32 @@ def places(
     ]
 
 
-def install(tracer: RecordingTracer, groups: Groups) -> Installation:
-    """Wrap every place that the tracer's granularity asks for; undone by `Installation.remove`."""
+def plain_places(watched: WatchedModels, exchanges: Exchanges, steps: Steps) -> list[Place]:
+    """What is wrapped besides where models of plain PyTorch are watched."""
+    distributed = "torch.distributed"
+    return [
+        Place(module="torch.autograd", attribute="backward", wrap=watched.backward),
+        Place(
+            module="torch.utils.data.dataloader",
+            attribute="_BaseDataLoaderIter.__next__",
+            wrap=steps.next_batch,
+        ),
+        Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
+        Place(
+            module=f"{distributed}.pipelining.schedules",
+            attribute="_batch_p2p",
+            wrap=exchanges.batch,
+        ),
+    ]
+
+
+def install(
+    tracer: RecordingTracer, groups: Groups, models: Sequence[torch.nn.Module] = ()
+) -> Installation:
+    """Wrap every place that the tracer's granularity asks for; undone by `Installation.remove`.
+
+    `models` are those of a job without megatron.core's schedules, one a chunk of its rank.
+    """
     position = Position()
     backward_spans = BackwardSpans(tracer, position)
     modules = Modules(tracer, position, backward_spans)
@@ -103,14 +158,21 @@ def install(tracer: RecordingTracer, groups: Groups) -> Installation:
     if tracer.full:
         tracer.listen(GarbageCollections(tracer))
     installation = Installation()
-    installation.undo.append(modules.remove)
-    for place in places(
+    installation.undo_full.append(modules.remove)
+    wanted = places(
         Passes(tracer, position, backward_spans),
         modules,
         PointToPoint(tracer, position, groups),
         Collectives(tracer, position, groups),
         host,
-    ):
+    )
+    if models:
+        watched = WatchedModels(tracer, position, backward_spans, models)
+        steps = Steps(tracer)
+        tracer.listen(watched)
+        tracer.listen(steps)
+        wanted += plain_places(watched, Exchanges(tracer, position, groups), steps)
+    for place in wanted:
         if tracer.full or place.granularity is Granularity.BASE:
             installation.install(place)
     return installation

@@ -120,6 +120,8 @@ BROKEN = [
     ("--num-experts 2 --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 1", 1,
      "has no meaning with --moe-router-load-balancing-type sinkhorn"),
     ("--recompute-modules mlp", 1, "--recompute-granularity selective"),
+    ("--recompute-granularity selective --recompute-modules mlp", 1, "needs --disable-bias-linear"),
+    ("--num-experts 4", 1, "needs --disable-bias-linear"),
 ]  # fmt: skip
 
 
@@ -130,6 +132,21 @@ def test_what_does_not_fit_is_one_sentence(flags: str, world_size: int, message:
     text = str(caught.value)
     assert message in text
     assert "\n" not in text
+
+
+LLAMA_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --normalization RMSNorm --swiglu "
+    "--position-embedding-type rope --seq-length 2048 --tensor-model-parallel-size 8 "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --bf16 "
+    "--micro-batch-size 1 --global-batch-size 16 --train-iters 10 --lr 1e-4"
+)
+
+
+def test_the_8b_model_of_the_guides_is_one_command() -> None:
+    sizes = resolve_sizes(parse_settings(LLAMA_8B.split()), 16)
+    assert (sizes.data_size, sizes.num_microbatches, sizes.kv_channels) == (2, 8, 128)
+    assert (sizes.num_query_groups, sizes.ffn_hidden_size) == (8, 14336)
 
 
 def test_required_flags_are_named_all_at_once() -> None:

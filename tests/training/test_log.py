@@ -15,6 +15,7 @@ from training.arguments import parse_settings, resolve_sizes
 from training.callback import Callback, Callbacks
 from training.flops import iteration_flops
 from training.log import LogLine, TrainingLog
+from training.memory import memory_line
 
 LOG_LINE = LogLine(
     iteration=100,
@@ -67,7 +68,7 @@ FLAGS = (
         ("", 2 * (512 + 64 + 512) + 2 * 8 * 10),
         ("--swiglu", 2 * (512 + 64 + 768) + 160),
         ("--group-query-attention --num-query-groups 1", 2 * (384 + 64 + 512) + 160),
-        ("--num-experts 4 --moe-router-topk 2", 2 * (512 + 64 + 1024) + 160),
+        ("--num-experts 4 --moe-router-topk 2 --disable-bias-linear", 2 * (512 + 64 + 1024) + 160),
     ],
 )
 def test_flops_of_a_small_model_by_hand(flags: str, per_token: float) -> None:
@@ -112,3 +113,9 @@ def test_the_first_callback_is_the_outermost_also_on_errors() -> None:
 def test_moments_nobody_cares_about_pass(moment: str) -> None:
     with getattr(Callbacks([Callback()]), moment)():
         pass
+
+
+def test_memory_is_said_in_megatrons_words() -> None:
+    line = memory_line(3, 10)
+    assert re.fullmatch(r"\[Rank 3\] \(after 10 iterations\) memory \(MB\) \| .*: [\d.]+", line)
+    assert float(line.rpartition(" ")[2]) > 1

@@ -138,8 +138,13 @@ def _check_experts(settings: Settings, sizes: Sizes) -> None:
         )
     if sizes.tensor_size > 1 and not settings.parallel.sequence_parallel:
         raise ConfigError("--num-experts with tensor parallelism needs --sequence-parallel")
-    if sizes.tensor_size > 1 and settings.model.add_bias_linear:
-        raise ConfigError("--num-experts with tensor parallelism needs --disable-bias-linear")
+    if settings.model.add_bias_linear and (sizes.tensor_size > 1 or experts == 1):
+        # megatron.core adds an expert's bias in place to what may be a view of another function's
+        # result, which autograd forbids; with expert parallelism alone it is no view.
+        raise ConfigError(
+            "--num-experts needs --disable-bias-linear with tensor parallelism, and without "
+            "--expert-model-parallel-size 2 or more; add it"
+        )
 
 
 def _check_schedule(settings: Settings, sizes: Sizes) -> None:

@@ -123,6 +123,13 @@ def _check_recompute(settings: Settings) -> None:
         )
     if recompute.recompute_modules and recompute.recompute_granularity != "selective":
         raise ConfigError("--recompute-modules needs --recompute-granularity selective")
+    if "mlp" in (recompute.recompute_modules or ()) and settings.model.add_bias_linear:
+        # megatron.core 0.16.1 lets the checkpointed MLP return its bias, which thereby becomes a
+        # result of that checkpoint: the next microbatch's backward runs through all earlier ones.
+        raise ConfigError(
+            "--recompute-modules mlp needs --disable-bias-linear: with a bias Megatron-Core's "
+            "backward pass repeats every earlier microbatch and never ends; add it"
+        )
 
 
 def _check_checkpoint(settings: Settings) -> None:

@@ -1,0 +1,230 @@
+"""Models of plain PyTorch, watched through hooks: DDP, FSDP2, stages of torch's pipelines.
+
+Without megatron.core's schedules nobody says where a microbatch begins, so the model itself does:
+every call of it is the `forward` of the next microbatch, and every `torch.autograd.backward` is a
+`backward`, whose microbatch is known when the gradient of a model's output passes. What autograd
+does after the last gradient, where DDP and FSDP wait for their reductions, is `grad-sync`:
+
+    backward:  call ──► gradients of the model ──► last one │ grad-sync: reductions ──► return
+
+Hooks change neither the graph nor a bit of the gradients. One thing is put into a model: DDP
+reduces gradients in C++, where nothing can be seen, unless it is given a hook that does the same in
+Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from megascan.instrument.modules import BackwardSpans
+from megascan.instrument.place import Call, Function, around
+from megascan.instrument.position import Position
+from megascan.instrument.reduction import reduce_visibly, reduces_in_backward
+from megascan.schema import Kind, Phase
+from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+
+class WatchedModels(IterationListener):
+    """Hooks on the models of a rank, one a chunk; all are gone when tracing ends."""
+
+    def __init__(
+        self,
+        tracer: RecordingTracer,
+        position: Position,
+        backward_spans: BackwardSpans,
+        models: Sequence[torch.nn.Module],
+    ) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._backward_spans = backward_spans
+        self._num_forwards = [0] * len(models)
+        self._reduces = any(reduces_in_backward(model) for model in models)
+        self._depth = 0
+        self._handles: list[RemovableHandle] = []
+        self._layer_handles: list[RemovableHandle] = []
+        self._compute_end: Mark = None
+        self._backward_arguments: Arguments = {}
+        for chunk, model in enumerate(models):
+            self._watch_model(model, chunk)
+            for number, layer in enumerate(layers_of(model) if tracer.full else ()):
+                self._watch_layer(layer, number + 1)
+            reduce_visibly(model)
+
+    def iteration_begins(self) -> None:
+        """Microbatches count from 0 in every iteration."""
+        self._num_forwards = [0] * len(self._num_forwards)
+        self._depth = 0
+
+    def granularity_lowered(self) -> None:
+        """Take the hooks of layers away."""
+        while self._layer_handles:
+            self._layer_handles.pop().remove()
+
+    def tracing_ends(self) -> None:
+        """Take every hook away."""
+        self.granularity_lowered()
+        while self._handles:
+            self._handles.pop().remove()
+
+    # The model as a whole
+
+    def _watch_model(self, model: torch.nn.Module, chunk: int) -> None:
+        import torch
+
+        position, open_marks = self._position, list[Mark]()
+
+        def begin() -> None:
+            if not torch.is_grad_enabled():  # an evaluation
+                return
+            position.slot = (self._num_forwards[chunk], chunk)
+            self._num_forwards[chunk] += 1
+            position.phase = Phase.FORWARD
+            open_marks[:] = [self._tracer.mark()]
+
+        def end(output: object) -> None:
+            if open_marks and position.slot is not None:
+                arguments = position.arguments()
+                now = self._tracer.mark()
+                self._tracer.add(Kind.COMPUTE, "forward", open_marks.pop(), now, arguments)
+                self._await_gradient(output, position.slot)
+            position.phase = None
+
+        self._handles += self._hook(model, lambda _: begin(), end)
+
+    def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
+        """When its gradient comes, the backward that is under way is that of this microbatch."""
+        tensor = _first_tensor(output)
+        if tensor is not None and tensor.grad_fn is not None:
+            self._position.outputs[id(tensor)] = slot
+            tensor.register_hook(lambda _: self._guarded(lambda: self._gradient_came(slot)))  # type: ignore[no-untyped-call]
+
+    def _gradient_came(self, slot: tuple[int, int]) -> None:
+        from torch.autograd import Variable
+
+        self._position.slot = slot
+        self._backward_arguments["microbatch"], self._backward_arguments["chunk"] = slot
+        if self._compute_end is None:
+            callback = functools.partial(self._guarded, self._compute_ended)
+            Variable._execution_engine.queue_callback(callback)
+
+    def _compute_ended(self) -> None:
+        """Called by autograd after the last gradient, before DDP and FSDP wait for theirs."""
+        if self._depth == 1:
+            self._backward_spans.end_all()
+            self._compute_end = self._tracer.mark()
+
+    def backward(self, original: Function) -> Function:
+        """Wrap `torch.autograd.backward`; one within another repeats a checkpointed forward."""
+        tracer, position = self._tracer, self._position
+
+        def enter(call: Call) -> bool:
+            self._depth += 1
+            if self._depth == 1:
+                position.phase, self._compute_end = Phase.BACKWARD, None
+                self._backward_arguments = {"phase": str(Phase.BACKWARD)}
+                call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            self._depth -= 1
+            if self._depth == 0:
+                self._record_backward(call.memory)
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def _record_backward(self, begin: Mark) -> None:
+        end = self._tracer.mark()
+        compute_end = end if self._compute_end is None else self._compute_end
+        arguments = self._backward_arguments
+        self._tracer.add(Kind.COMPUTE, "backward", begin, compute_end, arguments)
+        if self._reduces and compute_end is not end:
+            self._tracer.add(Kind.OPTIMIZER, "grad-sync", compute_end, end, {})
+        self._position.phase = self._position.slot = None
+
+    # Its layers
+
+    def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
+        position, opened = self._position, list[tuple[Mark, Phase | None, object]]()
+
+        def begin(inputs: tuple[object, ...]) -> None:
+            opened.append((self._tracer.mark(), position.phase, inputs))
+            position.layer = number
+            if position.phase is Phase.BACKWARD:
+                position.phase = Phase.RECOMPUTE
+
+        def end(output: object) -> None:
+            if not opened:
+                return
+            began, phase, inputs = opened.pop()
+            repeated = position.phase is Phase.RECOMPUTE
+            arguments = position.arguments()
+            name = "layer-recompute" if repeated else "layer"
+            self._tracer.add(Kind.COMPUTE, name, began, self._tracer.mark(), arguments)
+            source, result = _first_tensor(inputs), _first_tensor(output)
+            if result is not None and result.grad_fn is not None and source is not result:
+                self._backward_spans.watch("layer", arguments, source, result)
+            position.phase, position.layer = phase, None
+
+        self._layer_handles += self._hook(layer, begin, end)
+
+    def _hook(
+        self,
+        module: torch.nn.Module,
+        begin: Callable[[tuple[object, ...]], None],
+        end: Callable[[object], None],
+    ) -> list[RemovableHandle]:
+        """Call `begin` with a module's inputs and `end` with its output, while tracing is on."""
+
+        def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+            self._guarded(lambda: begin(inputs))
+
+        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            del inputs
+            self._guarded(lambda: end(output))
+
+        return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do it if tracing is on; an error of ours stops tracing, never training."""
+        if not self._tracer.active:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._tracer.fail(error)
+
+
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What a model repeats: the members of its outermost lists of modules, else its children.
+
+    Wrappers that hold one module only (DDP, a compiled or a half-precision model) are seen through.
+    """
+    import torch
+
+    inside = list(model.children())
+    while len(inside) == 1 and not isinstance(inside[0], torch.nn.ModuleList | torch.nn.Sequential):
+        inside = list(inside[0].children())
+    if isinstance(model, torch.nn.Sequential):
+        return list(model)
+    lists = [part for part in inside if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential)]
+    return [layer for part in lists for layer in cast("Sequence[torch.nn.Module]", part)] or inside
+
+
+def _first_tensor(value: object) -> torch.Tensor | None:
+    """The first tensor with a gradient, in a value or in the tuples and dicts it consists of."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        is_weight = isinstance(value, torch.nn.Parameter)
+        return value if value.requires_grad and not is_weight else None
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | tuple | list):
+        return None
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)  # type: ignore[attr-defined]

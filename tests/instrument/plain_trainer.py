@@ -1,0 +1,139 @@
+"""A trainer on plain PyTorch: DDP, FSDP2, or a pipeline of torch.distributed.
+
+torchrun … plain_trainer.py ddp|fsdp|pipeline --losses FILE [--slow RANK --slow-from I] [--trace …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy, gelu
+
+import megascan
+
+WIDTH, CLASSES, BATCH, NUM_MICROBATCHES, NUM_LAYERS = 192, 8, 96, 2, 4
+NUM_REPEATS = 3  # how many times the slow rank does the work of a layer again
+
+
+class Block(torch.nn.Module):
+    """One layer; a slow one does the same work again and adds nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.outer = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.is_slow = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = x + self.outer(gelu(self.inner(x)))
+        for _ in range(NUM_REPEATS if self.is_slow else 0):
+            result = result + 0.0 * self.outer(gelu(self.inner(x)))
+        return result
+
+
+class Network(torch.nn.Module):
+    def __init__(self, num_layers: int = NUM_LAYERS, has_head: bool = True) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(num_layers))
+        self.head = torch.nn.Linear(WIDTH, CLASSES) if has_head else torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class DataParallel:
+    """Every rank trains a replica; gradients are accumulated over the microbatches."""
+
+    mesh = None
+
+    def __init__(self, kind: str) -> None:
+        self.network = Network()
+        self.model: torch.nn.Module = self.network
+        if kind == "ddp":
+            self.model = torch.nn.parallel.DistributedDataParallel(self.network)
+        else:
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in self.network.layers:
+                fully_shard(layer)
+            fully_shard(self.network)
+        random = torch.Generator().manual_seed(dist.get_rank())
+        samples = torch.randn(50 * BATCH, WIDTH, generator=random)
+        labels = torch.randint(CLASSES, (50 * BATCH,), generator=random)
+        dataset = torch.utils.data.TensorDataset(samples, labels)
+        self.batches = iter(torch.utils.data.DataLoader(dataset, batch_size=BATCH))
+
+    def step(self) -> float:
+        for _ in range(NUM_MICROBATCHES):
+            samples, labels = next(self.batches)
+            loss = cross_entropy(self.model(samples), labels)
+            loss.backward()
+        return loss.item()
+
+
+class Pipeline:
+    """Every rank holds one stage."""
+
+    def __init__(self) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("pp",))
+        self.is_last = rank == size - 1
+        self.network = Network(NUM_LAYERS // size, has_head=self.is_last)
+        self.model = self.network
+        stage = PipelineStage(self.network, rank, size, torch.device("cpu"))
+        self.schedule = Schedule1F1B(stage, NUM_MICROBATCHES, loss_fn=cross_entropy)
+        self.random = torch.Generator().manual_seed(0)
+
+    def step(self) -> float:
+        samples = torch.randn(BATCH, WIDTH, generator=self.random)
+        labels = torch.randint(CLASSES, (BATCH,), generator=self.random)
+        losses: list[torch.Tensor] = []
+        if dist.get_rank() == 0:
+            self.schedule.step(samples)
+        else:
+            self.schedule.step(target=labels, losses=losses)
+        return sum(loss.item() for loss in losses)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["ddp", "fsdp", "pipeline"])
+    parser.add_argument("--losses", type=Path, required=True)
+    parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--slow", type=int, default=-1)
+    parser.add_argument("--slow-from", type=int, default=1)
+    megascan.add_trace_arguments(parser)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    job = Pipeline() if options.kind == "pipeline" else DataParallel(options.kind)
+    optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-3)
+    config = megascan.TraceConfig.from_arguments(options)
+    tracer = megascan.start(config, model=job.model, mesh=job.mesh)
+    losses = []
+    for iteration in range(1, options.iterations + 1):
+        for layer in job.network.layers:
+            layer.is_slow = dist.get_rank() == options.slow and iteration >= options.slow_from
+        with tracer.iteration(iteration):
+            optimizer.zero_grad()
+            losses.append(job.step())
+            optimizer.step()
+    tracer.close()
+    weights = [float(weight.detach().sum()) for weight in job.model.parameters()
+               if not hasattr(weight, "to_local")]  # fmt: skip
+    path = options.losses.with_suffix(f".{dist.get_rank()}.json")
+    path.write_text(json.dumps({"losses": losses, "weights": weights}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

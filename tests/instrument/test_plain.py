@@ -1,0 +1,170 @@
+"""Plain PyTorch on two gloo ranks: DDP, FSDP2 and a pipeline, by hooks and collectives alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from megascan.timeline import numbers
+
+TRAINER = Path(__file__).with_name("plain_trainer.py")
+ROOT = TRAINER.parents[2]
+NUM_MICROBATCHES, NUM_LAYERS = 2, 4
+EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+def command(*words: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, timeout=240, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "tracing stopped" not in done.stderr
+    return done.stdout
+
+
+def train(kind: str, folder: Path, *arguments: str) -> list[dict]:
+    folder.mkdir()
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command(*launcher, str(TRAINER), kind, "--losses", str(folder / "losses"), *arguments)
+    return [json.loads((folder / f"losses.{rank}.json").read_text()) for rank in range(2)]
+
+
+class Run:
+    """One kind trained with and without tracing."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.trace = folder / "trace"
+        self.plain = train(kind, folder / "plain")
+        self.traced = train(
+            kind, folder / "traced", "--trace", "--trace-dir", str(self.trace), *EVERY
+        )
+        events = [json.loads(path.read_text()) for path in sorted(self.trace.glob("*.json"))]
+        self.headers = [rank_events[0]["args"] for rank_events in events]
+        self.spans = [
+            [event for event in rank_events if event["ph"] == "X"] for rank_events in events
+        ]
+
+    def of(self, rank: int, name: str, iteration: int = 2) -> list[dict]:
+        return [
+            span
+            for span in self.spans[rank]
+            if span["name"] == name and span["args"]["iteration"] == iteration
+        ]
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp", "pipeline"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_losses_and_weights_are_bit_identical(run):
+    assert run.traced == run.plain
+
+
+def test_every_microbatch_passes_forward_and_backward_once(run):
+    for rank in range(2):
+        for name in ("forward", "backward"):
+            spans = run.of(rank, name)
+            assert [span["args"]["microbatch"] for span in spans] == [*range(NUM_MICROBATCHES)]
+            assert {span["args"]["phase"] for span in spans} == {name}
+
+
+def test_layers_lie_in_their_pass(run):
+    num_layers = NUM_LAYERS // (2 if run.kind == "pipeline" else 1)
+    for rank in range(2):
+        for name, outer in (("layer", "forward"), ("layer-backward", "backward")):
+            spans = run.of(rank, name)
+            places = Counter((span["args"]["microbatch"], span["args"]["layer"]) for span in spans)
+            assert len(places) == len(spans) == NUM_MICROBATCHES * num_layers
+            passes = {span["args"]["microbatch"]: span for span in run.of(rank, outer)}
+            for span in spans:
+                whole = passes[span["args"]["microbatch"]]
+                assert whole["ts"] <= span["ts"]
+                assert span["ts"] + span["dur"] <= whole["ts"] + whole["dur"] + 0.001
+
+
+def test_optimizer_and_data_once_each(run):
+    for rank in range(2):
+        assert len(run.of(rank, "optimizer")) == 1
+        num_batches = 0 if run.kind == "pipeline" else NUM_MICROBATCHES
+        assert len(run.of(rank, "batch-generator")) == num_batches
+
+
+def test_gradients_travel_over_a_data_parallel_group(run):
+    sums = Counter(span["name"] for span in run.spans[0] if span["cat"] == "collective")
+    if run.kind == "pipeline":
+        assert not sums
+        return
+    wanted = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}[run.kind]
+    assert set(sums) == wanted
+    for rank in range(2):
+        spans = [span for span in run.spans[rank] if span["cat"] == "collective"]
+        assert {span["args"]["group"] for span in spans} == {"dp@0"}
+        assert len(run.of(rank, "grad-sync")) == NUM_MICROBATCHES
+    if run.kind == "ddp":  # in C++, unless somebody looks
+        assert {span["tid"] for span in run.spans[0] if span["name"] == "all_reduce"} == {4}
+
+
+def test_the_layout_is_that_of_the_mesh(run):
+    layout = run.headers[0]["layout"]
+    if run.kind == "pipeline":
+        assert (layout["pp"], layout["dp"]) == (2, 1)
+        assert [header["coordinates"]["pp"] for header in run.headers] == [0, 1]
+    else:
+        assert (layout["pp"], layout["dp"]) == (1, 2)
+
+
+def test_messages_have_their_counterparts(run):
+    messages = [
+        (rank, span["args"])
+        for rank in range(2)
+        for span in run.spans[rank]
+        if span["cat"] == "p2p"
+    ]
+    assert bool(messages) == (run.kind == "pipeline")
+    ends = Counter(
+        (a["iteration"], a["direction"], a["sequence"], a["size_bytes"],
+         (rank, a["peer"]) if a["op"] == "send" else (a["peer"], rank))
+        for rank, a in messages
+    )  # fmt: skip
+    assert set(ends.values()) <= {2}
+    assert {a["direction"] for rank, a in messages if a["op"] == "send" and rank == 0} <= {
+        "forward"
+    }
+
+
+def test_the_aggregated_timeline_knows_waits_and_work(run):
+    from aggregate import build_timeline
+    from megascan.reader import read_trace
+
+    spans = build_timeline(read_trace(run.trace)).spans
+    # In its first step torch's pipeline passes once more through each stage, to learn its shapes.
+    later = spans.filter(pa.array(numbers(spans, "iteration") > 1))
+    named = later.column("name").to_pylist()
+    assert named.count("iteration") == 2 * 3
+    assert named.count("forward") == 2 * 3 * NUM_MICROBATCHES
+    assert (numbers(spans, "duration_ns") >= 0).all()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_rank_that_grows_slow_is_named(kind, tmp_path):
+    """With one peer only an onset inside the trace tells which of the two is at fault."""
+    slow = ("--slow", "1", "--slow-from", "13", "--iterations", "24")
+    trace, verdict = tmp_path / "trace", tmp_path / "verdict.json"
+    train(kind, tmp_path / "run", *slow, "--trace", "--trace-dir", str(trace), *EVERY)
+    command("-m", "megascan", "detect", str(trace), "--json", str(verdict))
+    findings = json.loads(verdict.read_text())["findings"]
+    accused = [(each["ranks"], each["cause"], each["owner"]) for each in findings]
+    assert ([1], "compute", "node") in accused
+    assert not [each for each in findings if each["ranks"] != [1] and each["owner"] == "node"]
