@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megascan.errors import ConfigError, InputError
-from training.data.documents import LineBatch, texts_of_line
+from training.data.documents import LineBatch, Position, texts_of_line
 from training.data.tokenizers import Tokenizer, TokenizerSettings, build_tokenizer
 
 _BATCHES_PER_WORKER = 4  # enough that no worker waits while the results are written in order
@@ -50,13 +50,15 @@ class EncodedTexts:
 class EncodedBatch:
     """What became of one `LineBatch`: texts by key, and what could not be used.
 
-    ``invalid`` has one sentence, ``file:line: what is wrong``, for each line left out.
+    ``invalid`` has one sentence, ``file:line: what is wrong``, for each line left out; ``end`` is
+    where the batch ends in the input.
     """
 
     by_key: tuple[EncodedTexts, ...]
     num_lines: int
     size_bytes: int
     invalid: tuple[str, ...]
+    end: Position
 
 
 def encode_batch(settings: EncodingSettings, batch: LineBatch) -> EncodedBatch:
@@ -80,6 +82,7 @@ def encode_batch(settings: EncodingSettings, batch: LineBatch) -> EncodedBatch:
         num_lines=len(batch.lines),
         size_bytes=sum(len(line) for line in batch.lines),
         invalid=tuple(invalid),
+        end=batch.end,
     )
 
 
