@@ -1,10 +1,18 @@
-"""Turns a timeline into findings: which rank, of what, how sure, at what cost, whose fault."""
+"""Turns a timeline into findings: which rank, of what, how sure, at what cost, whose fault.
 
-from detect.detector import detect
-from detect.findings.text import render_text
-from detect.optable import detect_op_table
-from detect.report import Cause, Finding, Owner, Report, Verdict
-from detect.settings import DetectorSettings
+Names are loaded when they are first used: a replay of the step needs no statistics, and is done
+before these would be imported.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from detect.detector import detect
+    from detect.findings.text import render_text
+    from detect.optable import detect_op_table
+    from detect.report import Cause, Finding, Owner, Report, Verdict
+    from detect.settings import DetectorSettings
 
 __megascan__ = True
 
@@ -19,3 +27,25 @@ __all__ = [
     "detect_op_table",
     "render_text",
 ]
+
+_HOMES = {
+    "Cause": "detect.report",
+    "DetectorSettings": "detect.settings",
+    "Finding": "detect.report",
+    "Owner": "detect.report",
+    "Report": "detect.report",
+    "Verdict": "detect.report",
+    "detect": "detect.detector",
+    "detect_op_table": "detect.optable",
+    "render_text": "detect.findings.text",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'detect' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

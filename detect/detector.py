@@ -10,7 +10,7 @@ from detect.causes.compute import ComputeSearch, least_slowdown, search_compute
 from detect.causes.consequences import folded, without_victims
 from detect.causes.imbalance import HeavyStage, heavy_stages, sequence_skew
 from detect.causes.links import LinkSearch, search_links
-from detect.causes.pauses import LossSearch, losses, search_loss
+from detect.causes.pauses import LossSearch, is_host_bound, losses, search_loss
 from detect.findings.of_compute import compute_findings
 from detect.findings.of_job import sequence_finding, stage_finding
 from detect.findings.of_links import link_findings
@@ -40,7 +40,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """The report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
     if len(seen.iterations) < LEAST_ITERATIONS or not np.isfinite(seen.work.log_ns).any():
-        return _unjudged(seen)
+        return _unjudged(seen, settings)
     classes = losses(seen, settings)
     num_tests = len(seen.members) * (1 + len(classes))
     compute = search_compute(seen, settings, num_tests)
@@ -73,6 +73,8 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         notes=(*seen.notes, *_limits(seen, compute)),
         judged=compute.num_compared > 0,
         source=seen.source,
+        min_slowdown=settings.min_slowdown,
+        false_discovery_rate=settings.false_discovery_rate,
     )
 
 
@@ -104,7 +106,7 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
     )
 
 
-def _unjudged(seen: Observations) -> Report:
+def _unjudged(seen: Observations, settings: DetectorSettings) -> Report:
     iterations = seen.iterations if len(seen.iterations) else np.zeros(1, dtype=np.int64)
     return Report(
         world_size=seen.members.layout.world_size,
@@ -122,6 +124,8 @@ def _unjudged(seen: Observations) -> Report:
         ),
         judged=False,
         source=seen.source,
+        min_slowdown=settings.min_slowdown,
+        false_discovery_rate=settings.false_discovery_rate,
     )
 
 
@@ -174,13 +178,12 @@ def _limits(seen: Observations, compute: ComputeSearch) -> list[str]:
         notes.append("garbage collection was not traced (granularity base)")
     if seen.transfers is None:
         notes.append("no matched communication in the trace: links cannot be judged")
-    if seen.starved_share is not None:
+    if seen.starved_share is not None and is_host_bound(seen):
         starved = float(np.nanmedian(seen.starved_share))
-        if starved >= 0.8:
-            notes.append(
-                f"the job is host-bound: {starved:.0%} of operations were launched only just in "
-                "time, so device times partly show the hosts' speed"
-            )
+        notes.append(
+            f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
+            "so device times partly show the hosts' speed"
+        )
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(
             "clocks fall into parts that share no collective; links across them are unseen"

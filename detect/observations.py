@@ -142,6 +142,8 @@ class Transfers:
     late_ns: Floats
     """(rank, iteration): how much longer than the quickest member of the same operations the
     rank's own transfers take, summed over the iteration."""
+    quick_ns: Floats
+    """(rank, iteration): transfers of the quickest members of the rank's operations, summed."""
     late_in: tuple[LateIn, ...] = ()
     """Where that lateness arose."""
 
@@ -175,6 +177,8 @@ class Observations:
     gc_ns: Floats
     """(rank, iteration)"""
     gc_traced: bool = False
+    stalled_ns: Floats
+    """(rank, iteration), GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats
     """(rank, iteration), CPU runs: wall less CPU time of compute; 0 elsewhere."""
     starved_share: Floats | None = None
@@ -195,3 +199,8 @@ class Observations:
     source: str = ""
     costs: Costs | None = None
     """Costs by replay, where the observations come from a timeline."""
+
+    @property
+    def host_ns(self) -> Floats:
+        """(rank, iteration): all time lost to the host: between spans and inside passes."""
+        return self.host_gap_ns + self.stalled_ns + self.stolen_ns

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from detect.detector import judge
+from detect.findings.replayed_cost import ReplayedCosts
 from detect.observations import (
     BACKWARD,
     FORWARD,
@@ -63,10 +64,12 @@ def observe_op_table(table: OpTable) -> Observations:
         loader_ns=np.full(shape, np.nan),
         gc_ns=_summed(row, slot, duration, named["gc"], shape),
         gc_traced=bool(named["gc"].any()),
+        stalled_ns=np.zeros(shape),
         stolen_ns=np.zeros(shape),
         completeness=_completeness(members, len(table)),
         notes=_notes(table),
         source=table.source,
+        costs=ReplayedCosts(table),
     )
 
 

@@ -70,6 +70,8 @@ class Finding:
     num_peers: int = 0
     onset_in_trace: bool = False
     episodes: tuple[tuple[int, int], ...] = ()
+    cost_is_replayed: bool = False
+    """Whether the cost is from a replay of the dependency graph rather than an estimate."""
 
     def to_json(self) -> dict[str, Json]:
         """One element of the report's `findings`."""
@@ -84,6 +86,7 @@ class Finding:
             "share_of_iterations": round(self.share_of_iterations, 4),
             "q_value": self.q_value,
             "step_time_cost_ratio": round(self.step_time_cost_ratio, 4),
+            "cost_is_replayed": self.cost_is_replayed,
             "coordinates": dict(self.coordinates),
             "host": self.host,
             "device": self.device,
@@ -135,6 +138,10 @@ class Report:
     judged: bool = True
     """False when the trace holds too little to say anything; silence is then no health."""
     source: str = ""
+    min_slowdown: float = 1.03
+    """Compute less slow than this was not to be reported."""
+    false_discovery_rate: float = 0.01
+    """Expected share of false names among the names."""
 
     @property
     def verdict(self) -> Verdict:
@@ -161,6 +168,8 @@ class Report:
             "num_iterations": self.num_iterations,
             "verdict": self.verdict.value,
             "findings": [finding.to_json() for finding in self.findings],
+            "min_slowdown": self.min_slowdown,
+            "false_discovery_rate": self.false_discovery_rate,
             "minimum_detectable_slowdown": None if least is None else round(least, 4),
             "minimum_detectable_by_class": {
                 name: round(value, 4) for name, value in self.minimum_detectable.items()

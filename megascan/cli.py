@@ -17,7 +17,9 @@ from megascan.errors import InputError, MissingError, report_errors
 COMMANDS = {
     "aggregate": "merge a trace folder into one aligned timeline, and with -d name the slow rank",
     "detect": "name the slow rank, its cause and its owner",
+    "diff": "compare two traces: which role, rank or link got slower",
     "query": "ask a timeline in PerfettoSQL",
+    "report": "write one self-contained page about a trace",
     "simulate": "write the rank files of a simulated job, with planted faults",
     "view": "open a timeline in Perfetto",
     "whatif": "what a step would cost without each slowness",

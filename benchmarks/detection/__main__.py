@@ -7,13 +7,19 @@ minutes on two cores; --full covers seven layouts and two cost models.
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
+import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 from benchmarks.detection.cases import FULL, QUICK, cases
+from benchmarks.detection.outcomes import Outcome
 from benchmarks.detection.report import to_json, to_text
 from benchmarks.detection.runner import run_all
 from megascan.errors import OutputError, UsageError, report_errors
@@ -23,7 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
     parser.add_argument("--full", action="store_true", help="all layouts and cost models")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write FILE (.json) or FILE (.md)"
+        "-o", "--output", type=Path, action="append", default=[], metavar="FILE",
+        help="write FILE (.json, or .md); repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="keep outcomes in FILE, and go on from there"
     )
     parser.add_argument("--no-baselines", action="store_true", help="leave other rules out")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: all cores)")
@@ -42,18 +52,35 @@ def main() -> int:
             raise UsageError(f"no cases of {arguments.only!r}, there are: {', '.join(groups)}")
     begin = time.perf_counter()
     outcomes = list(
-        run_all(chosen, with_baselines=not arguments.no_baselines, num_workers=arguments.workers)
+        run_all(
+            chosen,
+            with_baselines=not arguments.no_baselines,
+            num_workers=arguments.workers,
+            kept=arguments.keep,
+        )
     )
     seconds = time.perf_counter() - begin
-    text = to_text(outcomes, seconds)
+    text = to_text(outcomes, _setting(arguments.full, seconds))
     print(text)
-    if arguments.output is not None:
-        result = orjson.dumps(to_json(outcomes, seconds), option=orjson.OPT_INDENT_2) + b"\n"
-        _write(arguments.output, result if arguments.output.suffix == ".json" else text.encode())
+    for path in arguments.output:
+        _write(path, outcomes, text, seconds)
     return 0
 
 
-def _write(path: Path, content: bytes) -> None:
+def _setting(is_full: bool, seconds: float) -> str:
+    """Command, date, machine, versions, time."""
+    command = "python -m benchmarks.detection" + (" --full" if is_full else "")
+    return (
+        f"`{command}`, {datetime.date.today().isoformat()}; {os.cpu_count()} cores "
+        f"({platform.machine()}), Python {platform.python_version()}, numpy {np.__version__}; "
+        f"{seconds / 60:.0f} min in this sitting."
+    )
+
+
+def _write(path: Path, outcomes: Sequence[Outcome], text: str, seconds: float) -> None:
+    content = text.encode()
+    if path.suffix == ".json":
+        content = orjson.dumps(to_json(outcomes, seconds), option=orjson.OPT_INDENT_2) + b"\n"
     try:
         path.write_bytes(content)
     except OSError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.detection.runner import Outcome
+from benchmarks.detection.outcomes import Outcome
 from benchmarks.detection.scoring import Score
 from megascan.header import Json
 

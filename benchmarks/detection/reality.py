@@ -1,4 +1,4 @@
-"""python -m benchmarks.detection.reality DIR: is the simulator like a real run?
+"""python -m benchmarks.detection.reality DIR...: is the simulator like a real run?
 
 Takes the costs of single operations from a traced run, simulates the same layout with them (and
 with the faults of its ground truth), and compares what follows from the dependencies alone: step
@@ -26,6 +26,15 @@ NUM_WARMUP = 2
 """Iterations left out of costs and comparisons."""
 
 
+HEADING = """# Is the simulator like a real run?
+
+`python -m benchmarks.detection.reality DIR...`: the layout of each run is simulated with the
+medians of its single operations (and its planted faults). Waits are not calibrated: they have to
+come out.
+Medians of the traced iterations after the second.
+"""
+
+
 @dataclass(frozen=True)
 class Measured:
     """Spans of a timeline after warm-up, and those of ranks and iterations without a fault."""
@@ -36,6 +45,11 @@ class Measured:
     def self_ns(self, name: str) -> float:
         """Median self time of a span; 0 where there is none."""
         return self._median(self.healthy[self.healthy["name"] == name]["self_ns"])
+
+    def quick_self_ns(self, name: str) -> float:
+        """Tenth percentile of its self time: the rest is longer by waiting for the device."""
+        values = self.healthy[self.healthy["name"] == name]["self_ns"]
+        return float(values.quantile(0.1)) if len(values) else 0.0
 
     def transfer_ns(self, axis: str, op: str = "") -> float:
         """Median transfer on an axis."""
@@ -95,10 +109,10 @@ def costs_of(measured: Measured, layers_per_stage: int) -> CostModel:
         mlp_ns=mlp,
         embedding_ns=measured.self_ns("embedding"),
         output_layer_ns=measured.self_ns("output_layer"),
-        loss_ns=max(0.0, float(forward) - inside - measured.self_ns("batch-generator")),
+        loss_ns=max(0.0, float(forward) - inside - measured.quick_self_ns("batch-generator")),
         backward_ratio=measured.self_ns("transformer_layer-backward") / layer,
         optimizer_ns=measured.self_ns("optimizer"),
-        load_ns=measured.self_ns("batch-generator"),
+        load_ns=measured.quick_self_ns("batch-generator"),
         between_iterations_ns=float(gaps[neighbours].median()) if neighbours.any() else 0.0,
         tensor_ns=measured.transfer_ns("tp", "all_reduce"),
         pipeline_ns=measured.transfer_ns("pp"),
@@ -165,12 +179,44 @@ def read_faults(folder: Path) -> list[Fault]:
     ]
 
 
+def summary(name: str, timeline: Timeline, faults: list[Fault], table: pd.DataFrame) -> list[str]:
+    """One row of the results: layout, fault, step times, and the waits rank by rank."""
+    real, simulated = table["real"], table["simulated"]
+    steps = [float(each["step_ms"].median()) for each in (real, simulated)]
+    apart = (simulated["wait_ms"] - real["wait_ms"]).abs().max() / steps[0]
+    layout = timeline.layout
+    sizes = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "ep", "pp", "dp", "vpp")]
+    planted = ", ".join(f"{one.kind} × {one.factor:g}, rank {one.rank}" for one in faults)
+    waits = (" ".join(f"{wait:.0f}" for wait in each["wait_ms"]) for each in (real, simulated))
+    return [
+        name,
+        " ".join(f"{axis.upper()}{size}" for axis, size in sizes if size > 1),
+        planted or "none",
+        f"{steps[0]:.0f}",
+        f"{steps[1]:.0f} ({steps[1] / steps[0] - 1:+.1%})",
+        *waits,
+        f"{apart:.1%}",
+    ]
+
+
 def main() -> int:
-    """Compare a folder of real rank files with its simulation."""
+    """Compare folders of real rank files with their simulations."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection.reality")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="rank files of a real run")
-    folder = parser.parse_args().folder
-    print(compare(build_timeline(read_trace(folder)), read_faults(folder)).to_string())
+    parser.add_argument(
+        "folders", type=Path, nargs="+", metavar="DIR", help="rank files of a real run"
+    )
+    folders = parser.parse_args().folders
+    print(HEADING)
+    print(
+        "| run | layout | fault | step, real, ms | step, simulated | waits of the ranks, real, ms "
+        "| simulated, ms | largest difference / step |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for folder in folders:
+        timeline, faults = build_timeline(read_trace(folder)), read_faults(folder)
+        name = folder.parent.name if folder.name == "trace" else folder.name
+        row = summary(name, timeline, faults, compare(timeline, faults))
+        print("| " + " | ".join(row) + " |", flush=True)
     return 0
 
 

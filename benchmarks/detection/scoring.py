@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.detection.cases import Case
+from benchmarks.detection.jobs import Case
 from detect.report import Finding, Owner, Report
 from megascan.simulate import Fault
 

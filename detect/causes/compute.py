@@ -11,17 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Observations, Work
+from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Members, Observations, Work
 from detect.settings import DetectorSettings
 from detect.stats import robust
-from detect.stats.noise import Noise
+from detect.stats.noise import Noise, Usual
 from detect.stats.persistence import Course
-from detect.stats.residuals import Residuals, compare_within, stage_groups
+from detect.stats.residuals import Residuals, compare_within, data_level_error, peer_groups
 from detect.stats.search import SearchTask, Suspect, search
 
 GPU_NOISE_FLOOR = 0.001
 CPU_NOISE_FLOOR = 0.003
 """Log units an iteration's value always varies by, however still the trace looks."""
+GPU_SPREAD = 0.005
+CPU_SPREAD = 0.01
+"""Lasting differences between sound devices (log units) that are usual."""
+MOST_OF_FLOOR = 1.0 / 6.0
+"""Who asks for small slowdowns takes what is usual for at most this share of them."""
 MIXED_FLOOR = 1.3
 """Processes that wait for each other over gloo poll and copy by a fifth of their CPU time."""
 CACHE_SHARE = 0.4
@@ -57,7 +62,7 @@ class ComputeSearch:
 
 def search_compute(seen: Observations, settings: DetectorSettings, num_tests: int) -> ComputeSearch:
     """Slow rows by role; rows of lonely stages by the layers of all stages."""
-    groups = stage_groups(seen.members)
+    groups = peer_groups(seen.work, seen.members)
     smallest = min(len(rows) for rows in groups)
     use_pool = seen.layers is not None and smallest < MIN_POOL <= len(seen.members)
     if smallest == 1 and use_pool and seen.layers is not None:
@@ -98,13 +103,20 @@ def _search(
     work, groups, across_stages = field.work, field.groups, field.across_stages
     num_rows = len(seen.members)
     is_cpu = seen.members.device_kind == "cpu"
+    floor = float(np.log(least_slowdown(seen, settings)))
+    spread = CPU_SPREAD if is_cpu else GPU_SPREAD
     task = SearchTask(
         compare=lambda excluded: compare_within(work, seen.members, groups, excluded).value,
         num_rows=num_rows,
         num_tests=num_tests,
-        floor=float(np.log(least_slowdown(seen, settings))),
-        noise_floor=CPU_NOISE_FLOOR if is_cpu else GPU_NOISE_FLOOR,
+        floor=floor,
+        usual=Usual(
+            floor=CPU_NOISE_FLOOR if is_cpu else GPU_NOISE_FLOOR,
+            spread=min(spread, floor * MOST_OF_FLOOR),
+            level_error=_level_error(work, seen.members, groups),
+        ),
         forbidden=np.zeros(num_rows, dtype=bool),
+        groups=tuple(groups),
     )
     result = search(task, settings)
     excluded = np.zeros(num_rows, dtype=bool)
@@ -123,6 +135,13 @@ def _search(
         residuals=residuals,
         pool=residuals if across_stages else None,
     )
+
+
+def _level_error(work: Work, members: Members, groups: list[Ints]) -> float:
+    """0 where ranks of one replica only, with the same data, are compared."""
+    if all(len(np.unique(members.replica[rows])) == 1 for rows in groups):
+        return 0.0
+    return data_level_error(work, members, groups)
 
 
 def _is_cache_effect(slow: SlowRow) -> bool:

@@ -19,7 +19,17 @@ from detect.stats.search import Suspect
 MOST = 0.5
 """A rank most of whose lateness lies in communications with a late rank is that rank's victim."""
 ALIKE = 1.5
-"""Loading that is slower by no more than this times the slowdown of computing has one reason."""
+"""Loading, or a link of the device, that is slower by no more than this times the slowdown of
+computing has one reason: the kernels that transfer run on the slow device, too."""
+
+
+ONE_FAULT = {
+    (Cause.COMPUTE, Cause.HOST),
+    (Cause.HOST, Cause.COMPUTE),
+    (Cause.HOST, Cause.LINK),
+    (Cause.LINK, Cause.HOST),
+}
+"""(heavier, lighter) of the same rank."""
 
 
 def without_victims(seen: Observations, found: LossSearch) -> LossSearch:
@@ -61,7 +71,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _weight(finding: Finding) -> tuple[bool, float]:
-    return finding.cause != Cause.COMPUTE, -finding.step_time_cost_ratio
+    own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
+    return not own_time, -finding.step_time_cost_ratio
 
 
 def _explains(main: Finding, other: Finding) -> bool:
@@ -71,18 +82,19 @@ def _explains(main: Finding, other: Finding) -> bool:
     if not meets or not set(main.ranks) & set(other.ranks):
         return False
     same = set(main.ranks) >= set(other.ranks)
-    if main.cause == Cause.COMPUTE:
-        if other.cause == Cause.LOADER:
-            return same and other.slowdown <= ALIKE * main.slowdown
-        return same and other.cause in (Cause.HOST, Cause.LINK)
-    if main.cause == Cause.LINK:
-        return other.cause == Cause.LINK or (same and other.cause == Cause.HOST)
-    return False
+    if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
+        return same or other.slowdown <= ALIKE * main.slowdown
+    if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
+        return same and other.slowdown <= ALIKE * main.slowdown
+    if main.cause == other.cause == Cause.LINK:
+        return True
+    return same and (main.cause, other.cause) in ONE_FAULT
 
 
 def _sentence(finding: Finding) -> str:
     what = {
         Cause.LOADER: "its data loading is slower to match",
+        Cause.COMPUTE: "what its host delays looks like slower computing, too",
         Cause.HOST: "the time lost between its operations goes with it",
         Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
     }[finding.cause]

@@ -16,11 +16,13 @@ from detect.observations import Bools, Floats, Ints, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.settings import DetectorSettings
 from detect.stats import robust
-from detect.stats.noise import Noise
+from detect.stats.noise import Noise, Usual
 from detect.stats.persistence import Course
 from detect.stats.search import SearchTask, Suspect, search
 
 NOISE_FLOOR = 0.01
+USUAL_SPREAD = 0.03
+"""Log units by which equal links differ for good."""
 CPU_MIN_SLOWDOWN = 1.5
 """On the CPU a transfer is mostly the operating system's scheduling."""
 CPU_MIN_STEP_SHARE = 0.02
@@ -96,7 +98,7 @@ def search_links(
         num_rows=len(units.members),
         num_tests=num_tests + int(compared.sum()),
         floor=float(np.log(least)),
-        noise_floor=NOISE_FLOOR,
+        usual=Usual(floor=NOISE_FLOOR, spread=USUAL_SPREAD),
         forbidden=~compared,
     )
     result = search(task, settings)
@@ -123,7 +125,7 @@ def _attribute(
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
     """Whether the lost time exceeds what clock errors could feign."""
     actual, normal = _times(units, suspect)
-    return actual - normal > error_ns
+    return actual - normal > 2 * error_ns  # one of each end
 
 
 def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:

@@ -14,13 +14,18 @@ from detect.observations import Bools, Floats, Ints, Observations
 from detect.report import Cause
 from detect.settings import DetectorSettings
 from detect.stats import robust
-from detect.stats.noise import Noise
+from detect.stats.noise import Noise, Usual
 from detect.stats.search import SearchTask, Suspect, search
 
 NOISE_FLOOR = 2e-4
 """Share of an iteration by which such times always vary."""
+USUAL_SPREAD = 0.003
+"""Share of an iteration by which sound ranks differ for good."""
 FLOOR_SHARE = 1.0 / 3.0
 """Directly measured losses are reported from a third of the compute floor on (1 % of a step)."""
+HOST_BOUND = 0.8
+HOST_BOUND_SHARE = 0.05
+"""Where every device waits for its host, ranks differ in such gaps by more than 1 % of a step."""
 CPU_FLOOR_SHARE = 1.0
 """Processes that share cores take time from each other all the while."""
 
@@ -52,6 +57,13 @@ class LossSearch:
     """(rank, iteration) above the peers."""
 
 
+def is_host_bound(seen: Observations) -> bool:
+    """Whether devices wait for their hosts nearly all the time, on the usual rank."""
+    if seen.starved_share is None:
+        return False
+    return float(np.nan_to_num(np.nanmedian(seen.starved_share))) >= HOST_BOUND
+
+
 def losses(seen: Observations, settings: DetectorSettings) -> list[Loss]:
     """The classes that this trace can tell about."""
     members = seen.members
@@ -71,7 +83,7 @@ def losses(seen: Observations, settings: DetectorSettings) -> list[Loss]:
         )
     stages = [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
     groups = stages if min(len(rows) for rows in stages) > 1 else everyone
-    lost = seen.host_gap_ns + seen.stolen_ns
+    lost = seen.host_ns
     if np.isfinite(lost).any():
         result.append(
             Loss(
@@ -80,6 +92,7 @@ def losses(seen: Observations, settings: DetectorSettings) -> list[Loss]:
                 time_ns=lost,
                 groups=groups,
                 bursty=members.device_kind == "cpu",
+                least_share=HOST_BOUND_SHARE if is_host_bound(seen) else 0.0,
             )
         )
     if seen.transfers is not None:
@@ -138,9 +151,10 @@ def search_loss(
         num_rows=len(seen.members),
         num_tests=num_tests,
         floor=max((settings.min_slowdown - 1.0) * share, loss.least_share),
-        noise_floor=NOISE_FLOOR,
+        usual=Usual(floor=NOISE_FLOOR, spread=USUAL_SPREAD, bursty=loss.bursty),
         forbidden=forbidden,
-        bursty=loss.bursty,
+        groups=tuple(loss.groups),
+        by_majority=True,
     )
     result = search(task, settings)
     excluded = np.zeros(len(seen.members), dtype=bool)

@@ -63,6 +63,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         num_peers=claim.num_peers,
         onset_in_trace=timing.begins,
         episodes=timing.episodes,
+        cost_is_replayed=replayed is not None,
     )
 
 

@@ -126,7 +126,7 @@ def _starved(seen: Observations, slow: SlowRow) -> tuple[Owner, str] | None:
     own = float(robust.median(seen.starved_share[row][active]))
     if not own >= STARVED:
         return None
-    others = _starved_groups(seen, row, active)
+    others = starved_groups(seen, row, active)
     fed = _stage_peers(seen, row)
     theirs = float(robust.median(seen.starved_share[fed][:, active]))
     words = (
@@ -148,6 +148,15 @@ def _starved(seen: Observations, slow: SlowRow) -> tuple[Owner, str] | None:
     return Owner.NODE, words
 
 
+def hosts_are_all_late(seen: Observations, row: int, active: Bools) -> bool:
+    """Whether a starved device is nothing special: other TP groups have one as well."""
+    if seen.starved_share is None:
+        return False
+    others = starved_groups(seen, row, active)
+    own = float(robust.median(seen.starved_share[row][active]))
+    return own >= STARVED and len(others) > 0 and float(np.median(others)) > FED
+
+
 def _stage_peers(seen: Observations, row: int) -> Ints:
     """Rows of the same stage, or without any all others."""
     members = seen.members
@@ -156,7 +165,7 @@ def _stage_peers(seen: Observations, row: int) -> Ints:
     return np.flatnonzero(others if others.any() else everyone)
 
 
-def _starved_groups(seen: Observations, row: int, active: Bools) -> Floats:
+def starved_groups(seen: Observations, row: int, active: Bools) -> Floats:
     """Starved share of the most starved rank of every other TP group of the job."""
     if seen.starved_share is None:
         return np.zeros(0)

@@ -6,8 +6,9 @@ import numpy as np
 
 from detect.causes.pauses import LossSearch
 from detect.findings.finding import Claim, build_finding
+from detect.findings.of_compute import hosts_are_all_late
 from detect.findings.wording import counted, milliseconds, percent, place, ranks_of
-from detect.observations import Observations
+from detect.observations import Bools, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.search import Suspect
 
@@ -48,7 +49,7 @@ def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding
             ranks=members.workers[row],
             rows=(row,),
             cause=cause,
-            owner=OWNERS[cause],
+            owner=_owner(seen, cause, suspect),
             slowdown=slowdown,
             interval=(
                 max(1.0, 1 + (slowdown - 1) * (1 - reach)),
@@ -65,10 +66,23 @@ def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding
     )
 
 
+def _owner(seen: Observations, cause: Cause, suspect: Suspect) -> Owner:
+    """Hosts that are late everywhere are the job's, as with devices that they starve."""
+    if cause == Cause.HOST and hosts_are_all_late(seen, suspect.row, suspect.course.active):
+        return Owner.JOB
+    return OWNERS[cause]
+
+
 def _base(seen: Observations, found: LossSearch, row: int, own: float, excess: float) -> float:
-    """What the slowdown refers to: the peers' loading time, else the rank's own compute."""
+    """What the slowdown refers to, ns an iteration.
+
+    The peers' loading time, the transfers of the quickest members of the rank's communications,
+    else the rank's own compute.
+    """
     if found.loss.cause == Cause.LOADER:
         return max(own - excess, 1.0)
+    if found.loss.cause == Cause.LINK and seen.transfers is not None:
+        return max(float(np.median(seen.transfers.quick_ns[row])), 1.0)
     return max(float(np.median(seen.busy_ns[row])), 1.0)
 
 
@@ -87,11 +101,21 @@ def _evidence(seen: Observations, found: LossSearch, suspect: Suspect) -> tuple[
         f"above them in {suspect.course.share:.0%} of these "
         f"{counted(int(active.sum()), 'iteration')}",
     ]
-    if found.loss.cause == Cause.HOST and seen.members.device_kind == "cpu":
-        stolen = float(np.median(seen.stolen_ns[row][active]))
-        gap = float(np.median(seen.host_gap_ns[row][active]))
-        sentences.append(
-            f"of it {milliseconds(stolen)} while computing (wall less CPU time: the thread was "
-            f"taken off its core) and {milliseconds(gap)} between operations"
-        )
+    if found.loss.cause == Cause.HOST:
+        sentences.append(_parts(seen, row, active))
     return tuple(sentences)
+
+
+def _parts(seen: Observations, row: int, active: Bools) -> str:
+    gap = f"{milliseconds(float(np.median(seen.host_gap_ns[row][active])))} between operations"
+    if seen.members.device_kind == "cpu":
+        stolen = milliseconds(float(np.median(seen.stolen_ns[row][active])))
+        return (
+            f"of it {stolen} while computing (wall less CPU time: the thread was taken off its "
+            f"core) and {gap}"
+        )
+    stalled = milliseconds(float(np.median(seen.stalled_ns[row][active])))
+    return (
+        f"of it {stalled} inside passes whose modules mostly run as fast as ever (the device had "
+        f"nothing to do: its host launched too late) and {gap}"
+    )

@@ -16,7 +16,7 @@ from megascan.errors import MegaScanError
 from megascan.timeline import Timeline
 
 if TYPE_CHECKING:
-    from detect.whatif import Replay
+    from detect.whatif import OpTable, Replay
 
 REPLAYED = (Cause.COMPUTE, Cause.LINK, Cause.LOADER, Cause.GC, Cause.HOST)
 
@@ -26,10 +26,10 @@ replay keeps such gaps and would make the finding too cheap by up to as much."""
 
 
 class ReplayedCosts:
-    """Costs of findings on one timeline; the replay is made at the first question."""
+    """Costs of findings on one timeline or op table; replayed at the first question."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self, source: Timeline | OpTable) -> None:
+        self._source = source
         self._replay: Replay | None = None
         self._fails = False
 
@@ -50,10 +50,15 @@ class ReplayedCosts:
 
     def _get_replay(self) -> Replay | None:
         if self._replay is None and not self._fails:
-            from detect.whatif import replay_of_timeline
+            from detect.whatif import replay_of_op_table, replay_of_timeline
 
+            source = self._source
             try:
-                self._replay = replay_of_timeline(self._timeline)
+                self._replay = (
+                    replay_of_timeline(source)
+                    if isinstance(source, Timeline)
+                    else replay_of_op_table(source)
+                )
             except MegaScanError:
                 self._fails = True  # no graph can be built from this trace: estimates remain
         return self._replay

@@ -72,7 +72,7 @@ def _finding(finding: Finding) -> list[str]:
     lines = [
         *_labelled("cause", f"{finding.cause}, owner: {owner}"),
         *_labelled("slowdown", f"{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"),
-        *_labelled("cost", _cost(finding.step_time_cost_ratio)),
+        *_labelled("cost", _cost(finding)),
     ]
     if len(finding.episodes) > 1:
         spans = [f"{first}-{last}" for first, last in finding.episodes]
@@ -84,10 +84,12 @@ def _finding(finding: Finding) -> list[str]:
     return lines
 
 
-def _cost(ratio: float) -> str:
+def _cost(finding: Finding) -> str:
+    ratio = finding.step_time_cost_ratio
+    how = "by replay of the step" if finding.cost_is_replayed else "estimate"
     if ratio < 1.001:
-        return "next to nothing: it hides in time that others spend anyway (estimate)"
-    return f"an iteration takes {ratio:.3f} times what it would without it (estimate)"
+        return f"next to nothing: it hides in time that others spend anyway ({how})"
+    return f"an iteration takes {ratio:.3f} times what it would without it ({how})"
 
 
 def _could_not_show(report: Report) -> list[str]:
@@ -105,6 +107,12 @@ def _could_not_show(report: Report) -> list[str]:
             + ", ".join(parts)
             + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
         )
+    lines += _labelled(
+        "rule",
+        f"named from {percent(report.min_slowdown)} on, over all ranks and classes at a false-"
+        f"discovery rate of {report.false_discovery_rate:.0%}: of a hundred names as unsure as "
+        f"that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
+    )
     if report.alignment is not None:
         lines += _labelled(
             "clocks", f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"

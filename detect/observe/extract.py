@@ -22,6 +22,7 @@ from detect.observations import (
 from detect.observe.cover import enclosed_time, uncovered_time
 from detect.observe.entangled import Entanglement, OwnTimes, own_times
 from detect.observe.span_index import WORK_NAMES, SpanIndex
+from detect.observe.stalls import Pieces, stalled_time
 from detect.observe.starvation import collecting_time, loading_time
 from detect.observe.transfers import transfers_of
 from detect.report import Alignment
@@ -59,16 +60,22 @@ def observe(timeline: Timeline) -> Observations:
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     collecting = collecting_time(index, work_rows, gc_rows)
     paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
+    own_ns = own.time_ns - collecting.inside_ns
+    stalled_ns = _stalled(index, timeline, work_rows, phase, (busy_ns, own_ns))
+    busy_ns = busy_ns - stalled_ns
     iteration_rows = equals(index.table, "kind", Kind.ITERATION)
     return Observations(
         members=_members(timeline, index.ranks),
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
-        work=_work(index, work_rows, np.where(paused, np.nan, own.time_ns), WORK_NAMES),
+        work=_work(
+            index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), WORK_NAMES
+        ),
         layers=_layers(index),
         busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
         host_gap_ns=uncovered_time(index, iteration_rows),
+        stalled_ns=np.nan_to_num(index.summed(work_rows, stalled_ns)),
         loader_ns=index.summed(data_rows, loading.lost_ns),
         gc_ns=np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
         gc_traced=_is_full(timeline),
@@ -107,6 +114,7 @@ def _own_times(
         phase=phase,
         time_ns=time_ns,
         modules=index.named(modules),
+        module_kind=codes(index.table, "name")[0][index.named(modules)],
         overlapped=overlapped,
     )
     return own_times(index, marks)
@@ -128,6 +136,37 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns
     measured = np.nan_to_num(index.summed(rows, np.where(waiting, 0.0, cpu_ns)))
     scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
     return np.asarray(np.nan_to_num(index.summed(rows, lost_ns)) * scale)
+
+
+def _stalled(
+    index: SpanIndex,
+    timeline: Timeline,
+    passes: Bools,
+    phase: Ints,
+    time_ns: tuple[Floats, Floats],
+) -> Floats:
+    """Time that the device stood still inside each pass; 0 on CPU runs.
+
+    `time_ns` is that of the passes, with and without their waiting.
+    """
+    if index.is_cpu:
+        return np.zeros(len(phase))
+    modules = index.named(LAYER_MODULES)
+    chunk = np.maximum(numbers(index.table, "chunk")[passes], 0)
+    layer = np.maximum(numbers(index.table, "layer")[modules], 0)
+    name, texts = codes(index.table, "name")
+    stage = _members(timeline, index.ranks).stage
+    pieces = Pieces(
+        passes=passes,
+        role=2 * chunk + phase,
+        stage=stage[index.row[passes]],
+        time_ns=time_ns[0],
+        own_ns=time_ns[1],
+        modules=modules,
+        module_kind=layer * len(texts) + name[modules],
+        module_ns=index.self_time(modules),
+    )
+    return stalled_time(index, pieces)
 
 
 def _wall_time(index: SpanIndex, rows: Bools) -> Floats:
@@ -268,7 +307,7 @@ def _alignment(timeline: Timeline) -> Alignment | None:
     return Alignment(
         method=timeline.clock_method,
         residual_median_ns=float(np.median([fit.residual_median_ns for fit in fits])),
-        residual_p99_ns=float(max(fit.residual_p99_ns for fit in fits)),
+        residual_p99_ns=float(max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits)),
         num_components=len({fit.component for fit in fits}),
     )
 

@@ -30,6 +30,8 @@ class _Operations:
     """Spans, members of one operation side by side."""
     starts: Ints
     """Place in `rows` of the first member of each operation of two members and more."""
+    sizes: Ints
+    """(operation,): members that were recorded."""
     transfer_ns: Floats
     """(span of `rows`,)"""
     quickest_ns: Floats
@@ -75,11 +77,13 @@ def _operations(index: SpanIndex) -> _Operations | None:
         return None
     rows = rows[np.lexsort((index.rank[rows], match[rows]))]
     starts = np.flatnonzero(np.concatenate([[True], np.diff(match[rows]) != 0]))
-    whole = np.diff(np.concatenate([starts, [len(rows)]])) > 1
+    sizes = np.diff(np.concatenate([starts, [len(rows)]]))
+    whole = sizes > 1
     if not whole.any():
         return None
     time_ns = transfer[rows].astype(np.float64)
-    return _Operations(rows, starts[whole], time_ns, np.minimum.reduceat(time_ns, starts)[whole])
+    quickest = np.minimum.reduceat(time_ns, starts)[whole]
+    return _Operations(rows, starts[whole], sizes[whole], time_ns, quickest)
 
 
 def _units(
@@ -123,13 +127,17 @@ def _kinds(
     op, op_texts = codes(index.table, "op")
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
-    table = np.stack([axis, op_code, size, width[unit], crossed[unit]])
-    unique, kind = np.unique(table, axis=1, return_inverse=True)
+    kind = np.zeros(len(unit), dtype=np.int64)
+    for part in (axis, op_code, size, width[unit], crossed[unit]):
+        values, code = np.unique(part, return_inverse=True)
+        kind = np.unique(kind * len(values) + code.reshape(-1), return_inverse=True)[1].reshape(-1)
+    first = np.unique(kind, return_index=True)[1]
     names = tuple(
-        f"{axes[a]} {'message' if o < 0 else op_texts[o]} of {s} bytes"
-        for a, o, s, _, _ in unique.T.tolist()
+        f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]} of "
+        f"{size[one]} bytes"
+        for one in first.tolist()
     )
-    return kind.reshape(-1).astype(np.int64), names
+    return kind.astype(np.int64), names
 
 
 @dataclass(frozen=True)
@@ -143,10 +151,7 @@ class _Lateness:
 
     def by_iteration(self, index: SpanIndex) -> Floats:
         """(rank, iteration)"""
-        num_ranks, num_iterations = index.shape
-        flat = index.row[self.rows] * num_iterations + index.slot[self.rows]
-        total = np.bincount(flat, weights=self.time_ns, minlength=num_ranks * num_iterations)
-        return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+        return _summed(index, self.rows, self.time_ns)
 
     def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
         """Mean over the iterations by rank and edge or group."""
@@ -160,11 +165,25 @@ class _Lateness:
         )
 
 
-def _lateness(index: SpanIndex, found: _Operations, labels: _Labels) -> _Lateness:
+def _summed(index: SpanIndex, rows: Ints, time_ns: Floats) -> Floats:
+    """Times of spans by (rank, iteration)."""
+    num_ranks, num_iterations = index.shape
+    flat = index.row[rows] * num_iterations + index.slot[rows]
+    total = np.bincount(flat, weights=time_ns, minlength=num_ranks * num_iterations)
+    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+
+
+def _operation_of(found: _Operations) -> Ints:
+    """Operation of each of the spans, -1 for none."""
+    place = np.arange(len(found.rows))
+    operation = np.searchsorted(found.starts, place, side="right") - 1
+    end = (found.starts + found.sizes)[np.maximum(operation, 0)]
+    return np.where(place < end, operation, -1)
+
+
+def _lateness(index: SpanIndex, found: _Operations, labels: _Labels, operation: Ints) -> _Lateness:
     """Late exits, less what the clocks of the group's members may feign."""
-    last = np.concatenate([found.starts[1:], [len(found.rows)]])
-    operation = np.searchsorted(found.starts, np.arange(len(found.rows)), side="right") - 1
-    known = (operation >= 0) & (np.arange(len(found.rows)) < last[np.maximum(operation, 0)])
+    known = operation >= 0
     rows, operation = found.rows[known], operation[known]
     unit = labels.unit[operation]
     late = found.transfer_ns[known] - found.quickest_ns[operation]
@@ -192,7 +211,10 @@ def _clock_errors(index: SpanIndex, rows: Ints, operation: Ints, labels: _Labels
 
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     """Medians by (unit, kind) and iteration."""
-    late = _lateness(index, found, labels)
+    operation = _operation_of(found)
+    known = operation >= 0
+    late = _lateness(index, found, labels, operation)
+    quick_ns = found.quickest_ns[operation[known]]
     num_kinds, num_iterations = len(labels.kinds), index.shape[1]
     names, row = np.unique(labels.unit * num_kinds + labels.kind, return_inverse=True)
     cell = row * num_iterations + index.slot[found.first]
@@ -211,6 +233,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         transfer_ns=medians.reshape(len(names), num_iterations)[keep],
         total_ns=total[keep] / max(num_iterations, 1),
         late_ns=late.by_iteration(index),
+        quick_ns=_summed(index, found.rows[known], quick_ns),
         late_in=late.by_unit(index, labels.members),
     )
 

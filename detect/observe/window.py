@@ -62,6 +62,7 @@ def _restricted(seen: Observations, keep: Bools, note: str) -> Observations:
         host_gap_ns=cut(seen.host_gap_ns),
         loader_ns=cut(seen.loader_ns),
         gc_ns=cut(seen.gc_ns),
+        stalled_ns=cut(seen.stalled_ns),
         stolen_ns=cut(seen.stolen_ns),
         starved_share=None if seen.starved_share is None else cut(seen.starved_share),
         transfers=None if seen.transfers is None else _cut_transfers(seen.transfers, keep),
@@ -71,7 +72,10 @@ def _restricted(seen: Observations, keep: Bools, note: str) -> Observations:
 
 def _cut_transfers(transfers: Transfers, keep: Bools) -> Transfers:
     return replace(
-        transfers, transfer_ns=transfers.transfer_ns[:, keep], late_ns=transfers.late_ns[:, keep]
+        transfers,
+        transfer_ns=transfers.transfer_ns[:, keep],
+        late_ns=transfers.late_ns[:, keep],
+        quick_ns=transfers.quick_ns[:, keep],
     )
 
 
@@ -111,10 +115,11 @@ def _rows(seen: Observations, members: Members, rows: Ints, note: str) -> Observ
         host_gap_ns=seen.host_gap_ns[rows],
         loader_ns=seen.loader_ns[rows],
         gc_ns=seen.gc_ns[rows],
+        stalled_ns=seen.stalled_ns[rows],
         stolen_ns=seen.stolen_ns[rows],
         starved_share=None if seen.starved_share is None else seen.starved_share[rows],
         transfers=None
         if transfers is None
-        else replace(transfers, late_ns=transfers.late_ns[rows]),
+        else replace(transfers, late_ns=transfers.late_ns[rows], quick_ns=transfers.quick_ns[rows]),
         notes=(*seen.notes, note),
     )

@@ -7,24 +7,44 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.observations import Bools, Floats
+from detect.observations import Bools, Floats, Ints
 from detect.stats import robust
 
-MAX_DEGREES = 60
+MAX_DEGREES = 60.0
 """Real noise has heavier tails than a normal law; more degrees of freedom are not believed."""
-HEALTHY_SPREAD = 0.003
-"""Lasting differences of sound devices (log units) that are supposed where few ranks can tell."""
-MIN_RANKS_FOR_SPREAD = 8
-CLOSEST = 1.0 / 3.0
-MAX_AUTOCORRELATION = 0.6
+BELIEF_IN_USUAL = 12.0
+"""Degrees of freedom that the usual spread of a class counts for against what the ranks show."""
+MAX_REPETITION = 0.85
+SHORT = 8
+"""Iterations below which a rank's own noise cannot be told."""
+INNER = 0.8
+"""Share of the ranks, those closest to their peers, from which the lasting spread is read."""
+INNER_EFFICIENCY = 0.65
+"""Of that quantile as an estimate of a scale, against the standard deviation of a normal law."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What is known of a class before looking.
+
+    `floor` is by how much one iteration's value always varies, `spread` by how much sound ranks
+    differ for good, both in the units of the values. `level_error` is what a rank's level is
+    uncertain by because its data are known through few others.
+    """
+
+    floor: float
+    spread: float
+    bursty: bool = False
+    """Comes in rare bursts on healthy ranks too, which a median deviation would not see."""
+    level_error: float = 0.0
 
 
 @dataclass(frozen=True)
 class Noise:
     """Noise of one class of measurements.
 
-    A mean over k iterations of a healthy rank has the variance inflation · sigma² · 1.57 / k +
-    between² (1.57: medians are less efficient than means).
+    The centre over k iterations of a healthy rank has the variance
+    inflation · (1.15 sigma)² / k + between²; its change within the window has no `between`.
     """
 
     sigma: Floats
@@ -32,53 +52,93 @@ class Noise:
     between: float
     """Lasting differences between sound ranks."""
     inflation: float
-    """(1 + r) / (1 − r) for a lag-1 autocorrelation r: neighbours in time repeat each other."""
+    """(1 + r) / (1 − r) for a lag-1 correlation r: neighbours in time repeat each other."""
     degrees: float
-    """Degrees of freedom of the t law."""
+    """Degrees of freedom of the t law that `sigma` was estimated with."""
+    between_degrees: float = MAX_DEGREES
 
-    def standard_error(self, num_iterations: Floats | float, row: int | None = None) -> Floats:
-        """Of a rank's effect over so many iterations; for all rows or for one."""
-        sigma = self.sigma if row is None else self.sigma[row]
-        variance = self.inflation * (robust.MEDIAN_LOSS * sigma) ** 2 / num_iterations
-        return np.asarray(np.sqrt(variance + self.between**2))
+    def level_error(self, num_iterations: float) -> Floats:
+        """Standard error of each rank's level over so many iterations."""
+        return np.asarray(np.sqrt(self._in_time(num_iterations) + self.between**2))
 
-    def p_value(self, score: Floats | float) -> Floats:
-        """One-sided probability of a score (effect over standard error) in a healthy rank."""
+    def change_error(self, inside: int, beside: Ints) -> Floats:
+        """Standard error of changes from `beside` iterations to `inside` ones, (rank, place).
+
+        `beside` is (place,).
+        """
+        share = 1.0 / inside + 1.0 / np.maximum(beside, 1)
+        return np.asarray(np.sqrt(self._in_time(1)[:, None] * share))
+
+    def level_p_value(self, effect: Floats, num_iterations: float) -> Floats:
+        """One-sided probability of such levels in healthy ranks."""
+        error, degrees = self.level_error(num_iterations), self.level_degrees(num_iterations)
+        return np.asarray(special.stdtr(degrees, -np.nan_to_num(effect / error)))
+
+    def change_p_value(self, score: Floats | float) -> Floats:
+        """One-sided probability of changes of so many standard errors."""
         return np.asarray(special.stdtr(self.degrees, -np.asarray(score)))
 
+    def level_degrees(self, num_iterations: float) -> Floats:
+        """Of the sum of the two variances (Welch and Satterthwaite)."""
+        in_time, between = self._in_time(num_iterations), self.between**2
+        parts = in_time**2 / self.degrees + between**2 / self.between_degrees
+        degrees = (in_time + between) ** 2 / np.maximum(parts, 1e-300)
+        return np.asarray(np.clip(degrees, 1.0, MAX_DEGREES))
 
-def estimate_noise(value: Floats, excluded: Bools, floor: float, bursty: bool = False) -> Noise:
-    """Noise from the values (rank, iteration) of all ranks that are not known to be faulty.
+    def _in_time(self, num_iterations: float) -> Floats:
+        return np.asarray(
+            self.inflation * (robust.CENTRE_LOSS * self.sigma) ** 2 / max(num_iterations, 1)
+        )
+
+
+def estimate_noise(value: Floats, excluded: Bools, usual: Usual) -> Noise:
+    """Noise from the values (rank, iteration) of all ranks that are not `excluded`.
 
     The scale is pooled, because with two to four peers a rank's own median deviation is often
-    absurdly small; a rank that is noisier than the pool keeps its own. `floor` is what the timer
-    and the class leave at least; `bursty` noise is measured by its mean square.
+    absurdly small; a rank that is noisier than the pool keeps its own.
     """
-    sound = value[~excluded] if (~excluded).any() else value
-    centred = value - robust.median(value, axis=1)[:, None]
-    pooled = _burst_size(sound) if bursty else _pooled(sound)
-    own = robust.step_noise(value) if value.shape[1] >= 8 else np.full(len(value), np.nan)
-    sigma = np.fmax(np.fmax(own, pooled), floor)
+    sound = value[~excluded]
+    if not np.isfinite(sound).any():  # a suspect and nobody else to compare
+        sound = value
+    again = min(robust.repetition(sound), MAX_REPETITION)
+    pooled = _burst_size(sound) if usual.bursty else _pooled(sound, again)
+    sigma = np.fmax(np.fmax(_own(value, again), pooled), usual.floor)
+    inflation = (1.0 + again) / (1.0 - again)
     num_free = float(np.isfinite(sound).sum() - len(sound)) / 2  # leave-one-out halves it
+    explained = inflation * (robust.CENTRE_LOSS * pooled) ** 2 / value.shape[1]
+    between, between_degrees = _between(value[~excluded], explained, usual)
     return Noise(
         sigma=sigma,
-        between=max(HEALTHY_SPREAD, _between(value, excluded, pooled)),
-        inflation=_inflation(centred[~excluded]),
-        degrees=float(np.clip(num_free, 3, MAX_DEGREES)),
+        between=float(np.hypot(between, usual.level_error)),
+        inflation=inflation,
+        degrees=float(np.clip(num_free * (1 - again**2) / (1 + again**2), 3, MAX_DEGREES)),
+        between_degrees=between_degrees,
     )
 
 
-def _pooled(value: Floats) -> float:
-    if value.shape[1] < 2:
+def _own(value: Floats, again: float) -> Floats:
+    """Of each rank, (rank,); NaN in short windows.
+
+    From its steps, which a change hardly touches, or from its level, which odd iterations hardly
+    touch, whichever is less.
+    """
+    if value.shape[1] < SHORT:
+        return np.full(len(value), np.nan)
+    by_steps = robust.step_noise(value) / np.sqrt(1.0 - again)
+    return np.asarray(np.fmin(by_steps, robust.spread(value, axis=1)), dtype=np.float64)
+
+
+def _pooled(value: Floats, again: float) -> float:
+    num_iterations = value.shape[1]
+    if num_iterations < 2:
         return 0.0
     centred = value - robust.median(value, axis=1)[:, None]
-    num_iterations = value.shape[1]
     # n - 1: the row's median was fitted to the same few iterations
     correction = np.sqrt(num_iterations / (num_iterations - 1))
     by_level = float(robust.MAD_TO_SIGMA * robust.median(np.abs(centred))) * correction
-    if num_iterations < 8:
+    if num_iterations < SHORT:
         return by_level if np.isfinite(by_level) else 0.0
-    by_steps = float(robust.median(robust.step_noise(value)))
+    by_steps = float(robust.median(robust.step_noise(value))) / np.sqrt(1.0 - again)
     return float(np.nan_to_num(min(by_level, 1.2 * by_steps)))
 
 
@@ -88,31 +148,24 @@ def _burst_size(value: Floats) -> float:
     return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
 
 
-def _between(value: Floats, excluded: Bools, pooled: float) -> float:
-    """Spread of the ranks' levels beyond what noise explains; needs enough ranks.
+def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, float]:
+    """Lasting spread of sound ranks and its degrees of freedom.
 
-    Taken from the third of the ranks that lie closest to their peers, since several faults move
-    the peers of sound ranks as well.
+    What the ranks show beyond their noise in time, weighed against what is usual: the variance of
+    few ranks says little (a moderated variance, Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1)).
     """
-    level = np.abs(robust.median(value[~excluded], axis=1))
+    level = robust.centre(sound)
     level = level[np.isfinite(level)]
-    if len(level) < MIN_RANKS_FOR_SPREAD:
-        return 0.0
-    seen = float(np.quantile(level, CLOSEST)) / float(special.ndtri(0.5 + CLOSEST / 2))
-    explained = robust.MEDIAN_LOSS * pooled / np.sqrt(value.shape[1])
-    return float(np.sqrt(max(seen**2 - explained**2, 0.0)))
-
-
-def _inflation(centred: Floats) -> float:
-    if centred.shape[0] < 4 or centred.shape[1] < 8:
-        return 1.0
-    limit = 4 * float(robust.spread(centred)) + 1e-12
-    clipped = np.nan_to_num(np.clip(centred, -limit, limit))
-    energy = (clipped**2).sum(axis=1)
-    lagged = (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1)
-    rho = lagged[energy > 0] / energy[energy > 0] if (energy > 0).any() else np.zeros(1)
-    typical = float(np.clip(np.median(rho), 0.0, MAX_AUTOCORRELATION))
-    return (1 + typical) / (1 - typical)
+    weight = max(0.0, INNER_EFFICIENCY * len(level) - 1.0)
+    seen = 0.0
+    if len(level) > 2:  # two ranks mirror each other: one number, and the one in question
+        seen = float(np.quantile(np.abs(level), INNER)) / float(special.ndtri(0.5 + INNER / 2))
+    else:
+        weight = 0.0
+    own = max(seen**2 - explained, 0.0)
+    degrees = BELIEF_IN_USUAL + weight
+    variance = (BELIEF_IN_USUAL * usual.spread**2 + weight * own) / degrees
+    return float(np.sqrt(variance)), degrees
 
 
 def minimum_detectable_effect(
@@ -127,7 +180,7 @@ def minimum_detectable_effect(
     for m tests of which the first is judged at q / m by Benjamini-Hochberg; the usual formula for
     the minimum detectable effect (Bloom 1995, Evaluation Review 19(5)), with the t law's quantiles.
     """
-    critical = -special.stdtrit(noise.degrees, rate / max(num_tests, 1))
-    reserve = special.stdtrit(noise.degrees, power)
-    typical = float(np.median(noise.standard_error(float(num_iterations))))
-    return float((critical + reserve) * typical)
+    degrees = noise.level_degrees(num_iterations)
+    critical = -special.stdtrit(degrees, rate / max(num_tests, 1))
+    reserve = special.stdtrit(degrees, power)
+    return float(np.median((critical + reserve) * noise.level_error(num_iterations)))

@@ -3,19 +3,23 @@
 Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search finds
 changes in noise in a fifth to a third of healthy series.
 
-Idea: for each rank the best of all stretches of at least `min_iterations` (the whole window is one
-of them), its p-value charged with the number of stretches that were tried, then verified: in the
-original values most iterations of the stretch must exceed the peers. A two-state path (normal,
-slow) found by dynamic programming then gives onset, end and flapping.
+Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
+within a per cent. A part of it is judged by the change against the rank's own iterations beside
+it, which such lasting differences do not touch: of all stretches of at least `min_iterations` the
+best, its p-value charged with the number of stretches that were tried, then verified: in the
+original values most iterations of the stretch must exceed those beside it, and more of them than
+chance would give at the rate at which healthy ranks do. A two-state path (normal, slow) found by
+dynamic programming then gives onset, end and flapping.
 
 Limit: a fault that switches more often than every `min_iterations` looks like noise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import special
 
 from detect.observations import Bools, Floats, Ints
 from detect.stats import robust
@@ -23,8 +27,14 @@ from detect.stats.noise import Noise
 
 MIN_INSIDE = 0.7
 """Share of a stretch's iterations that must lie above the middle between slow and normal."""
+MIN_OUTSIDE = 3
+"""Iterations beside a stretch that it is compared with, at least."""
 SWITCH_PENALTY = 5.0
 """Log-likelihood that each change of state must gain."""
+WORTH_CHARGING = 0.01
+"""Larger p-values can lead to nothing."""
+OWN_LEVEL = 0.02
+"""A rank whose normal level is this close to its peers' (log units) is measured by its change."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Stretch:
     last: int
     effect: float
     p_value: float
+    normal: float = 0.0
+    """The rank's level beside the stretch; 0, its peers', for the whole window."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Course:
     active: Bools
     """(iteration,)"""
     effect: float
-    """Log units, median over the active iterations."""
+    """Log units, centre over the active iterations."""
     standard_error: float
     share: float
     """Of the iterations between onset and end, those clearly above the peers."""
@@ -53,35 +65,73 @@ class Course:
     """First and last index of each active stretch."""
 
 
-def best_stretches(value: Floats, noise: Noise, min_iterations: int) -> list[Stretch]:
-    """The most telling verified stretch of every row of (row, iteration)."""
+def best_stretches(
+    value: Floats, noise: Noise, min_iterations: int, excluded: Bools
+) -> list[Stretch]:
+    """The most telling verified stretch of every row of (row, iteration).
+
+    Rows that are `excluded` do not speak for what healthy rows do.
+    """
     num_rows, num_iterations = value.shape
     whole = _whole_window(value, noise)
     scores, firsts = _scan(robust.three_point_median(value), noise, min_iterations)
     num_tried = max(1, num_iterations * (num_iterations + 1) // 2)
+    p_values = noise.change_p_value(scores) * num_tried * 2
     result = []
     for row in range(num_rows):
         best = whole[row]
-        for place in np.argsort(-scores[row]):
-            p_value = float(noise.p_value(scores[row, place])) * num_tried * 2
+        for place in np.argsort(p_values[row]):
+            p_value = float(p_values[row, place])
             if p_value >= best.p_value / 4:
                 break
-            first, length = int(firsts[row, place]), min_iterations + int(place)
-            if _holds(value[row], first, length):
-                effect = float(robust.median(value[row, first : first + length]))
-                best = Stretch(row, first, first + length - 1, effect, p_value)
+            found = _verified(value[row], int(firsts[row, place]), min_iterations + int(place))
+            if found is not None:
+                effect, normal = found
+                first = int(firsts[row, place])
+                last = first + min_iterations + int(place) - 1
+                best = Stretch(row, first, last, effect, p_value, normal)
                 break
         result.append(best)
-    return result
+    return [_charged(one, value, excluded, num_tried) for one in result]
+
+
+def _charged(stretch: Stretch, value: Floats, excluded: Bools, num_tried: int) -> Stretch:
+    """The stretch with its p-value raised to what bursts of healthy rows may feign.
+
+    Healthy rows exceed the middle between normal and slow in a share of their iterations, whatever
+    the law of their noise. So many hits in so many iterations must be improbable at that rate.
+    """
+    if stretch.p_value > WORTH_CHARGING:
+        return stretch
+    middle = (stretch.effect + stretch.normal) / 2
+    inside = value[stretch.row, stretch.first : stretch.last + 1]
+    others = value[~excluded & (np.arange(len(value)) != stretch.row)]
+    if not np.isfinite(others).any():  # of a pair: its own iterations beside
+        others = np.delete(value[stretch.row], slice(stretch.first, stretch.last + 1))
+    if not np.isfinite(others).any():
+        return stretch
+    hits, length = int((inside > middle).sum()), int(np.isfinite(inside).sum())
+    tried, above = 1, others > middle
+    if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
+        tried, above = num_tried, _changes(others) > middle - stretch.normal
+    rate = (int(above.sum()) + 1.0) / (int(np.isfinite(others).sum()) + 2.0)
+    by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
+    return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
+
+
+def _changes(values: Floats) -> Floats:
+    """Values less the median of their row."""
+    return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
 
 
 def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
     num_iterations = value.shape[1]
-    effect = robust.median(value, axis=1)
-    score = np.nan_to_num(effect / noise.standard_error(float(num_iterations)))
-    p_values = np.minimum(1.0, 2 * noise.p_value(score))
+    effect = np.nan_to_num(robust.centre(value))
+    p_values = np.minimum(1.0, 2 * noise.level_p_value(effect, float(num_iterations)))
+    lasts = robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1) >= MIN_INSIDE
+    p_values = np.where(lasts, p_values, 1.0)
     return [
-        Stretch(row, 0, num_iterations - 1, float(np.nan_to_num(effect[row])), float(p_values[row]))
+        Stretch(row, 0, num_iterations - 1, float(effect[row]), float(p_values[row]))
         for row in range(len(value))
     ]
 
@@ -89,57 +139,75 @@ def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
 def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, Ints]:
     """Score and first iteration of each row's best stretch of every length below the window's.
 
-    Both are (row, length - min_iterations).
+    Both are (row, length - min_iterations); the score counts standard errors of the change.
     """
     filled = np.nan_to_num(smooth)
     num_rows, num_iterations = filled.shape
     total = np.concatenate([np.zeros((num_rows, 1)), np.cumsum(filled, axis=1)], axis=1)
-    num_lengths = max(0, num_iterations - min_iterations)
+    num_lengths = max(0, num_iterations - MIN_OUTSIDE - min_iterations + 1)
     scores = np.full((num_rows, num_lengths), -np.inf)
     firsts = np.zeros((num_rows, num_lengths), dtype=np.int64)
     for place in range(num_lengths):
         length = min_iterations + place
-        means = (total[:, length:] - total[:, :-length]) / length
-        firsts[:, place] = np.argmax(means, axis=1)
-        best = means[np.arange(num_rows), firsts[:, place]]
-        scores[:, place] = best / noise.standard_error(float(length))
+        first = np.arange(num_iterations - length + 1)
+        low, high = _neighbourhood(first, length, num_iterations)
+        num_beside = high - low - length
+        inside = total[:, first + length] - total[:, first]
+        beside = total[:, high] - total[:, low] - inside
+        change = inside / length - beside / np.maximum(num_beside, 1)
+        score = change / noise.change_error(length, num_beside)
+        score[:, num_beside < MIN_OUTSIDE] = -np.inf
+        firsts[:, place] = np.argmax(score, axis=1)
+        scores[:, place] = score[np.arange(num_rows), firsts[:, place]]
     return scores, firsts
 
 
-def _holds(series: Floats, first: int, length: int) -> bool:
-    """Whether the stretch is there in the original values: most of it, and above the rest."""
+def _neighbourhood(first: Ints, length: int, num_iterations: int) -> tuple[Ints, Ints]:
+    """[low, high) around stretches: as long again on either side, as far as the window goes."""
+    reach = max(length, MIN_OUTSIDE)
+    return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
+
+
+def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | None:
+    """Levels (inside, beside) of a stretch that the original values confirm, None otherwise.
+
+    It must be above the peers, most of it above the middle, and most of it new.
+    """
+    low, high = _neighbourhood(np.array([first]), length, len(series))
     inside = series[first : first + length]
-    outside = np.concatenate([series[:first], series[first + length :]])
-    effect = float(robust.median(inside))
-    level = float(robust.median(outside)) if np.isfinite(outside).any() else 0.0
+    beside = np.concatenate([series[low[0] : first], series[first + length : high[0]]])
+    effect = float(robust.centre(inside))
+    level = float(robust.centre(beside)) if np.isfinite(beside).any() else 0.0
     lasts = float(robust.mean((inside > (effect + level) / 2).astype(np.float64))) >= MIN_INSIDE
-    return effect > 0 and lasts and effect - level > effect / 2
+    return (effect, level) if effect > 0 and lasts and effect - level > effect / 2 else None
 
 
-def follow(series: Floats, start: Stretch, sigma: float, inflation: float) -> Course:
+def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
     """Two-state path of a suspect: where it was slow, and by how much."""
-    noise = max(sigma, 1e-6)
-    effect = start.effect
+    sigma = max(float(noise.sigma[start.row]), 1e-6)
+    normal, slow = start.normal, start.effect
     active = np.zeros(len(series), dtype=bool)
     active[start.first : start.last + 1] = True
     for _ in range(4):
-        path = _two_state_path(series, effect, noise)
+        path = _two_state_path(series, normal, slow, sigma)
         if not path.any():
             break
         active = path
-        effect = float(robust.median(series[active]))
+        slow = float(robust.centre(series[active]))
+        if start.normal and (~active).any():
+            normal = float(robust.centre(series[~active]))
+    own = normal if abs(normal) < OWN_LEVEL else 0.0
     num_active = int((active & np.isfinite(series)).sum())
-    error = robust.MEDIAN_LOSS * noise * np.sqrt(inflation / max(num_active, 1))
+    error = robust.CENTRE_LOSS * sigma * np.sqrt(noise.inflation / max(num_active, 1))
     episodes = _episodes(active)
-    covered = episodes[-1][1] - episodes[0][0] + 1
-    inside = series[episodes[0][0] : episodes[0][0] + covered]
-    share = float(robust.mean((inside > effect / 2).astype(np.float64)))
-    return Course(active, effect, float(error), share, episodes)
+    inside = series[episodes[0][0] : episodes[-1][1] + 1]
+    share = float(robust.mean((inside > (slow + own) / 2).astype(np.float64)))
+    return Course(active, slow - own, float(error), share, episodes)
 
 
-def _two_state_path(series: Floats, effect: float, sigma: float) -> Bools:
-    """Viterbi path between level 0 and level `effect`, normal noise clipped at 3 sigma."""
-    cost = np.stack([_cost(series, 0.0, sigma), _cost(series, effect, sigma)], axis=1)
+def _two_state_path(series: Floats, normal: float, slow: float, sigma: float) -> Bools:
+    """Viterbi path between two levels, normal noise clipped at 4 sigma."""
+    cost = np.stack([_cost(series, normal, sigma), _cost(series, slow, sigma)], axis=1)
     num = len(series)
     best = np.zeros((num, 2))
     origin = np.zeros((num, 2), dtype=np.int64)

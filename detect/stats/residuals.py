@@ -11,8 +11,8 @@ Idea, in logarithms, so that a fault of 20 % is the same number on every operati
 
 The role removes stage and chunk; equal iteration and microbatch remove common effects. The share of
 the data is learnt by regression on the rest of the replica (other stages and TP ranks see the same
-documents), so it is nil where sequences are alike. Where three or more replicas exist, a constant
-difference of a position (TP 0 of this stage in every replica) is the job's and is removed too.
+documents), so it is nil where sequences are alike. A constant difference of a position (TP 0 of
+every replica) is the job's and is removed too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from detect.stats import robust
 MIN_DATA_SPREAD = 0.01
 """Below this spread (1 %) over the data a regression would only add noise."""
 MIN_DATA_CORRELATION = 0.4
+MIN_REPLICAS = 3
+ALIKE = 0.75
+"""Of the slowest rank of a position the least slow one must reach so much."""
 DATA_LEVEL_REACH = 5.0
 """Standard errors by which a replica's data may by chance be longer over the whole window."""
 
@@ -69,13 +72,41 @@ def compare_within(work: Work, members: Members, groups: list[Ints], excluded: B
             for phase in (FORWARD, BACKWARD)
         ]
     )
-    by_phase = by_phase - _position_effect(by_phase, members, groups, excluded)
+    by_phase = by_phase - _position_effect(by_phase, members, excluded)
     if data.used and data.told_apart:
         by_phase = by_phase - _group_level(by_phase, groups, excluded)
     elif data.used:
         reach = DATA_LEVEL_REACH * data.spread / np.sqrt(num_iterations * num_ops / 2)
         by_phase = by_phase - _data_level(by_phase, members, excluded, reach)
     return Residuals(robust.mean(by_phase, axis=0), by_phase, num_peers)
+
+
+def peer_groups(work: Work, members: Members) -> list[Ints]:
+    """Rows that are compared with each other: of a stage, or where data would blur that of a stage
+    and replica, whose ranks (TP, CP) work on the same data."""
+    groups = stage_groups(members)
+    if data_level_error(work, members, groups) == 0.0:
+        return groups
+    together = [
+        rows[members.replica[rows] == replica]
+        for rows in groups
+        for replica in np.unique(members.replica[rows])
+    ]
+    return together if min(len(rows) for rows in together) > 1 else groups
+
+
+def data_level_error(work: Work, members: Members, groups: list[Ints]) -> float:
+    """Standard error of a rank's level from data that nobody can tell from it, log units.
+
+    Where few replicas of few ranks work on varying data, the mean length of a rank's own data over
+    the window is known by chance only: the spread of the data over the root of their number.
+    """
+    nobody = np.zeros(len(members), dtype=bool)
+    _, data = _without_data(work, members, groups, nobody)
+    if not data.used or data.told_apart:
+        return 0.0
+    num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
+    return float(2.0 * robust.CENTRE_LOSS * data.spread / np.sqrt(num_samples))
 
 
 def deviations(work: Work, groups: list[Ints], excluded: Bools) -> Floats:
@@ -130,7 +161,8 @@ def _without_data(
     work: Work, members: Members, groups: list[Ints], excluded: Bools
 ) -> tuple[Floats, _Data]:
     """Log times less the data's share."""
-    if len(np.unique(members.replica)) < 2 or len(members) < 4:
+    within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
+    if within_replicas or len(members) < 4:
         return work.log_ns, _Data()
     told_apart = _faults_are_told_apart(members, excluded)
     effect = data_effects(work, members, groups, excluded)
@@ -205,19 +237,35 @@ def _slope(cause: Floats, outcome: Floats) -> float:
     return float((x * y).sum() / (x * x).sum()) if correlation > MIN_DATA_CORRELATION else 0.0
 
 
-def _position_effect(
-    by_phase: Floats, members: Members, groups: list[Ints], excluded: Bools
-) -> Floats:
-    """Constant of each (TP, CP, EP) position of a group, (phase, rank, 1); 0 below 3 replicas."""
+def _position_effect(by_phase: Floats, members: Members, excluded: Bools) -> Floats:
+    """What a (TP, CP, EP) position costs wherever it occurs, (phase, rank, 1): the job's own doing.
+
+    With three replicas and more the position's median within its stage; with fewer, what all ranks
+    of the position in all stages and replicas have in common, if they agree.
+    """
     effect = np.zeros((*by_phase.shape[:2], 1))
-    position = (members.place["tp"] * 1024 + members.place["cp"]) * 1024 + members.place["ep"]
-    for rows in groups:
-        if len(np.unique(position[rows])) < 2:
-            continue
-        for name in np.unique(position[rows]):
-            same = rows[position[rows] == name]
-            kept = same[~excluded[same]]
-            if len(kept) >= 3:
-                level = robust.median(by_phase[:, kept], axis=2)
-                effect[:, same, 0] = np.nan_to_num(robust.median(level, axis=1))[:, None]
+    place = members.place
+    position = (place["tp"] * 1024 + place["cp"]) * 1024 + place["ep"]
+    if len(np.unique(position)) < 2:
+        return effect
+    level = robust.median(by_phase, axis=2)
+    for name in np.unique(position):
+        everywhere = position == name
+        shared = _agreed(level[:, everywhere & ~excluded])
+        for stage in np.unique(members.stage):
+            same = everywhere & (members.stage == stage)
+            kept = same & ~excluded
+            if kept.sum() >= MIN_REPLICAS:
+                effect[:, same, 0] = np.nan_to_num(robust.median(level[:, kept], axis=1))[:, None]
+            else:
+                effect[:, same, 0] = shared[:, None]
     return effect
+
+
+def _agreed(level: Floats) -> Floats:
+    """The least of the levels (phase, rank) where two and more are slow alike, 0 otherwise."""
+    typical = robust.mean(level, axis=0)
+    typical = typical[np.isfinite(typical)]
+    if len(typical) < 2 or not typical.min() >= ALIKE * typical.max() > 0:
+        return np.zeros(len(level))
+    return np.asarray(np.nanmin(level, axis=1))

@@ -1,9 +1,14 @@
 """Finds every slow row of a class: name the clearest, take it out of everybody's peers, look again.
 
-Significance is controlled over all rows and classes by the Benjamini-Hochberg rule applied in the
-order of removal: the k-th name is accepted when p · m / k stays below the false-discovery rate
-(m = rows times classes that were tested). Besides, the effect must reach the floor within its 95 %
-interval, and persist.
+Several slow rows hide each other: they shift their peers' medians and widen what looks like the
+usual spread. So suspects are taken out one after the other, each judged by rows that are still in
+(Rosner's generalized extreme deviate test, Technometrics 25(2), 1983): all up to the last one that
+is significant count, even if an earlier one was not while the others were still in.
+
+Significance is controlled over all rows and classes by the Benjamini-Hochberg rule: the k-th name
+counts when p · m / k stays below the false-discovery rate (m = rows times classes that were
+tested). Besides, the effect must reach the floor within its 95 % interval, and persist. Never is
+more than half of a group taken out: which part is slow, nobody could tell.
 """
 
 from __future__ import annotations
@@ -13,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import Bools, Floats
+from detect.observations import Bools, Floats, Ints
 from detect.settings import DetectorSettings
-from detect.stats.noise import Noise, estimate_noise
+from detect.stats.noise import Noise, Usual, estimate_noise
 from detect.stats.persistence import Course, Stretch, best_stretches, follow
 
 INTERVAL_SIGMAS = 1.96
@@ -24,6 +29,8 @@ FLAPPING_SHARE = 0.4
 NEAR_FLOOR = 0.8
 """A floor of 3 % must not hide a true 3 % in half of the cases: the estimate itself may fall short
 of the floor by a fifth when its interval reaches it."""
+PATIENCE = 4
+"""So many suspects in a row may be insignificant before the search ends."""
 
 Compare = Callable[[Bools], Floats]
 """Values (row, iteration) of all rows against peers that are not excluded."""
@@ -46,7 +53,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Suspects in the order found, and the noise of everybody else."""
+    """Suspects, clearest first, and the noise of everybody else."""
 
     suspects: tuple[Suspect, ...]
     noise: Noise
@@ -60,56 +67,84 @@ class SearchTask:
     num_rows: int
     num_tests: int
     floor: float
-    noise_floor: float
+    usual: Usual
     forbidden: Bools
     """Rows that are not to be named here (known faults of another class explain them)."""
-    bursty: bool = False
-    """Healthy rows have rare bursts, which a median deviation would not see as noise."""
+    groups: tuple[Ints, ...] = ()
+    """Rows that are each other's peers."""
+    by_majority: bool = False
+    """Values may be low for good reasons too: of four rows two high ones are not at fault."""
+
+    def closed(self, excluded: Bools) -> Bools:
+        """Rows that may not be taken out next."""
+        closed = excluded | self.forbidden
+        for rows in self.groups:
+            most = (
+                len(rows) // 2 if len(rows) == 2 or not self.by_majority else (len(rows) - 1) // 2
+            )
+            if int(excluded[rows].sum()) >= most:
+                closed[rows] = True
+        return closed
+
+
+@dataclass(frozen=True)
+class _View:
+    """All rows against those that are not excluded."""
+
+    value: Floats
+    noise: Noise
+    stretches: list[Stretch]
+
+    def course(self, row: int) -> Course:
+        return follow(self.value[row], self.stretches[row], self.noise)
 
 
 def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     """All rows of one class that are slow."""
-    excluded = np.zeros(task.num_rows, dtype=bool)
-    found: list[tuple[Stretch, float]] = []
-    value = task.compare(excluded)
-    noise = estimate_noise(value, excluded, task.noise_floor, task.bursty)
-    while len(found) < settings.max_findings:
-        stretch = _clearest(value, noise, excluded, task, settings)
-        if stretch is None:
+    order: list[int] = []
+    num_accepted = 0
+    view = _view(task, settings, order)
+    while len(order) - num_accepted < PATIENCE and len(order) < settings.max_findings:
+        row = _clearest(view, task.closed(_mask(order, task.num_rows)), task, settings)
+        if row is None:
             break
-        found.append(stretch)
-        excluded[stretch[0].row] = True
-        if excluded.all():
-            break
-        value = task.compare(excluded)
-        noise = estimate_noise(value, excluded, task.noise_floor, task.bursty)
-    suspects = [_suspect(value, noise, stretch, q) for stretch, q in found]
-    kept = [
-        one
-        for one in suspects  # the peers have changed since each was found
-        if _persists(one.course, settings) and _reaches(one.course.effect, one.course, task.floor)
-    ]
-    return SearchResult(tuple(kept), noise)
+        order.append(row)
+        view = _view(task, settings, order)
+        q_value = view.stretches[row].p_value * task.num_tests / len(order)
+        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
+            num_accepted = len(order)
+    view = _view(task, settings, order[:num_accepted])
+    return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
+
+
+def _mask(rows: list[int], num_rows: int) -> Bools:
+    mask = np.zeros(num_rows, dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
+    mask = _mask(excluded, task.num_rows)
+    value = task.compare(mask)
+    noise = estimate_noise(value, mask, task.usual)
+    stretches = best_stretches(value, noise, settings.min_iterations, mask)
+    return _View(value, noise, stretches)
 
 
 def _clearest(
-    value: Floats,
-    noise: Noise,
-    excluded: Bools,
-    task: SearchTask,
-    settings: DetectorSettings,
-) -> tuple[Stretch, float] | None:
-    stretches = best_stretches(value, noise, settings.min_iterations)
-    closed = excluded | task.forbidden
-    open_ones = [one for one in stretches if not closed[one.row] and one.effect > 0]
-    for one in sorted(open_ones, key=lambda each: (each.p_value, -each.effect)):
-        q_value = min(1.0, one.p_value * task.num_tests / (int(excluded.sum()) + 1))
-        if q_value > settings.false_discovery_rate:
-            return None
-        course = follow(value[one.row], one, float(noise.sigma[one.row]), noise.inflation)
-        if _persists(course, settings) and _reaches(course.effect, course, task.floor):
-            return one, q_value
+    view: _View, closed: Bools, task: SearchTask, settings: DetectorSettings
+) -> int | None:
+    """Next row to take out: the least probable one that is above the floor and persists."""
+    rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
+    for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
+        if one.effect >= NEAR_FLOOR * task.floor / 2 and _qualifies(view, one.row, task, settings):
+            return one.row
     return None
+
+
+def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettings) -> bool:
+    course = view.course(row)
+    return _persists(course, settings) and _reaches(course, task.floor, view.noise.between)
 
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:
@@ -119,11 +154,20 @@ def _persists(course: Course, settings: DetectorSettings) -> bool:
     return int(course.active.sum()) >= least and (course.share >= settings.min_share or flaps)
 
 
-def _reaches(effect: float, course: Course, floor: float) -> bool:
-    reach = effect + INTERVAL_SIGMAS * course.standard_error
-    return reach >= floor and effect >= NEAR_FLOOR * floor
+def _reaches(course: Course, floor: float, between: float) -> bool:
+    """Whether the effect may be as large as the floor, given its error and the rank's own level."""
+    reach = course.effect + INTERVAL_SIGMAS * float(np.hypot(course.standard_error, between))
+    return reach >= floor and course.effect >= NEAR_FLOOR * floor
 
 
-def _suspect(value: Floats, noise: Noise, stretch: Stretch, q_value: float) -> Suspect:
-    course = follow(value[stretch.row], stretch, float(noise.sigma[stretch.row]), noise.inflation)
-    return Suspect(stretch.row, course, q_value)
+def _suspects(
+    view: _View, rows: list[int], task: SearchTask, settings: DetectorSettings
+) -> list[Suspect]:
+    """The rows that hold once all of them are out of each other's peers."""
+    found = []
+    ordered = sorted(rows, key=lambda row: (view.stretches[row].p_value, row))
+    for number, row in enumerate(ordered, 1):
+        q_value = min(1.0, view.stretches[row].p_value * task.num_tests / number)
+        if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
+            found.append(Suspect(row, view.course(row), q_value))
+    return found

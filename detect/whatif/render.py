@@ -65,16 +65,27 @@ def _where(result: WhatIf) -> list[str]:
 
 def _saving_line(result: WhatIf, saving: Saving) -> str:
     names = ", ".join(_name(result, rank) for rank in saving.ranks[:4])
-    more = f" and {len(saving.ranks) - 4} more" if len(saving.ranks) > 4 else ""
+    why = f" [{', '.join(saving.causes)}]" if saving.causes else ""
+    more = (f" and {len(saving.ranks) - 4} more" if len(saving.ranks) > 4 else "") + why
     if saving.compared_with == "nobody":
         return f"{names}: there is no other rank to compare with"
     against = "" if saving.compared_with == "peers" else " (judged by the other stages)"
     if saving.speedup < _WORTH_SAYING:
-        return f"{names}{more}: nothing gained, it runs like its peers{against}"
+        why_not = (
+            "it hides in time that others spend anyway"
+            if saving.causes
+            else "it runs like its peers"
+        )
+        return f"{names}{more}: nothing gained, {why_not}{against}"
     return (
         f"{names}{more}: step {_seconds(saving.fixed_step_s)}, the job {saving.speedup:.3f}x as "
-        f"fast, {saving.gpu_hours_per_day:.1f} GPU-hours a day saved{against}"
+        f"fast; saves {_hours(saving.gpu_hours_per_hour)} GPU-hours an hour of training, "
+        f"{_hours(saving.gpu_hours_per_day)} a day{against}"
     )
+
+
+def _hours(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _name(result: WhatIf, rank: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detect.report import Cause
 from detect.whatif.graph import Bools, Floats, Ints
 from detect.whatif.metrics import WhatIf
 from detect.whatif.replay import Replay
@@ -31,6 +32,8 @@ class Saving:
     num_gpus: int
     num_steps: int
     compared_with: str
+    causes: tuple[Cause, ...] = ()
+    """Why findings name these ranks; none when somebody else chose them."""
 
     @property
     def saved_s(self) -> float:
@@ -48,9 +51,14 @@ class Saving:
         return self.saved_s * self.num_steps * self.num_gpus / 3600.0
 
     @property
+    def gpu_hours_per_hour(self) -> float:
+        """GPU-hours that an hour of this job loses to these ranks."""
+        return self.saved_s / self.step_s * self.num_gpus
+
+    @property
     def gpu_hours_per_day(self) -> float:
         """GPU-hours a day of this job that are lost to these ranks."""
-        return self.saved_s / self.step_s * self.num_gpus * _HOURS_A_DAY
+        return self.gpu_hours_per_hour * _HOURS_A_DAY
 
     def to_json(self) -> dict[str, Json]:
         """One element of the JSON's `savings`."""
@@ -61,8 +69,10 @@ class Saving:
             "saved_s": self.saved_s,
             "step_time_cost_ratio": self.speedup,
             "gpu_hours": self.gpu_hours,
+            "gpu_hours_per_hour": self.gpu_hours_per_hour,
             "gpu_hours_per_day": self.gpu_hours_per_day,
             "compared_with": self.compared_with,
+            "causes": [cause.value for cause in self.causes],
         }
 
 
@@ -157,6 +167,27 @@ def _fix_links(replay: Replay, places: Bools, weights: Floats) -> None:
         for node in group.nodes:
             others = weights[node, ~lanes]
             weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
+
+
+def savings_of_standouts(result: WhatIf) -> list[Saving]:
+    """What the ranks that cost most save, and each stage that is heavy on its median rank."""
+    replay = result.replay
+    fixed = [(rank,) for rank in worst_ranks(result)]
+    fixed += [tuple(replay.ranks[stage].tolist()) for stage in heavy_stages(result)]
+    return [saved_by_fixing(replay, ranks) for ranks in fixed]
+
+
+def heavy_stages(result: WhatIf, least: float = 1.05) -> tuple[int, ...]:
+    """Stages whose median rank costs at least `least` times that of the others' median stage.
+
+    Of the median rank, because one slow rank makes no stage heavy.
+    """
+    cost = np.median(result.rank_ratio, axis=1)
+    return tuple(
+        stage
+        for stage in range(len(cost))
+        if len(cost) > 1 and cost[stage] >= least * np.median(np.delete(cost, stage))
+    )
 
 
 def worst_ranks(result: WhatIf, least: float = 1.02, most: int = 3) -> tuple[int, ...]:

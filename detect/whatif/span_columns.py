@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from detect.whatif.blocking import messages_hold_up
 from detect.whatif.graph import Bools, Ints
 from detect.whatif.marks import Marks
 from detect.whatif.pauses import host_work_before_marks
 from megascan.schema import Kind, Track
-from megascan.timeline import Timeline, codes, numbers
+from megascan.timeline import Timeline, codes, equals, numbers
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class SpanColumns:
     def of(cls, timeline: Timeline, marks: Marks) -> SpanColumns:
         """Columns of a timeline."""
         table = timeline.spans
+        overlapped = numbers(table, "track") == Track.OVERLAPPED
+        messages = equals(table, "kind", Kind.P2P)
+        if messages_hold_up(marks, overlapped & messages):
+            overlapped &= ~messages
         return cls(
             kind=Texts(*codes(table, "kind")),
             name=Texts(*codes(table, "name")),
@@ -57,7 +62,7 @@ class SpanColumns:
             size_bytes=numbers(table, "size_bytes"),
             match=numbers(table, "match"),
             wait_ns=numbers(table, "wait_ns"),
-            overlapped=numbers(table, "track") == Track.OVERLAPPED,
+            overlapped=overlapped,
             pauses_ns=host_work_before_marks(timeline, marks, Kind.GC),
             loading_ns=host_work_before_marks(timeline, marks, Kind.DATA),
         )

@@ -168,7 +168,7 @@ def _clock_error_s(timeline: Timeline) -> float:
     fits = timeline.clocks.values()
     if len({fit.domain for fit in fits}) < 2:
         return 0.0
-    return 2 * max(fit.residual_p99_ns for fit in fits) * _NS
+    return 2 * max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits) * _NS
 
 
 def _shortest(members: Floats, labels: Ints) -> Floats:

@@ -14,7 +14,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.commands.inputs import add_run_arguments, load_timeline
+from megascan.commands.inputs import (
+    add_run_arguments,
+    add_scheduler_argument,
+    cluster_from,
+    load_timeline,
+)
 from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
 from megascan.export import check_free
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"exit with {EXIT_FINDING} when a finding's owner is a node",
     )
     add_run_arguments(parser)
+    add_scheduler_argument(parser)
     add_detector_arguments(parser)
 
 
@@ -66,4 +72,6 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
 
     if arguments.path.is_file() and is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)
-    return detect_in(load_timeline(arguments.path, arguments), settings)
+    with cluster_from(arguments) as cluster:
+        timeline = load_timeline(arguments.path, arguments, cluster)
+    return detect_in(timeline, settings)

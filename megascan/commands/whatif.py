@@ -4,6 +4,10 @@ PATH is a folder of rank files, a merged timeline, or an op table in Parquet. Th
 from its own dependencies with ideal durations: S is the traced step over the ideal one, S_t the
 same with one type of operation as traced, S_w with one rank as traced.
 
+What mending brings is said for every finding of the detector, or with --no-detect for the ranks and
+stages that cost most. Op tables may be huge, and what the detector takes for one is many times what
+the replay takes: there --no-detect is the default.
+
 examples:
   megascan whatif trace_output
   megascan whatif trace_output --json whatif.json --heat-map ranks.svg --ideal ideal.json.gz
@@ -20,11 +24,13 @@ from megascan.commands.output import say, write_bytes, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.errors import UsageError
-from megascan.export import check_free, check_output, write_timeline
 
 if TYPE_CHECKING:
-    from detect import Report
-    from detect.whatif import Replay, Saving, WhatIf
+    from collections.abc import Sequence
+
+    from detect import Finding
+    from detect.whatif import OpTable, Replay, Saving, WhatIf
+    from megascan.timeline import Timeline
 
 _PICTURES = (".svg", ".png")
 
@@ -39,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ideal", type=Path, metavar="FILE", help="timeline of the ideal run, for Perfetto"
     )
+    parser.add_argument(
+        "-d",
+        "--detect",
+        action=argparse.BooleanOptionalAction,
+        help="look for findings, and say what each costs (default: yes, but not in an op table)",
+    )
     parser.add_argument("--force", action="store_true", help="replace existing output files")
     add_run_arguments(parser)
 
@@ -46,20 +58,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, write what was asked for."""
     require("detect")
-    from detect.whatif import analyze, render_text
+    from detect.whatif import analyze, render_text, savings_of, savings_of_standouts
 
-    _check_outputs(arguments)
-    replay, report = _replayed(arguments.path, arguments)
+    if arguments.json or arguments.heat_map or arguments.ideal:
+        _check_outputs(arguments)
+    replay, timeline, findings = _replayed(arguments.path, arguments)
     with stage("replaying the step"):
         result = analyze(replay)
-        savings = _savings(replay, result, report)
+        savings = savings_of(replay, findings) if findings else savings_of_standouts(result)
     say(render_text(result, savings))
-    for path in _write(arguments, replay, result, savings):
+    for path in _write(arguments, result, savings, timeline):
         say(f"wrote {path}")
     return 0
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
+    from megascan.export import check_free, check_output
+
     if arguments.heat_map and arguments.heat_map.suffix not in _PICTURES:
         raise UsageError(f"--heat-map is {arguments.heat_map}, expected a name in .svg or .png")
     for path in (arguments.json, arguments.heat_map, arguments.ideal):
@@ -69,34 +84,37 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         check_output(arguments.ideal, force=arguments.force)
 
 
-def _replayed(path: Path, arguments: argparse.Namespace) -> tuple[Replay, Report]:
-    """The replay of what lies at `path`, and what the detector finds in it."""
-    from detect import detect
+def _replayed(
+    path: Path, arguments: argparse.Namespace
+) -> tuple[Replay, Timeline | None, Sequence[Finding]]:
+    """The replay of what lies at `path`, its timeline, and what the detector finds in it."""
     from detect.whatif import is_op_table, read_op_table, replay_of_op_table, replay_of_timeline
 
     if path.is_file() and is_op_table(path):
-        from detect.optable import detect_op_table
-
-        return replay_of_op_table(read_op_table(path)), detect_op_table(path)
+        table = read_op_table(path)
+        findings = _findings_of_op_table(table) if arguments.detect else ()
+        return replay_of_op_table(table), None, findings
     timeline = load_timeline(path, arguments)
-    return replay_of_timeline(timeline), detect(timeline)
+    replay = replay_of_timeline(timeline)
+    if arguments.detect is False:
+        return replay, timeline, ()
+    from detect import detect
+
+    with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
+        return replay, timeline, detect(timeline).findings
 
 
-def _savings(replay: Replay, result: WhatIf, report: Report) -> list[Saving]:
-    """What each finding costs; without findings, the ranks that cost most."""
-    from detect import Cause
-    from detect.whatif import saved_by_fixing, worst_ranks
+def _findings_of_op_table(table: OpTable) -> Sequence[Finding]:
+    from detect import DetectorSettings
+    from detect.detector import judge
+    from detect.optable import observe_op_table
 
-    if report.findings:
-        return [
-            saved_by_fixing(replay, finding.ranks, links=finding.cause == Cause.LINK)
-            for finding in report.findings
-        ]
-    return [saved_by_fixing(replay, [rank]) for rank in worst_ranks(result)]
+    with stage("comparing ranks with their peers"):
+        return judge(observe_op_table(table), DetectorSettings()).findings
 
 
 def _write(
-    arguments: argparse.Namespace, replay: Replay, result: WhatIf, savings: list[Saving]
+    arguments: argparse.Namespace, result: WhatIf, savings: list[Saving], timeline: Timeline | None
 ) -> list[Path]:
     """Write the files asked for and return their names."""
     from detect.whatif import heat_map_png, heat_map_svg, ideal_timeline, to_json
@@ -108,5 +126,8 @@ def _write(
         picture = heat_map_png(result) if is_png else heat_map_svg(result).encode()
         write_bytes(arguments.heat_map, picture, force=arguments.force)
     if arguments.ideal:
-        write_timeline(ideal_timeline(replay), arguments.ideal, force=arguments.force)
+        from megascan.export import write_timeline
+
+        ideal = ideal_timeline(result.replay, timeline)
+        write_timeline(ideal, arguments.ideal, force=arguments.force)
     return [path for path in (arguments.json, arguments.heat_map, arguments.ideal) if path]

@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 
 from aggregate import build_timeline
-from benchmarks.detection import cases as cases_module
 from benchmarks.detection.baselines import RULES, spans_of
-from benchmarks.detection.cases import FULL, QUICK, Case, base_job, cases
+from benchmarks.detection.cases import FULL, QUICK, cases
 from benchmarks.detection.figures import Share, alarmed, precision, recall
+from benchmarks.detection.jobs import Case, base_job
+from benchmarks.detection.outcomes import Outcome, append_outcome, read_outcomes
+from benchmarks.detection.planted import SEVERITIES
 from benchmarks.detection.report import to_json, to_text
-from benchmarks.detection.runner import Outcome, run_case, true_cost_ratio
+from benchmarks.detection.runner import run_case, true_cost_ratio
 from benchmarks.detection.scoring import score
+from benchmarks.detection.targets import targets
 from detect.report import Cause, Finding, Owner, Report
 from megascan.simulate import Fault, parse_fault, simulate_trace
 from megascan.topology import Layout
@@ -70,7 +73,7 @@ def test_a_third_of_the_cases_have_no_fault(plan):
 
 def test_every_class_and_severity_is_there():
     planted = {(each.group, each.severity) for each in cases(FULL) if each.faults}
-    for severity in cases_module.SEVERITIES:
+    for severity in SEVERITIES:
         assert ("compute", severity) in planted
     assert {"link", "host", "loader", "gc", "several", "few_peers"} <= {kind for kind, _ in planted}
 
@@ -141,7 +144,7 @@ def test_rates_count_crashes_as_misses():
     assert (recall(outcomes).hits, recall(outcomes).total) == (1, 2)
     assert (precision(outcomes).hits, precision(outcomes).total) == (1, 2)
     assert (alarmed(outcomes[2:]).hits, alarmed(outcomes[2:]).total) == (1, 1)
-    assert "crashes of the detector: 1" in to_text(outcomes, 1.0)
+    assert "crashes of the detector: 1" in to_text(outcomes, "")
     summary = to_json(outcomes, 1.0)
     assert summary["recall"] == {"hits": 1, "total": 2}
     assert [each["missed"] for each in summary["wrong"]] == [1, 0]
@@ -157,6 +160,29 @@ def outcome(one: Case, verdict: Report | None) -> Outcome:
         timeline_s=0.0,
         detect_s=0.0,
     )
+
+
+def test_a_long_run_goes_on_where_it_stopped(tmp_path):
+    kept = tmp_path / "outcomes.jsonl"
+    first, second = case(SLOW_3), case(SLOW_3, seed=2)
+    done = outcome(first, report(finding(3)))
+    append_outcome(kept, done)
+    with kept.open("ab") as file:
+        file.write(b'{"case": [2, "compu')
+    assert read_outcomes(kept, [first, second]) == {1: done}
+    assert read_outcomes(kept, [case(SLOW_3, group="another")]) == {}
+    assert read_outcomes(tmp_path / "none", [first]) == {}
+
+
+def test_targets_are_met_or_not():
+    right = outcome(case(SLOW_3, severity=0.05), report(finding(3)))
+    missed = outcome(case(SLOW_3, severity=0.05), report())
+    alarm = outcome(case(), report(finding(0)))
+    by_name = {one.name: one for one in targets([right, missed], [alarm])}
+    assert by_name["compute of 5 % and more: recall"].reached == "no"
+    assert by_name["compute of 5 % and more: precision"].reached == "yes"
+    assert by_name["jobs without a fault in which no node is named"].figure.hits == 0
+    assert by_name["compute of 3 %: recall"].reached == "-"
 
 
 def test_wilson_intervals():

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from detect.stats import robust
-from detect.stats.noise import Noise, estimate_noise, minimum_detectable_effect
+from detect.stats.noise import Noise, Usual, estimate_noise, minimum_detectable_effect
+
+USUAL = Usual(floor=0.001, spread=0.003)
 
 
 def test_leave_one_out_median_by_hand():
@@ -57,7 +59,7 @@ def test_noise_is_pooled_and_a_noisy_rank_keeps_its_own():
     rng = np.random.default_rng(2)
     value = 0.01 * rng.standard_normal((8, 60))
     value[3] *= 10
-    noise = estimate_noise(value, np.zeros(8, dtype=bool), 0.001)
+    noise = estimate_noise(value, np.zeros(8, dtype=bool), USUAL)
     assert noise.sigma[0] == pytest.approx(0.01, rel=0.3)
     assert noise.sigma[3] > 0.06
 
@@ -67,7 +69,43 @@ def test_minimum_detectable_effect_has_the_promised_power():
     rng = np.random.default_rng(3)
     noise = Noise(sigma=np.array([0.02]), between=0.0, inflation=1.0, degrees=60.0)
     effect = minimum_detectable_effect(noise, 25, 10, 0.01, 0.95)
-    error = float(noise.standard_error(25.0)[0])
-    medians = np.median(effect + 0.02 * rng.standard_normal((4000, 25)), axis=1)
-    passed = noise.p_value(medians / error) < 0.01 / 10
+    error = float(noise.level_error(25.0)[0])
+    levels = robust.centre(effect + 0.02 * rng.standard_normal((4000, 25)))
+    passed = noise.change_p_value(levels / error) < 0.01 / 10
     assert passed.mean() == pytest.approx(0.95, abs=0.03)
+
+
+def test_centre_is_the_mean_of_the_middle():
+    values = np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 99.0], [1.0, np.nan, np.nan, 2.0, 9.0, np.nan]])
+    assert robust.centre(values).tolist() == [3.5, 2.0]
+    assert np.isnan(robust.centre(np.full((1, 3), np.nan))).all()
+
+
+def test_noise_that_repeats_itself_is_told_from_noise_that_does_not():
+    rng = np.random.default_rng(5)
+    steps = rng.standard_normal((16, 40))
+    assert robust.repetition(steps) < 0.2
+    wander = steps.copy()
+    for slot in range(1, 40):
+        wander[:, slot] = 0.8 * wander[:, slot - 1] + 0.6 * steps[:, slot]
+    assert 0.5 < robust.repetition(wander) < 1.0
+
+
+def test_a_step_is_no_repetition():
+    rng = np.random.default_rng(6)
+    series = 0.01 * rng.standard_normal((8, 20))
+    series[:, 10:] += 0.5
+    assert robust.repetition(series) < 0.4
+
+
+def test_lasting_spread_is_weighed_against_what_is_usual():
+    rng = np.random.default_rng(7)
+    usual = Usual(floor=0.001, spread=0.005)
+    levels = 0.02 * rng.standard_normal((64, 1))
+    wide = levels + 0.001 * rng.standard_normal((64, 20))
+    assert estimate_noise(wide, np.zeros(64, dtype=bool), usual).between > 0.014
+    few = estimate_noise(wide[:3], np.zeros(3, dtype=bool), usual)
+    assert few.between < 0.015
+    assert few.between_degrees < 15
+    pair = estimate_noise(np.array([[0.2], [-0.2]]) + wide[:2] * 0, np.zeros(2, dtype=bool), usual)
+    assert pair.between == pytest.approx(0.005)

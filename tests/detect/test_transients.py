@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from detect import Verdict
-from detect.stats.noise import estimate_noise
+from detect.stats.noise import Usual, estimate_noise
 from detect.stats.persistence import best_stretches, follow
 from megascan.topology import Layout
+
+USUAL = Usual(floor=0.001, spread=0.003)
+NOBODY = np.zeros(8, dtype=bool)
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.2])
@@ -58,9 +61,9 @@ def test_two_state_path_follows_a_clean_step():
     rng = np.random.default_rng(0)
     value = 0.01 * rng.standard_normal((4, 30))
     value[2, 12:20] += 0.2
-    noise = estimate_noise(value, np.zeros(4, dtype=bool), 0.001)
-    stretches = best_stretches(value, noise, 3)
-    course = follow(value[2], stretches[2], float(noise.sigma[2]), noise.inflation)
+    noise = estimate_noise(value, np.zeros(4, dtype=bool), USUAL)
+    stretches = best_stretches(value, noise, 3, NOBODY[: len(value)])
+    course = follow(value[2], stretches[2], noise)
     assert course.episodes == ((12, 19),)
     assert course.effect == pytest.approx(0.2, abs=0.01)
     assert course.share == 1.0
@@ -71,6 +74,21 @@ def test_noise_alone_yields_no_small_p_values():
     least = []
     for _ in range(200):
         value = 0.02 * rng.standard_normal((8, 20))
-        noise = estimate_noise(value, np.zeros(8, dtype=bool), 0.001)
-        least.append(min(one.p_value for one in best_stretches(value, noise, 3)) * 8)
+        noise = estimate_noise(value, np.zeros(8, dtype=bool), USUAL)
+        least.append(
+            min(one.p_value for one in best_stretches(value, noise, 3, NOBODY[: len(value)])) * 8
+        )
     assert np.mean(np.array(least) < 0.01) < 0.03
+
+
+def test_bursts_that_everybody_has_accuse_nobody():
+    """The fourth of four bursts in a row is no fault where every rank bursts every third time."""
+    rng = np.random.default_rng(4)
+    value = 0.005 * rng.standard_normal((8, 20)) + 0.3 * (rng.random((8, 20)) < 0.3)
+    value[2, 8:12] = 0.3
+    noise = estimate_noise(value, NOBODY, USUAL)
+    assert best_stretches(value, noise, 4, NOBODY)[2].p_value > 0.01
+    quiet = 0.005 * rng.standard_normal((8, 20))
+    quiet[2, 8:12] = 0.3
+    noise = estimate_noise(quiet, NOBODY, USUAL)
+    assert best_stretches(quiet, noise, 4, NOBODY)[2].p_value < 1e-4

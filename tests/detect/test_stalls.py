@@ -1,0 +1,138 @@
+"""A device that waits for its host's launches is told from one that is slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from detect.observe.stalls import Pieces, stalled_time
+
+LAYERS, PASSES = 8, 20
+MODULE_NS, REST_NS = 1_000_000, 500_000
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Ranks one after the other, each with its passes, each with one module a layer."""
+
+    row: np.ndarray
+    slot: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    counts: np.ndarray
+    shape: tuple[int, int]
+
+
+def stalls(module_ns, gap_ns, *, stage=None):
+    """Stalled ns by (rank, pass) of passes made of modules (rank, pass, layer) and a gap each."""
+    num_ranks, num_passes, num_layers = module_ns.shape
+    rows, starts, lengths, is_pass, layers = [], [], [], [], []
+    for rank in range(num_ranks):
+        at = 0
+        for number in range(num_passes):
+            total = int(module_ns[rank, number].sum() + gap_ns[rank, number])
+            rows.append(rank), starts.append(at), lengths.append(total)
+            is_pass.append(True), layers.append(0)
+            begin = at + int(gap_ns[rank, number]) // 2
+            for layer in range(num_layers):
+                length = int(module_ns[rank, number, layer])
+                rows.append(rank), starts.append(begin), lengths.append(length)
+                is_pass.append(False), layers.append(layer)
+                begin += length
+            at += total + 10
+    passes = np.array(is_pass)
+    length = np.array(lengths, dtype=np.int64)
+    row = np.array(rows)
+    spans = Spans(
+        row,
+        np.zeros_like(row),
+        np.array(starts, dtype=np.int64),
+        length,
+        np.ones(len(row), dtype=bool),
+        (num_ranks, 1),
+    )
+    stage_of = np.zeros(num_ranks, dtype=np.int64) if stage is None else np.array(stage)
+    pieces = Pieces(
+        passes=passes,
+        role=np.zeros(int(passes.sum()), dtype=np.int64),
+        stage=stage_of[row[passes]],
+        time_ns=length[passes].astype(np.float64),
+        own_ns=length[passes].astype(np.float64),
+        modules=~passes,
+        module_kind=np.array(layers)[~passes],
+        module_ns=length[~passes].astype(np.float64),
+    )
+    return stalled_time(spans, pieces).reshape(num_ranks, num_passes)
+
+
+@pytest.fixture
+def healthy():
+    """Module times with 2 % of noise, and the rest of each pass."""
+    draw = np.random.default_rng(3)
+    modules = MODULE_NS * draw.normal(1.0, 0.02, size=(4, PASSES, LAYERS))
+    rest = REST_NS * draw.normal(1.0, 0.05, size=(4, PASSES))
+    return modules, rest
+
+
+def test_healthy_ranks_never_stall(healthy):
+    assert stalls(*healthy).max() == 0
+
+
+def test_a_slow_device_does_not_stall(healthy):
+    modules, rest = healthy
+    modules[2] *= 1.5
+    rest[2] *= 1.5
+    assert stalls(modules, rest).max() == 0
+
+
+def test_a_longer_microbatch_does_not_stall(healthy):
+    modules, rest = healthy
+    modules[:, ::4] *= 2.0
+    rest[:, ::4] *= 2.0
+    assert stalls(modules, rest).max() == 0
+
+
+def test_unlike_layers_do_not_stall(healthy):
+    modules, rest = healthy
+    modules[:, :, 1::2] *= 4.0  # experts in every other layer
+    assert stalls(modules, rest).max() == 0
+
+
+def test_single_modules_in_which_the_queue_ran_dry(healthy):
+    modules, rest = healthy
+    for number in range(0, PASSES, 2):
+        modules[1, number, number % LAYERS] += 9 * MODULE_NS
+    found = stalls(modules, rest)
+    assert found[[0, 2, 3]].max() == 0
+    assert found[1, ::2] == pytest.approx(9 * MODULE_NS, rel=0.1)
+    assert found[1, 1::2].max() == 0
+
+
+def test_gaps_between_modules_in_every_pass_are_seen_by_the_peers(healthy):
+    modules, rest = healthy
+    rest[1] += 6 * MODULE_NS
+    found = stalls(modules, rest)
+    assert found[[0, 2, 3]].max() == 0
+    assert found[1] == pytest.approx(6 * MODULE_NS, rel=0.1)
+
+
+def test_a_rank_alone_in_its_stage_is_measured_by_its_own_modules(healthy):
+    modules, rest = healthy
+    rest[1, ::3] += 6 * MODULE_NS
+    found = stalls(modules, rest, stage=[0, 1, 2, 3])
+    assert found[1, ::3] == pytest.approx(6 * MODULE_NS, rel=0.1)
+    assert found[1, 1::3].max() == 0
+
+
+def test_a_rank_with_more_beside_its_layers_is_not_accused(healthy):
+    modules, rest = healthy
+    rest[0] *= 1.8  # sums the losses of its TP group
+    assert stalls(modules, rest).max() == 0
+
+
+def test_few_modules_say_nothing(healthy):
+    modules, rest = healthy
+    rest[1, ::3] += 20 * MODULE_NS
+    assert stalls(modules[:, :, :3], rest).max() == 0

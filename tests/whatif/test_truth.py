@@ -1,0 +1,63 @@
+"""What mending a rank saves, against the simulator's own run without the fault.
+
+The same seed draws the same noise, so the two simulated runs differ by the fault alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aggregate import build_timeline
+from detect.whatif import Replay, analyze, replay_of_timeline, saved_by_fixing, worst_ranks
+from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
+from megascan.topology import Layout
+
+LAYOUTS = {
+    "no pipeline": Layout(dp=4),
+    "tensor": Layout(tp=4, dp=2),
+    "context": Layout(cp=2, dp=2),
+    "expert": Layout(ep=2, dp=4),
+    "pipeline": Layout(pp=4, dp=2),
+    "interleaved": Layout(pp=2, vpp=2, dp=2),
+    "all": Layout(tp=2, pp=2, dp=2, cp=2),
+}
+
+
+def replayed(layout: Layout, *faults: str) -> Replay:
+    job = JobModel(
+        layout=layout,
+        costs=compute_bound(layout),
+        iterations=8,
+        num_layers=2 * layout.pp * layout.vpp,
+        num_microbatches=8,
+    )
+    return replay_of_timeline(
+        build_timeline(simulate_trace(job, [parse_fault(one) for one in faults], seed=11))
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_a_mended_rank_saves_what_the_fault_cost(layout: Layout) -> None:
+    slow = layout.world_size - 1
+    faulty = replayed(layout, f"rank={slow},kind=compute,factor=1.4")
+    healthy_s = float(replayed(layout).measured.mean())
+    saving = saved_by_fixing(faulty, [slow])
+    assert saving.fixed_step_s == pytest.approx(healthy_s, rel=0.02)
+    assert saving.speedup == pytest.approx(float(faulty.measured.mean()) / healthy_s, rel=0.02)
+    assert worst_ranks(analyze(faulty)) == (slow,)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_the_replay_agrees_with_the_simulator(layout: Layout) -> None:
+    assert np.abs(replayed(layout).error_ratio).max() < 0.02
+
+
+def test_a_slow_link_saves_what_it_cost() -> None:
+    layout = Layout(pp=2, dp=2)
+    faulty = replayed(layout, "rank=1,peer=3,kind=link,factor=40")
+    healthy_s = float(replayed(layout).measured.mean())
+    cost = float(faulty.measured.mean()) / healthy_s
+    assert cost > 1.02
+    saving = saved_by_fixing(faulty, [1, 3], links=True)
+    assert saving.speedup == pytest.approx(cost, rel=0.02)
