@@ -1,12 +1,16 @@
-"""Is the right rank named? Real training runs in several layouts, healthy and with each fault.
+"""Is the right rank named? Real training on four ranks in several layouts, healthy and with faults.
 
     python -m benchmarks.layouts [--device cpu|gpu] [--only TEXT] [-o RESULT.md] [--keep DIR]
 
-Every case is one `torchrun -m training.pretrain_gpt … --trace` of four ranks (gloo on the CPU,
-NCCL on GPUs), followed by `megascan aggregate -d`. A case is right when the ranks that the
-verdict accuses are exactly the injected one, with its cause; a healthy one when nobody is. Accused
-are findings whose owner is the node, and garbage collection, which belongs to the job. The injected
-fault is never shown to the detector.
+Every layout is one job of four ranks (gloo on the CPU, NCCL on GPUs) that goes through its cases
+one after the other, each traced by itself; `megascan detect` then judges the rank files of each.
+Faults are made in three ways: by the trainer (`--inject-fault`; for compute a spinning kernel after
+each module), by a second process that multiplies matrices on the rank's GPU, and by busy processes
+on the one core that the rank is confined to. The detector is told nothing of them.
+
+A case is right when the ranks that the verdict accuses are exactly the faulty one, with its cause;
+a healthy one when nobody is. Accused are findings whose owner is the node, and garbage collection,
+which belongs to the job.
 """
 
 from __future__ import annotations
@@ -14,71 +18,90 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.jobs import (
+    DATA,
+    DEVICES,
+    LAYOUTS,
+    environment_line,
+    model,
+    run_python,
+    run_ranks,
+)
+from benchmarks.layout_ranks import Plan, Stage
+
 NUM_RANKS = 4
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    "TP2 DP2": ("--tensor-model-parallel-size", "2"),
-    "PP2 DP2": ("--pipeline-model-parallel-size", "2"),
-    "TP2 PP2": ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
-    "PP2 VPP2 DP2": (
-        "--pipeline-model-parallel-size",
-        "2",
-        "--num-layers-per-virtual-pipeline-stage",
-        "2",
-    ),
-    "DP4": (),
-}
+MANY_CORES = 16
+"""With so many, verdicts are reached while the next layout trains."""
 MODELS: dict[str, tuple[str, ...]] = {
     "cpu": (
-        *("--hidden-size", "256", "--seq-length", "128", "--num-layers", "8"),
-        *("--num-attention-heads", "4", "--micro-batch-size", "2", "--global-batch-size", "32"),
-        *("--distributed-backend", "gloo"),
+        *model(layers=8, hidden=256, heads=4, sequence=128, micro_batch=2),
+        *("--global-batch-size", "32"),
     ),
     "gpu": (
-        *("--hidden-size", "6144", "--seq-length", "2048", "--num-layers", "8"),
-        *("--num-attention-heads", "48", "--micro-batch-size", "1", "--global-batch-size", "16"),
-        *("--distributed-backend", "nccl", "--bf16"),
+        *model(layers=8, hidden=6144, heads=48, sequence=2048),
+        *("--global-batch-size", "8"),
     ),
 }
+NUM_ITERATIONS = {"cpu": 25, "gpu": 20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """How a rank is made slow, and the cause that a verdict must give."""
+
+    cause: str | None = None
+    inject: str | None = None
+    hog: str | None = None
+
+
 FAULTS = {
-    "compute": "factor=1.5",
-    "link": "factor=3",
-    "host": "factor=2",
-    "loader": "factor=20",
-    "gc": "factor=2",
+    "healthy": Fault(),
+    "compute × 1.5": Fault(cause="compute", inject="kind=compute,factor=1.5"),
+    "GPU hog": Fault(cause="compute", hog="gpu"),
+    "CPU hog": Fault(cause="host", hog="cpu"),
+    "loader": Fault(cause="loader", inject="kind=loader,delay=100"),
+    "gc": Fault(cause="gc", inject="kind=gc,delay=150"),
+    "host": Fault(cause="host", inject="kind=host,factor={host}"),
+    "link × 3": Fault(cause="link", inject="kind=link,factor=3"),
 }
+HOST_FACTOR = {"cpu": 2, "gpu": 6}
+"""A GPU that is given its work early enough does not notice a host of half the speed."""
+EVERYWHERE = ("healthy", "compute × 1.5", "GPU hog", "CPU hog")
+"""Cases of every layout; the others are made in TP2 DP2 only, which has peers on two axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: a layout and, unless healthy, a fault of one rank."""
+    """A layout and what is wrong with which rank of it."""
 
     layout: str
-    kind: str | None = None
-    rank: int = 0
+    fault_name: str
+    rank: int
+
+    @property
+    def fault(self) -> Fault:
+        """What is wrong."""
+        return FAULTS[self.fault_name]
 
     @property
     def name(self) -> str:
         """Shown in the table."""
-        return f"{self.layout} {self.kind or 'healthy'}" + (
-            f" rank {self.rank}" if self.kind else ""
-        )
+        where = f", rank {self.rank}" if self.fault.cause else ""
+        return f"{self.layout} {self.fault_name}{where}"
 
-    def flags(self) -> list[str]:
-        """Of the trainer."""
-        if self.kind is None:
-            return [*LAYOUTS[self.layout]]
-        fault = f"rank={self.rank},kind={self.kind},{FAULTS[self.kind]}"
-        return [*LAYOUTS[self.layout], "--inject-fault", fault]
+    @property
+    def file_name(self) -> str:
+        """The same for files."""
+        return self.name.replace(",", "").replace("× ", "x").replace(" ", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +114,14 @@ class Result:
     causes: tuple[str, ...]
     slowdowns: tuple[float, ...]
     alignment_p99_us: float
-    seconds: float
+    iteration_ms: float
 
     @property
     def right(self) -> bool:
-        """Exactly the injected rank with its cause; nobody in a healthy run."""
-        if self.case.kind is None:
+        """Exactly the faulty rank with its cause; nobody in a healthy run."""
+        if self.case.fault.cause is None:
             return not self.accused
-        return self.accused == ((self.case.rank,),) and self.causes == (self.case.kind,)
+        return self.accused == ((self.case.rank,),) and self.causes == (self.case.fault.cause,)
 
     def row(self) -> str:
         """As a row of the result table."""
@@ -111,39 +134,53 @@ class Result:
         right = "yes" if self.right else "NO"
         return (
             f"| {self.case.name} | {self.verdict} | {named or '–'} | "
-            f"{self.alignment_p99_us:,.0f} | {self.seconds:.0f} | {right} |"
+            f"{self.alignment_p99_us:,.0f} | {self.iteration_ms:,.0f} | {right} |"
         )
 
 
-def all_cases() -> list[Case]:
-    """Healthy and compute faults in every layout, the other kinds in one with peers on two axes."""
-    cases = [Case(layout=layout) for layout in LAYOUTS]
-    cases += [
-        Case(layout=layout, kind="compute", rank=number % NUM_RANKS)
-        for number, layout in enumerate(LAYOUTS)
-    ]
-    cases += [Case(layout="TP2 DP2", kind=kind, rank=2) for kind in FAULTS if kind != "compute"]
+def all_cases(device: str) -> list[Case]:
+    """Every layout's cases, with another faulty rank each time."""
+    cases = []
+    for number, layout in enumerate(LAYOUTS):
+        names = FAULTS if layout == "TP2 DP2" else EVERYWHERE
+        for place, name in enumerate(names):
+            if FAULTS[name].hog == "gpu" and device == "cpu":
+                continue
+            # Of the ranks of a tensor-parallel pair only the first loads data.
+            rank = 2 if name == "loader" else (number + place) % NUM_RANKS
+            cases.append(Case(layout=layout, fault_name=name, rank=rank))
     return cases
 
 
-def run_case(case: Case, device: str, folder: Path, iterations: int) -> Result:
-    """Train, aggregate, detect; SystemExit with the output when a command fails."""
-    started = time.monotonic()
-    trace, verdict = folder / "trace", folder / "verdict.json"
-    _run(
-        [
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)),
-            *("-m", "training.pretrain_gpt", *MODELS[device], *case.flags()),
-            *("--max-position-embeddings", "2048", "--train-iters", str(iterations)),
-            *("--lr", "1e-4", "--mock-data", "--tokenizer-type", "NullTokenizer"),
-            *("--vocab-size", "8192", "--eval-iters", "0", "--num-workers", "0"),
-            *("--trace", "--trace-dir", str(trace), "--trace-interval", "5"),
-            *("--continuous-trace-iterations", "4"),
-        ]
+def train(cases: Sequence[Case], device: str, folder: Path, num_iterations: int) -> None:
+    """Run the job of one layout; leaves a folder of rank files a case."""
+    stages = tuple(
+        Stage(folder=str(folder / case.file_name), hog=case.fault.hog, rank=case.rank)
+        for case in cases
     )
-    timeline = folder / "timeline.json.gz"
-    _run(["aggregate.py", "-b", str(trace), "-d", "-o", str(timeline), "--json", str(verdict)])
-    report = json.loads(verdict.read_text(encoding="utf-8"))["detect"]
+    plan = Plan(stages=stages, num_iterations=num_iterations)
+    plan.write(folder / "plan.json")
+    faults = []
+    for number, case in enumerate(cases):
+        if case.fault.inject is not None:
+            first, last = plan.span_of(number)
+            what = case.fault.inject.format(host=HOST_FACTOR[device])
+            spec = f"rank={case.rank},{what},from={first},to={last}"
+            faults += ["--inject-fault", spec]
+    layout = LAYOUTS[cases[0].layout]
+    words = [*MODELS[device], *layout, *DATA, *DEVICES[device], *faults]
+    run_ranks(NUM_RANKS, ["benchmarks.layout_ranks", str(folder / "plan.json"), *words])
+
+
+def judge(case: Case, folder: Path, keep: Path | None) -> Result:
+    """Detect in the rank files of one case; packs them into `keep`, with the verdict."""
+    trace = folder / case.file_name
+    verdict = trace / "verdict.json"
+    done = run_python(["-m", "megascan", "detect", str(trace), "--json", str(verdict)])
+    (trace / "verdict.txt").write_text(done.stdout, encoding="utf-8")
+    report = json.loads(verdict.read_text(encoding="utf-8"))
+    if keep is not None:
+        shutil.make_archive(str(keep / case.file_name), "gztar", folder, case.file_name)
     accused = [
         each for each in report["findings"] if each["owner"] == "node" or each["cause"] == "gc"
     ]
@@ -154,41 +191,28 @@ def run_case(case: Case, device: str, folder: Path, iterations: int) -> Result:
         causes=tuple(finding["cause"] for finding in accused),
         slowdowns=tuple(finding["slowdown"] for finding in accused),
         alignment_p99_us=report["alignment"]["residual_p99_ns"] / 1e3,
-        seconds=time.monotonic() - started,
+        iteration_ms=report["iteration_ns"] / 1e6,
     )
-
-
-def _run(words: Sequence[str]) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\nfailed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
 
 
 def render(results: Sequence[Result], device: str, command: str) -> str:
     """The result page."""
-    faulty = [result for result in results if result.case.kind]
-    healthy = [result for result in results if not result.case.kind]
+    faulty = [result for result in results if result.case.fault.cause]
+    healthy = [result for result in results if not result.case.fault.cause]
     num_silent = sum(result.right for result in healthy)
     num_found = sum(result.right for result in faulty)
     return "\n".join(
         [
             f"# Real runs on four ranks ({device})",
             "",
-            f"`{command}` on {_hardware(device)}, Python {platform.python_version()}, "
-            f"torch {_torch_version()}.",
+            f"`{command}` on {environment_line(device)}. "
+            f"GPT: `{' '.join(MODELS[device])}`, mock data; 4 of every 5 iterations traced at "
+            "`full`.",
             "",
             f"- right rank and cause: {num_found} of {len(faulty)} faulty runs",
             f"- nobody accused: {num_silent} of {len(healthy)} healthy runs",
             "",
-            "| case | verdict | accused | clock residual p99, µs | seconds | right |",
+            "| case | verdict | accused | clock residual p99, µs | iteration, ms | right |",
             "|---|---|---|---|---|---|",
             *(result.row() for result in results),
             "",
@@ -196,22 +220,29 @@ def render(results: Sequence[Result], device: str, command: str) -> str:
     )
 
 
-def _hardware(device: str) -> str:
-    if device == "cpu":
-        return f"{os.cpu_count()} cores ({platform.machine()})"
-    listing = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    return f"{len(listing)} × {listing[0]}"
+def run_layout(
+    cases: Sequence[Case],
+    arguments: argparse.Namespace,
+    folder: Path,
+    pool: ThreadPoolExecutor,
+) -> list[Future[Result]]:
+    """Train one layout's cases and have them judged."""
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    train(cases, arguments.device, folder, arguments.iterations or NUM_ITERATIONS[arguments.device])
+    seconds = time.monotonic() - started
+    print(f"{cases[0].layout}: trained in {seconds:.0f} s", file=sys.stderr, flush=True)
+    judged = [pool.submit(_judged, case, folder, arguments.keep) for case in cases]
+    if (os.cpu_count() or 1) < MANY_CORES:
+        for each in judged:
+            each.result()
+    return judged
 
 
-def _torch_version() -> str:
-    from importlib.metadata import version
-
-    return version("torch")
+def _judged(case: Case, folder: Path, keep: Path | None) -> Result:
+    result = judge(case, folder, keep)
+    print(result.row(), file=sys.stderr, flush=True)
+    return result
 
 
 def main() -> int:
@@ -219,25 +250,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
-    parser.add_argument("--iterations", type=int, default=25)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep traces and timelines here")
-    parser.add_argument("-o", "--output", type=Path, help="write the result page here")
+    parser.add_argument("--iterations", type=int, help="of a case (cpu: 25, gpu: 20)")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="put rank files and verdict of each case there"
+    )
+    parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
-    results = []
-    with TemporaryDirectory() as temporary:
-        for number, case in enumerate(all_cases()):
-            if arguments.only not in case.name:
-                continue
-            folder = (arguments.keep or Path(temporary)) / f"{number:02}"
-            folder.mkdir(parents=True)
-            results.append(run_case(case, arguments.device, folder, arguments.iterations))
-            print(results[-1].row(), file=sys.stderr, flush=True)
-    command = f"python -m benchmarks.layouts --device {arguments.device}"
-    page = render(results, arguments.device, command)
+    wanted = [case for case in all_cases(arguments.device) if arguments.only in case.name]
+    if not wanted:
+        parser.error(f"--only {arguments.only}: no case's name holds that")
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+    workers = max(1, (os.cpu_count() or 1) // 8)
+    with TemporaryDirectory() as temporary, ThreadPoolExecutor(workers) as pool:
+        judged: list[Future[Result]] = []
+        for layout in LAYOUTS:
+            cases = [case for case in wanted if case.layout == layout]
+            if cases:
+                judged += run_layout(cases, arguments, Path(temporary) / layout, pool)
+        results = [each.result() for each in judged]
+    page = render(results, arguments.device, _command(arguments))
     print(page)
     if arguments.output:
         arguments.output.write_text(page, encoding="utf-8")
     return 0 if all(result.right for result in results) else 1
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    only = f' --only "{arguments.only}"' if arguments.only else ""
+    return f"python -m benchmarks.layouts --device {arguments.device}{only}"
 
 
 if __name__ == "__main__":

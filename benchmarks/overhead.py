@@ -1,89 +1,138 @@
-"""What does tracing cost? Every other iteration of one run is traced; neighbours are compared.
+"""What does tracing cost? Blocks of traced and untraced iterations, alternating in one job.
 
-    python -m benchmarks.overhead [--device cpu|gpu] [--layout "TP2 DP2"] [--granularity full]
+    python -m benchmarks.overhead [--device cpu|gpu] [--gpus 1,2,4] [--cycles N] [-o RESULT.md]
 
-One `torchrun -m training.pretrain_gpt` of four ranks with a window of one iteration in every two.
-Each traced iteration is divided by the mean of the untraced ones before and after it, so that
-drift of the machine cancels. Prints the median ratio, its range, and both medians in ms.
+For each number of ranks one process group trains a GPU-bound and a host-bound model. Tracing is
+installed and removed again between blocks of iterations: off, base, off, full, off, … Every traced
+iteration ends a window, which is the dearest setting. The first iteration of a block, in which the
+mode is switched, is not counted; all others are compared with the untraced blocks right before and
+after theirs, so that drift of the machine cancels. Prints a result page.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import statistics
-import subprocess
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.layouts import LAYOUTS, MODELS, NUM_RANKS, ROOT
+from benchmarks.jobs import DATA, DEVICES, environment_line, model, run_ranks
+from benchmarks.overhead_ranks import Plan
+from benchmarks.paired import OFF, Cost, blocks_of, cost_of
+from megascan.schema import Granularity
 
-NUM_WARMUP = 4
-_LOG_LINE = re.compile(r"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\): ([\d.]+)")
+MODELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpu": {
+        "host-bound": model(layers=8, hidden=512, heads=8, sequence=512),
+        "GPU-bound": model(layers=4, hidden=6144, heads=48, sequence=2048),
+    },
+    "cpu": {"small": model(layers=4, hidden=128, heads=4, sequence=64)},
+}
+LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {
+    1: ("one rank", ("--global-batch-size", "4")),
+    2: ("TP2", ("--tensor-model-parallel-size", "2", "--global-batch-size", "4")),
+    4: ("TP2 DP2", ("--tensor-model-parallel-size", "2", "--global-batch-size", "8")),
+}
+"""By number of ranks; each replica runs 4 microbatches of one sample."""
+DEFAULT_RANKS = {"gpu": "1,2,4", "cpu": "1,2"}
+NUM_WARMUP, BLOCK_LENGTH = 6, 4
 
 
-def iteration_times(
-    device: str, layout: str, granularity: str, iterations: int
-) -> dict[int, float]:
-    """Milliseconds by iteration; odd ones were traced. SystemExit when the run fails."""
+def modes_of(num_cycles: int) -> list[str]:
+    """Modes of successive blocks: every traced one between two untraced ones, in turns."""
+    modes = [OFF]
+    for cycle in range(num_cycles):
+        order = list(Granularity)[:: 1 if cycle % 2 else -1]
+        for granularity in order:
+            modes += [str(granularity), OFF]
+    return modes
+
+
+def measure(device: str, num_ranks: int, num_cycles: int, window: int) -> dict[str, list[Cost]]:
+    """Costs by model of each granularity; SystemExit with the output when the run fails."""
+    common = (*LAYOUTS[num_ranks][1], *DATA, *DEVICES[device])
     with TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(NUM_RANKS), "-m", "training.pretrain_gpt"),
-                *MODELS[device],
-                *LAYOUTS[layout],
-                *("--max-position-embeddings", "2048", "--train-iters", str(iterations)),
-                *("--lr", "1e-4", "--mock-data", "--tokenizer-type", "NullTokenizer"),
-                *("--vocab-size", "8192", "--eval-iters", "0", "--num-workers", "0"),
-                *("--log-interval", "1", "--trace", "--trace-dir", str(Path(folder) / "trace")),
-                *("--trace-interval", "2", "--continuous-trace-iterations", "1"),
-                *("--trace-granularity", granularity),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
+        plan = Plan(
+            models={name: [*sizes, *common] for name, sizes in MODELS[device].items()},
+            modes=modes_of(num_cycles),
+            num_warmup=NUM_WARMUP,
+            block_length=BLOCK_LENGTH,
+            window=window,
+            folder=folder,
         )
-    if done.returncode:
-        raise SystemExit(f"the run failed:\n{done.stderr[-4000:]}")
-    return {int(number): float(ms) for number, ms in _LOG_LINE.findall(done.stdout)}
+        plan.write(Path(folder) / "plan.json")
+        run_ranks(num_ranks, ["benchmarks.overhead_ranks", str(Path(folder) / "plan.json")])
+        times = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
+    return {
+        name: [
+            cost_of(str(mode), blocks_of(plan.modes, times[name], BLOCK_LENGTH))
+            for mode in Granularity
+        ]
+        for name in plan.models
+    }
 
 
-def paired_ratios(times: dict[int, float]) -> list[float]:
-    """Traced iterations over the mean of their untraced neighbours, warm-up left out."""
-    return [
-        times[number] / statistics.mean((times[number - 1], times[number + 1]))
-        for number in times
-        if number % 2 and number > NUM_WARMUP and number + 1 in times
-    ]
+def row(name: str, num_ranks: int, cost: Cost) -> str:
+    """One line of the table."""
+    return (
+        f"| {name} | {num_ranks} ({LAYOUTS[num_ranks][0]}) | {cost.mode} | {cost.untraced_ms:.1f} "
+        f"| {cost.median:.4f} | {cost.low:.4f} to {cost.high:.4f} | {cost.mean:.4f} "
+        f"| {cost.num_iterations} |"
+    )
+
+
+def render(rows: Sequence[str], device: str, window: int, command: str) -> str:
+    """The result page."""
+    sizes = "; ".join(f"{name}: `{' '.join(words)}`" for name, words in MODELS[device].items())
+    return "\n".join(
+        [
+            f"# What tracing costs ({device})",
+            "",
+            f"`{command}` on {environment_line(device)}.",
+            "",
+            f"Models: {sizes}, 4 microbatches an iteration. All iterations of a traced block are "
+            f"traced, in windows of {window}.",
+            "",
+            "| model | GPUs | granularity | untraced, ms | traced ÷ untraced, median "
+            "| 95 % interval | by means | iterations |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "Below one means noise, not a gain.",
+            "",
+        ]
+    )
 
 
 def main() -> int:
-    """Run and print one line."""
+    """Measure and print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
-    parser.add_argument("--layout", choices=sorted(LAYOUTS), default="TP2 DP2")
-    parser.add_argument("--granularity", choices=["base", "full"], default="full")
-    parser.add_argument("--iterations", type=int, default=31)
+    parser.add_argument("--gpus", metavar="N,N", help="numbers of ranks (gpu: 1,2,4; cpu: 1,2)")
+    parser.add_argument("--cycles", type=int, default=8, help="blocks of each granularity (8)")
+    parser.add_argument("--window", type=int, default=1, help="iterations in a window (1)")
+    parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
-    times = iteration_times(
-        arguments.device, arguments.layout, arguments.granularity, arguments.iterations
-    )
-    ratios = paired_ratios(times)
-    if not ratios:
-        raise SystemExit(f"too few iterations, give more than {NUM_WARMUP + 2}")
-    traced = [ms for number, ms in times.items() if number > NUM_WARMUP and number % 2]
-    untraced = [ms for number, ms in times.items() if number > NUM_WARMUP and not number % 2]
-    print(
-        f"{arguments.layout} {arguments.granularity} ({arguments.device}): traced / untraced "
-        f"{statistics.median(ratios):.4f} (median of {len(ratios)} pairs, {min(ratios):.4f} to "
-        f"{max(ratios):.4f}); {statistics.median(traced):.1f} against "
-        f"{statistics.median(untraced):.1f} ms"
-    )
+    words = arguments.gpus or DEFAULT_RANKS[arguments.device]
+    ranks = [int(word) for word in words.split(",")]
+    if unknown := [number for number in ranks if number not in LAYOUTS]:
+        parser.error(f"--gpus {words}: no layout of {unknown[0]} ranks, only 1, 2 and 4")
+    rows = []
+    for num_ranks in ranks:
+        costs = measure(arguments.device, num_ranks, arguments.cycles, arguments.window)
+        measured = [
+            row(name, num_ranks, cost) for name, by_mode in costs.items() for cost in by_mode
+        ]
+        print("\n".join(measured), file=sys.stderr, flush=True)
+        rows += measured
+    command = f"python -m benchmarks.overhead --device {arguments.device} --gpus {words}"
+    command += f" --cycles {arguments.cycles} --window {arguments.window}"
+    page = render(rows, arguments.device, arguments.window, command)
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
     return 0
 
 

@@ -1,0 +1,110 @@
+"""Processes that take a GPU or a processor core away from somebody else.
+
+    python -m benchmarks.hogs gpu 2      matrix products on GPU 2
+    python -m benchmarks.hogs cpu 5      a busy loop on core 5
+
+Each says `hogging` when it is at work, and ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.jobs import ROOT
+
+NUM_CPU_HOGS = {"cpu": 2, "gpu": 7}
+"""On one core, by what the job computes on: a GPU works off what a slow host launched before."""
+
+
+@contextmanager
+def gpu_hogged(device: int) -> Iterator[None]:
+    """Another process multiplies matrices on this GPU while inside."""
+    with _started([["gpu", str(device)]]):
+        yield
+
+
+@contextmanager
+def core_hogged(num_hogs: int) -> Iterator[None]:
+    """All threads of this process share one core with busy processes while inside."""
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    with _started([["cpu", str(core)]] * num_hogs):
+        _confine({core})
+        try:
+            yield
+        finally:
+            _confine(before)
+
+
+@contextmanager
+def _started(words: Sequence[Sequence[str]]) -> Iterator[None]:
+    hogs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.hogs", *each],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for each in words
+    ]
+    try:
+        for hog in hogs:
+            if hog.stdout is None or hog.stdout.readline() != "hogging\n":
+                raise SystemExit(f"a process to hog the {words[0][0]} did not start")
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.communicate()
+
+
+def _confine(cores: set[int]) -> None:
+    """Let every thread of this process run on these cores only."""
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+def hog_gpu(device: int) -> None:
+    """Multiply matrices until the parent has ended."""
+    import torch
+
+    torch.cuda.set_device(device)
+    matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    product = torch.empty_like(matrix)
+    parent = os.getppid()
+    torch.mm(matrix, matrix, out=product)
+    torch.cuda.synchronize()
+    print("hogging", flush=True)
+    while os.getppid() == parent:
+        for _ in range(50):
+            torch.mm(matrix, matrix, out=product)
+        torch.cuda.synchronize()
+
+
+def hog_core(core: int) -> None:
+    """Count until the parent has ended."""
+    os.sched_setaffinity(0, {core})
+    parent = os.getppid()
+    print("hogging", flush=True)
+    while os.getppid() == parent:
+        for _ in range(1_000_000):
+            pass
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Hog."""
+    if len(arguments) != 2 or arguments[0] not in {"gpu", "cpu"} or not arguments[1].isdecimal():
+        print(__doc__, file=sys.stderr)
+        return 2
+    hog = hog_gpu if arguments[0] == "gpu" else hog_core
+    hog(int(arguments[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""One rank of `benchmarks.losses`: jobs of one family trained one after the other, each anew.
+
+    torchrun … -m benchmarks.losses_ranks PLAN.json
+
+The last rank, which logs the losses, says `run: NAME` before each.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from megascan.errors import report_errors
+from training.distributed import read_launch
+from training.job import parse_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training by its flags; with a folder it is traced, every iteration of it."""
+
+    name: str
+    flags: list[str]
+    trace_dir: str | None = None
+
+    def arguments(self) -> list[str]:
+        """All flags."""
+        if self.trace_dir is None:
+            return self.flags
+        every = ["--trace-interval", "2", "--continuous-trace-iterations", "2"]
+        return [*self.flags, "--trace", "--trace-dir", self.trace_dir, *every]
+
+
+def write_plan(runs: Sequence[Run], path: Path) -> None:
+    """As JSON."""
+    path.write_text(json.dumps([asdict(run) for run in runs]), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train all runs of the plan in one process group."""
+    plan = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    runs = [Run(**values) for values in plan]
+    launch = read_launch(os.environ)
+    jobs = [parse_job(run.arguments(), launch) for run in runs]
+    with jobs[0].joined():
+        for run, job in zip(runs, jobs, strict=True):
+            if launch.rank == launch.world_size - 1:
+                print(f"run: {run.name}", flush=True)
+            job.train()
+            gc.unfreeze()  # the trainer froze the model that is to go now
+            gc.collect()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))
