@@ -1,0 +1,26 @@
+"""Check the flags of a job before a rank is started, so that a mistake is one sentence.
+
+python scripts/lib/check_flags.py WORLD_SIZE RANKS_ON_THIS_NODE -- FLAGS OF training.pretrain_gpt
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from megascan.errors import report_errors
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code 0 when a job of these flags would start; raises MegaScanError otherwise."""
+    from training.distributed import Launch
+    from training.job import parse_job
+
+    world_size, local_world_size = int(words[0]), int(words[1])
+    launch = Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=local_world_size)
+    parse_job(words[3:], launch)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))
