@@ -1,6 +1,7 @@
 """Is the right rank named? Real training on four ranks in several layouts, healthy and with faults.
 
     python -m benchmarks.layouts [--device cpu|gpu] [--only TEXT] [-o RESULT.md] [--keep DIR]
+    python -m benchmarks.layouts --device gpu --judge DIR    (kept runs again, on any machine)
 
 Every layout is one job of four ranks (gloo on the CPU, NCCL on GPUs) that goes through its cases
 one after the other, each traced by itself; `megascan detect` then judges the rank files of each.
@@ -39,6 +40,8 @@ from benchmarks.jobs import (
 from benchmarks.layout_ranks import Plan, Stage
 
 NUM_RANKS = 4
+ENVIRONMENT = "environment.txt"
+"""Beside kept runs: what they ran on."""
 MANY_CORES = 16
 """With so many, verdicts are reached while the next layout trains."""
 MODELS: dict[str, tuple[str, ...]] = {
@@ -195,7 +198,7 @@ def judge(case: Case, folder: Path, keep: Path | None) -> Result:
     )
 
 
-def render(results: Sequence[Result], device: str, command: str) -> str:
+def render(results: Sequence[Result], device: str, command: str, environment: str) -> str:
     """The result page."""
     faulty = [result for result in results if result.case.fault.cause]
     healthy = [result for result in results if not result.case.fault.cause]
@@ -205,7 +208,7 @@ def render(results: Sequence[Result], device: str, command: str) -> str:
         [
             f"# Real runs on four ranks ({device})",
             "",
-            f"`{command}` on {environment_line(device)}. "
+            f"`{command}` on {environment}. "
             f"GPT: `{' '.join(MODELS[device])}`, mock data; 4 of every 5 iterations traced at "
             "`full`.",
             "",
@@ -254,6 +257,9 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="put rank files and verdict of each case there"
     )
+    parser.add_argument(
+        "--judge", type=Path, metavar="DIR", help="train nothing, judge again what --keep put there"
+    )
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
     wanted = [case for case in all_cases(arguments.device) if arguments.only in case.name]
@@ -261,6 +267,23 @@ def main() -> int:
         parser.error(f"--only {arguments.only}: no case's name holds that")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
+    if arguments.judge:
+        environment = (arguments.judge / ENVIRONMENT).read_text(encoding="utf-8")
+        results = [judge_again(case, arguments.judge) for case in wanted]
+    else:
+        environment = environment_line(arguments.device)
+        results = run_all(wanted, arguments)
+        if arguments.keep:
+            (arguments.keep / ENVIRONMENT).write_text(environment, encoding="utf-8")
+    page = render(results, arguments.device, _command(arguments), environment)
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
+    return 0 if all(result.right for result in results) else 1
+
+
+def run_all(wanted: Sequence[Case], arguments: argparse.Namespace) -> list[Result]:
+    """Train and judge, layout by layout."""
     workers = max(1, (os.cpu_count() or 1) // 8)
     with TemporaryDirectory() as temporary, ThreadPoolExecutor(workers) as pool:
         judged: list[Future[Result]] = []
@@ -268,17 +291,21 @@ def main() -> int:
             cases = [case for case in wanted if case.layout == layout]
             if cases:
                 judged += run_layout(cases, arguments, Path(temporary) / layout, pool)
-        results = [each.result() for each in judged]
-    page = render(results, arguments.device, _command(arguments))
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
-    return 0 if all(result.right for result in results) else 1
+        return [each.result() for each in judged]
+
+
+def judge_again(case: Case, kept: Path) -> Result:
+    """Detect in the rank files that `--keep` packed."""
+    with TemporaryDirectory() as temporary:
+        shutil.unpack_archive(str(kept / f"{case.file_name}.tar.gz"), temporary, filter="data")
+        (Path(temporary) / case.file_name / "verdict.json").unlink()
+        return _judged(case, Path(temporary), None)
 
 
 def _command(arguments: argparse.Namespace) -> str:
     only = f' --only "{arguments.only}"' if arguments.only else ""
-    return f"python -m benchmarks.layouts --device {arguments.device}{only}"
+    judge = " --judge DIR" if arguments.judge else ""
+    return f"python -m benchmarks.layouts --device {arguments.device}{only}{judge}"
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     largest = chosen.max_spans or largest
     reference = reference_seconds()
     rows: list[Row] = []
+    if chosen.work_dir:
+        chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
         for case in cases(_sizes(chosen.sizes), largest):
             rows += _measured(case, Path(place) / "trace")

@@ -21,7 +21,7 @@ class Measurement:
     """What a run of the command took; `stages` are (wall, CPU) seconds by stage.
 
     `seconds` and `cpu_seconds` are those of the whole process, interpreter and imports included;
-    `peak_bytes` is its largest resident set, as /usr/bin/time tells it.
+    `peak_bytes` is its largest resident set.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ def measure(folder: Path, suffix: str) -> Measurement:
         return Measurement(
             seconds=seconds,
             cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_bytes=usage.ru_maxrss * 1024,
+            peak_bytes=timed["peak_bytes"],
             output_bytes=output.stat().st_size,
             stages={name: (timed["seconds"][name], cpu) for name, cpu in timed["cpu"].items()},
         )

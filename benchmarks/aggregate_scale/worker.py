@@ -66,8 +66,19 @@ def main(arguments: list[str]) -> int:
         module = imported(module_name)
         setattr(module, function, watch.timed(stage, getattr(module, function)))
     code: int = command(["aggregate", *words])
-    report.write_text(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu_seconds}))
+    report.write_text(
+        json.dumps({"seconds": watch.seconds, "cpu": watch.cpu_seconds, "peak_bytes": peak_bytes()})
+    )
     return code
+
+
+def peak_bytes() -> int:
+    """Largest resident set of this program.
+
+    Not that of getrusage, which a process inherits from the one that started it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

@@ -61,9 +61,10 @@ def _compute(has_gpu: bool) -> list[str]:
             "run the same matrix product alone on that host and on a peer's",
         ]
     return [
-        "read that GPU's clock and throttle reasons: nvidia-smi -i GPU -q -d "
-        "CLOCK,PERFORMANCE,TEMPERATURE,POWER, beside a peer's",
-        "run a GEMM benchmark on that GPU and on a peer's; replace the node when it is slow alone",
+        "read that GPU's clock and throttle reasons, and whether another process is on it: "
+        "nvidia-smi -i GPU -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS, beside a peer's",
+        "measure it against the node's other GPUs with the job away: python scripts/healthcheck.py "
+        "--sweep; replace the node when it is slow alone",
     ]
 
 

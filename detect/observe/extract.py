@@ -9,32 +9,32 @@ import numpy as np
 from detect.findings.counters import typical_readings
 from detect.findings.replayed_cost import ReplayedCosts
 from detect.observations import (
-    BACKWARD,
-    FORWARD,
     Bools,
     Floats,
     Ints,
     Members,
     Observations,
-    Work,
     place_of,
 )
 from detect.observe.cover import enclosed_time, uncovered_time
-from detect.observe.entangled import Entanglement, OwnTimes, own_times
+from detect.observe.entangled import OwnTimes
 from detect.observe.span_index import WORK_NAMES, SpanIndex
 from detect.observe.stalls import Pieces, stalled_time
 from detect.observe.starvation import collecting_time, loading_time
 from detect.observe.transfers import transfers_of
+from detect.observe.work import (
+    LAYER_MODULES,
+    MODULES,
+    layers_of,
+    own_times_of,
+    phases_of,
+    work_of,
+)
 from detect.report import Alignment
 from megascan.header import Json
-from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Track
+from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
-LAYER_NAMES = {"transformer_layer": FORWARD, "transformer_layer-backward": BACKWARD}
-LAYER_MODULES = ("attention", "mlp", "attention-backward", "mlp-backward")
-MODULES = (*LAYER_MODULES, "output_layer", "output_layer-backward")
-MODEL_AXES = ("tp", "cp", "ep", "tp_cp", "tp_ep", "expt_tp")
-"""Axes over which ranks of one stage and replica wait for each other inside a pass."""
 STARVED_NAMES = ("attention", "mlp", "attention-backward", "mlp-backward")
 STARVED_LEAD_NS = 20_000
 STARVED_LEAD_RATIO = 0.5
@@ -51,12 +51,12 @@ def observe(timeline: Timeline) -> Observations:
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
     optimizer_rows = index.named(("optimizer",))
-    phase = _phases(index, work_rows, WORK_NAMES)
+    phase = phases_of(index, work_rows, WORK_NAMES)
     loading = loading_time(index, work_rows, phase, data_rows)
     busy_ns = np.maximum(index.self_time(work_rows) - loading.inside_ns, 1.0)
     own = OwnTimes((), busy_ns)
     if not index.uses_cpu_time:
-        own = _own_times(index, work_rows, phase, busy_ns, MODULES)
+        own = own_times_of(index, work_rows, phase, busy_ns, MODULES)
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     collecting = collecting_time(index, work_rows, gc_rows)
     paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
@@ -68,10 +68,10 @@ def observe(timeline: Timeline) -> Observations:
         members=_members(timeline, index.ranks),
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
-        work=_work(
+        work=work_of(
             index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), WORK_NAMES
         ),
-        layers=_layers(index),
+        layers=layers_of(index),
         busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
         host_gap_ns=uncovered_time(index, iteration_rows),
@@ -93,33 +93,6 @@ def observe(timeline: Timeline) -> Observations:
     )
 
 
-def _phases(index: SpanIndex, rows: Bools, names: dict[str, int]) -> Ints:
-    """Phase of each of the spans by its name."""
-    code, texts = codes(index.table, "name")
-    phase_of_code = np.array([names.get(text, 0) for text in texts], dtype=np.int64)
-    return np.asarray(phase_of_code[code[rows]])
-
-
-def _own_times(
-    index: SpanIndex, passes: Bools, phase: Ints, time_ns: Floats, modules: tuple[str, ...]
-) -> OwnTimes:
-    """Own time of passes that overlap their model-parallel collectives."""
-    group, texts = codes(index.table, "group")
-    model_parallel = np.array([text.partition("@")[0] in MODEL_AXES for text in texts] or [False])
-    overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
-    overlapped &= numbers(index.table, "track") == Track.OVERLAPPED
-    overlapped &= model_parallel[group]
-    marks = Entanglement(
-        passes=passes,
-        phase=phase,
-        time_ns=time_ns,
-        modules=index.named(modules),
-        module_kind=codes(index.table, "name")[0][index.named(modules)],
-        overlapped=overlapped,
-    )
-    return own_times(index, marks)
-
-
 def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns: Floats) -> Floats:
     """Wall less CPU time of compute, (rank, iteration); 0 where CPU time was not measured.
 
@@ -128,7 +101,7 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
-    waiting = np.isin(phase, _own_times(index, rows, phase, cpu_ns, MODULES).phases)
+    waiting = np.isin(phase, own_times_of(index, rows, phase, cpu_ns, MODULES).phases)
     loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
     lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))
@@ -220,66 +193,6 @@ def _iteration_times(index: SpanIndex) -> Floats:
     np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
     np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
     return np.asarray(last - first)
-
-
-def _work(index: SpanIndex, rows: Bools, time_ns: Floats, names: dict[str, int]) -> Work:
-    """Mean time by (rank, iteration, phase x chunk x microbatch)."""
-    phase = _phases(index, rows, names)
-    chunk = np.maximum(numbers(index.table, "chunk")[rows], 0)
-    microbatch = np.maximum(numbers(index.table, "microbatch")[rows], 0)
-    num_chunks = int(chunk.max(initial=0)) + 1
-    num_microbatches = int(microbatch.max(initial=0)) + 1
-    num_ops = 2 * num_chunks * num_microbatches
-    op = (phase * num_chunks + chunk) * num_microbatches + microbatch
-    num_ranks, num_iterations = index.shape
-    flat = (index.row[rows] * num_iterations + index.slot[rows]) * num_ops + op
-    size = num_ranks * num_iterations * num_ops
-    total = np.bincount(flat, weights=time_ns, minlength=size)
-    count = np.bincount(flat, minlength=size)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.log(total / count)
-    log_ns[count == 0] = np.nan
-    ops = np.arange(num_ops)
-    return Work(
-        log_ns=log_ns.reshape(num_ranks, num_iterations, num_ops),
-        phase=ops // (num_chunks * num_microbatches),
-        microbatch=ops % num_microbatches,
-    )
-
-
-def _layers(index: SpanIndex) -> Work | None:
-    """Transformer layers, chunks and layers of a rank averaged; None when not traced or unlike."""
-    rows = index.named(LAYER_NAMES)
-    if not rows.any():
-        return None
-    time_ns = np.maximum(index.self_time(rows), 1.0)
-    phase = _phases(index, rows, LAYER_NAMES)
-    if not index.uses_cpu_time:
-        time_ns = _own_times(index, rows, phase, time_ns, LAYER_MODULES).time_ns
-    if not _layers_alike(index, rows, time_ns):
-        return None
-    work = _work(index, rows, time_ns, LAYER_NAMES)
-    keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
-    slots = np.unique(keys)
-    by_slot = [np.nanmean(work.log_ns[:, :, keys == key], axis=2) for key in slots]
-    first = [int(np.flatnonzero(keys == key)[0]) for key in slots]
-    return Work(
-        log_ns=np.stack(by_slot, axis=2), phase=work.phase[first], microbatch=work.microbatch[first]
-    )
-
-
-def _layers_alike(index: SpanIndex, rows: Bools, time_ns: Floats) -> bool:
-    """False when layers of one rank differ by 15 % and more (dense and expert layers mixed)."""
-    layer = numbers(index.table, "layer")[rows]
-    forward = equals(index.table, "name", "transformer_layer")[rows]
-    for row in range(len(index.ranks)):
-        mine = forward & (index.row[rows] == row)
-        medians = [np.median(time_ns[mine & (layer == one)]) for one in np.unique(layer[mine])]
-        if medians and max(medians) > 1.15 * min(medians):
-            return False
-        if row >= 31:  # a few stages' worth of ranks tells
-            break
-    return True
 
 
 def _starved_share(index: SpanIndex) -> Floats | None:

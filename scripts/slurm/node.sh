@@ -3,23 +3,9 @@
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 
-options=(--trace-dir "$RUN_DIR/trace")
-add() { [[ -z $2 ]] || options+=("$1" "$2"); }
-add --num-gpus "${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-}}"
-add --tensor-model-parallel-size "${TP:-}"
-add --pipeline-model-parallel-size "${PP:-}"
-add --context-parallel-size "${CP:-}"
-add --model "${MODEL:-}"
-add --train-iters "${TRAIN_ITERS:-}"
-add --micro-batch-size "${MICRO_BATCH_SIZE:-}"
-add --global-batch-size "${GLOBAL_BATCH_SIZE:-}"
-add --data-path "${DATA_PATH:-}"
-add --vocab-file "${VOCAB_FILE:-}"
-add --merge-file "${MERGE_FILE:-}"
-add --tokenizer-model "${TOKENIZER_MODEL:-}"
-[[ ${SAVE_INTERVAL:-100} == 0 ]] || options+=(--save "$RUN_DIR/checkpoints" --save-interval "${SAVE_INTERVAL:-100}")
-read -ra more <<<"${TRAIN_FLAGS:-}"
-flags=(--tensorboard-dir "$RUN_DIR/tensorboard" "${more[@]}")
+source scripts/lib/settings.sh
+export RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-}}
+read_settings
 
 if ((SLURM_JOB_NUM_NODES == 1)); then
     exec bash scripts/run_single_gpt.sh "${options[@]}" -- "${flags[@]}"

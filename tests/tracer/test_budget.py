@@ -243,6 +243,7 @@ def test_a_real_job_of_two_ranks_lowers_itself_alike(tmp_path):
     common = first.keys() & second.keys()  # a slow disk may have cost either one a window
     assert len(common) > 15 and all(first[start] == second[start] for start in common)
     levels = list(dict.fromkeys(first.values()))
-    assert levels[:2] == [("full", 4), ("base", 4)] and levels[2][1] > 4
+    assert levels[:2] == [("full", 4), ("base", 4)]
+    assert all(interval > 4 for _, interval in levels[2:])  # none when the run ended before it held
     notes = read_trace(folder).completeness.notes
     assert any("granularity changed during the run (--trace-budget)" in note for note in notes)

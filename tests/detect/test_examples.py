@@ -1,0 +1,34 @@
+"""The example traces of real jobs on GPUs: the right rank, the right cause, and silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detect import Cause, Owner, Verdict, detect
+from megascan.reader import read_timeline
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def report_of(name):
+    return detect(read_timeline(EXAMPLES / f"{name}.json.gz"))
+
+
+def test_a_slow_device_is_named_though_it_has_one_peer_only():
+    (finding,) = report_of("h200-pp2-dp2-rank-2-slow").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.COMPUTE, Owner.NODE)
+    assert finding.slowdown == pytest.approx(1.5, rel=0.03)
+
+
+def test_a_busy_host_is_not_taken_for_a_slow_device():
+    (finding,) = report_of("h200-dp4-rank-2-busy-host").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, Owner.NODE)
+    assert any("nothing to do" in sentence for sentence in finding.evidence)
+
+
+def test_nobody_is_named_in_the_healthy_job():
+    report = report_of("h200-pp2-dp2-healthy")
+    assert report.verdict is Verdict.HEALTHY
+    assert not report.findings
