@@ -255,7 +255,7 @@ def test_a_killed_worker_is_one_sentence(jsonl: Path) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_command(tmp_path: Path, jsonl: Path, end: signal.Signals) -> None:
-    (tmp_path / "long.jsonl").write_bytes(jsonl.read_bytes() * 200)
+    (tmp_path / "long.jsonl").write_bytes(jsonl.read_bytes() * 1000)
     arguments = ("--input", "long.jsonl", "--output-prefix", "out", *BYTES, "--workers", "2")
     process = subprocess.Popen(
         [sys.executable, "-m", MODULE, *arguments, "--log-interval", "1"],
