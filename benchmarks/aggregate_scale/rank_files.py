@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.export.text_columns import (
-    Coded,
+    coded_argument,
     coded_numbers,
+    coded_texts,
     fragments,
     microsecond_texts,
     number_texts,
@@ -27,7 +27,7 @@ from megascan.export.text_columns import (
 from megascan.rankfile import encode_header, encode_window, rank_file_path
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column
 from megascan.simulate import Clocks, JobModel, compute_bound, simulate_trace
-from megascan.timeline import Trace, codes, numbers
+from megascan.timeline import Trace, numbers
 from megascan.topology import Layout
 
 Integers = npt.NDArray[np.int64]
@@ -144,12 +144,15 @@ def _lines(
     spans = spans.set_column(
         spans.schema.get_field_index("iteration"), "iteration", pa.array(iteration)
     )
-    head = [_text(spans, "name", ',\n{{"name":{}'), _text(spans, "kind", ',"cat":{},"ph":"X"')]
+    head = [
+        coded_texts(spans, "name", ',\n{{"name":{}'),
+        coded_texts(spans, "kind", ',"cat":{},"ph":"X"'),
+    ]
     place = [
         coded_numbers(numbers(spans, "rank"), lambda rank: f'"pid":{rank},'),
         coded_numbers(numbers(spans, "track"), lambda track: f'"tid":{track},"args":{{'),
     ]
-    few = [_argument(spans, column) for column in SPAN_COLUMNS if _has_few_values(column)]
+    few = [coded_argument(spans, column) for column in SPAN_COLUMNS if _has_few_values(column)]
     last = coded_numbers(iteration, lambda value: f'"iteration":{value}}}}}')
     parts: list[pa.StringArray | str] = [*fragments(head), ',"ts":', microsecond_texts(start_ns)]
     parts += ['"dur":', microsecond_texts(numbers(spans, "duration_ns")), *fragments(place)]
@@ -161,25 +164,6 @@ def _lines(
 
 def _has_few_values(column: Column) -> bool:
     return column.name not in (*_FRAME, *_MANY_VALUED, "iteration")
-
-
-def _text(spans: pa.Table, name: str, template: str) -> Coded:
-    code, texts = codes(spans, name)
-    quoted = [template.format(orjson.dumps(text).decode()) for text in texts]
-    return Coded(code, max(len(texts), 1), lambda number: quoted[number])
-
-
-def _argument(spans: pa.Table, column: Column) -> Coded:
-    if column.type == "text":
-        code, texts = codes(spans, column.name)
-        quoted = [
-            f'"{column.name}":{orjson.dumps(text).decode()},' if text else "" for text in texts
-        ]
-        return Coded(code, max(len(texts), 1), lambda number: quoted[number])
-    return coded_numbers(
-        numbers(spans, column.name),
-        lambda value: "" if value == NOT_APPLICABLE else f'"{column.name}":{value},',
-    )
 
 
 def _optional(spans: pa.Table, name: str) -> pa.StringArray:

@@ -35,7 +35,6 @@ from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
-STARVED_NAMES = ("attention", "mlp", "attention-backward", "mlp-backward")
 STARVED_LEAD_NS = 20_000
 STARVED_LEAD_RATIO = 0.5
 """A host that is less ahead than a launch takes (5 to 10 µs), or than half of the operation that it
@@ -47,6 +46,7 @@ MAX_PAUSE_SHARE = 0.002
 def observe(timeline: Timeline) -> Observations:
     """Everything the detector needs from a timeline."""
     index = SpanIndex(timeline)
+    members = _members(timeline, index.ranks)
     work_rows = index.named(WORK_NAMES)
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
@@ -61,11 +61,11 @@ def observe(timeline: Timeline) -> Observations:
     collecting = collecting_time(index, work_rows, gc_rows)
     paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
     own_ns = own.time_ns - collecting.inside_ns
-    stalled_ns = _stalled(index, timeline, work_rows, phase, (busy_ns, own_ns))
+    stalled_ns = _stalled(index, members.stage, work_rows, phase, time_ns=busy_ns, own_ns=own_ns)
     busy_ns = busy_ns - stalled_ns
     iteration_rows = equals(index.table, "kind", Kind.ITERATION)
     return Observations(
-        members=_members(timeline, index.ranks),
+        members=members,
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
         work=work_of(
@@ -112,15 +112,11 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns
 
 
 def _stalled(
-    index: SpanIndex,
-    timeline: Timeline,
-    passes: Bools,
-    phase: Ints,
-    time_ns: tuple[Floats, Floats],
+    index: SpanIndex, stage: Ints, passes: Bools, phase: Ints, *, time_ns: Floats, own_ns: Floats
 ) -> Floats:
     """Time that the device stood still inside each pass; 0 on CPU runs.
 
-    `time_ns` is that of the passes, with and without their waiting.
+    `stage` is that of each row; `time_ns` and `own_ns` are the passes' with and without waiting.
     """
     if index.is_cpu:
         return np.zeros(len(phase))
@@ -128,13 +124,12 @@ def _stalled(
     chunk = np.maximum(numbers(index.table, "chunk")[passes], 0)
     layer = np.maximum(numbers(index.table, "layer")[modules], 0)
     name, texts = codes(index.table, "name")
-    stage = _members(timeline, index.ranks).stage
     pieces = Pieces(
         passes=passes,
         role=2 * chunk + phase,
         stage=stage[index.row[passes]],
-        time_ns=time_ns[0],
-        own_ns=time_ns[1],
+        time_ns=time_ns,
+        own_ns=own_ns,
         modules=modules,
         module_kind=layer * len(texts) + name[modules],
         module_ns=index.self_time(modules),
@@ -199,7 +194,7 @@ def _starved_share(index: SpanIndex) -> Floats | None:
     """Share of module spans that the host launched only just in time; None on CPU runs."""
     if index.is_cpu:
         return None
-    rows = index.named(STARVED_NAMES)  # a whole pass begins with its launch, fed or not
+    rows = index.named(LAYER_MODULES)  # a whole pass begins with its launch, fed or not
     launch = numbers(index.table, "launch_ns")[rows]
     known = launch != NOT_APPLICABLE
     if not known.any():

@@ -33,12 +33,13 @@ def own_times_of(
     overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
     overlapped &= numbers(index.table, "track") == Track.OVERLAPPED
     overlapped &= model_parallel[group]
+    inside = index.named(modules)
     marks = Entanglement(
         passes=passes,
         phase=phase,
         time_ns=time_ns,
-        modules=index.named(modules),
-        module_kind=codes(index.table, "name")[0][index.named(modules)],
+        modules=inside,
+        module_kind=codes(index.table, "name")[0][inside],
         overlapped=overlapped,
     )
     return own_times(index, marks)

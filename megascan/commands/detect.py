@@ -70,7 +70,7 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
     from detect.whatif import is_op_table
     from megascan.commands.detection import detect_in
 
-    if arguments.path.is_file() and is_op_table(arguments.path):
+    if is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)
     with cluster_from(arguments) as cluster:
         timeline = load_timeline(arguments.path, arguments, cluster)

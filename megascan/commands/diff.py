@@ -91,7 +91,7 @@ def _side(path: Path, arguments: argparse.Namespace) -> Side:
     from detect.whatif import is_op_table
 
     settings = DetectorSettings()
-    if path.is_file() and is_op_table(path):
+    if is_op_table(path):
         return side_of_op_table(str(path), path, settings)
     timeline = load_timeline(path, arguments)
     require("aggregate")

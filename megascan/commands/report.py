@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageInputs:
     from detect.whatif import is_op_table
 
-    if arguments.path.is_file() and is_op_table(arguments.path):
+    if is_op_table(arguments.path):
         return _of_op_table(arguments.path, settings)
     return _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
 

@@ -90,7 +90,7 @@ def _replayed(
     """The replay of what lies at `path`, its timeline, and what the detector finds in it."""
     from detect.whatif import is_op_table, read_op_table, replay_of_op_table, replay_of_timeline
 
-    if path.is_file() and is_op_table(path):
+    if is_op_table(path):
         table = read_op_table(path)
         findings = _findings_of_op_table(table) if arguments.detect else ()
         return replay_of_op_table(table), None, findings

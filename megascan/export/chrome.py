@@ -36,8 +36,9 @@ from megascan.export.naming import (
     track_title,
 )
 from megascan.export.text_columns import (
-    Coded,
+    coded_argument,
     coded_numbers,
+    coded_texts,
     fragments,
     microsecond_texts,
     number_texts,
@@ -45,7 +46,7 @@ from megascan.export.text_columns import (
 from megascan.export.timeline_record import timeline_record
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column
-from megascan.timeline import codes, numbers
+from megascan.timeline import numbers
 from megascan.topology import Layout
 
 Integers = npt.NDArray[np.int64]
@@ -163,37 +164,18 @@ def _few_valued(
 ) -> tuple[list[pa.StringArray], list[pa.StringArray]]:
     """What stands before and behind the numbers of each row's event."""
     head = [
-        _text_column(table, "name", ',\n{{"ph":"X","name":{},'),
-        _text_column(table, "kind", '"cat":{},'),
+        coded_texts(table, "name", ',\n{{"ph":"X","name":{},'),
+        coded_texts(table, "kind", '"cat":{},'),
         coded_numbers(tid, lambda value: f'"tid":{value},'),
         coded_numbers(numbers(table, "rank"), lambda rank: f'"pid":{rank},'),
     ]
-    tail = [_argument(table, column) for column in TIMELINE_COLUMNS if _is_few_valued(column)]
+    tail = [coded_argument(table, column) for column in TIMELINE_COLUMNS if _is_few_valued(column)]
     tail.append(coded_numbers(numbers(table, _LAST), lambda value: f'"{_LAST}":{value}}}}}'))
     return fragments(head), fragments(tail)
 
 
 def _is_few_valued(column: Column) -> bool:
     return column.name not in _TOP_LEVEL | {_LAST} and column.name not in _MANY_VALUED
-
-
-def _text_column(table: pa.Table, name: str, template: str) -> Coded:
-    code, texts = codes(table, name)
-    quoted = [template.format(orjson.dumps(text).decode()) for text in texts]
-    return Coded(code, max(len(texts), 1), lambda number: quoted[number])
-
-
-def _argument(table: pa.Table, column: Column) -> Coded:
-    if column.type == "text":
-        code, texts = codes(table, column.name)
-        quoted = [
-            f'"{column.name}":{orjson.dumps(text).decode()},' if text else "" for text in texts
-        ]
-        return Coded(code, max(len(texts), 1), lambda number: quoted[number])
-    return coded_numbers(
-        numbers(table, column.name),
-        lambda value: "" if value == NOT_APPLICABLE else f'"{column.name}":{value},',
-    )
 
 
 def _joined(parts: list[pa.StringArray | str]) -> pa.StringArray:

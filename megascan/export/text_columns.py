@@ -16,6 +16,9 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from megascan.schema import NOT_APPLICABLE, Column
+from megascan.timeline import codes, numbers
+
 Integers = npt.NDArray[np.int64]
 
 _MOST_CODES = 1 << 16
@@ -56,8 +59,29 @@ def coded_numbers(values: Integers, text_of: Callable[[int], str]) -> Coded:
         return Coded(values - low, high - low + 1, lambda code: text_of(code + low))
     encoded = pa.array(values).dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    codes = np.asarray(encoded.indices, dtype=np.int64)
-    return Coded(codes, len(distinct), lambda code: text_of(distinct[code]))
+    code = np.asarray(encoded.indices, dtype=np.int64)
+    return Coded(code, len(distinct), lambda code: text_of(distinct[code]))
+
+
+def coded_texts(table: pa.Table, name: str, template: str) -> Coded:
+    """A text column as JSON strings, each put into the template's braces."""
+    code, texts = codes(table, name)
+    quoted = [template.format(orjson.dumps(text).decode()) for text in texts]
+    return Coded(code, max(len(texts), 1), lambda number: quoted[number])
+
+
+def coded_argument(table: pa.Table, column: Column) -> Coded:
+    """A column of few values as `"name":value,`; nothing where it does not apply."""
+    if column.type == "text":
+        code, texts = codes(table, column.name)
+        quoted = [
+            f'"{column.name}":{orjson.dumps(text).decode()},' if text else "" for text in texts
+        ]
+        return Coded(code, max(len(texts), 1), lambda number: quoted[number])
+    return coded_numbers(
+        numbers(table, column.name),
+        lambda value: "" if value == NOT_APPLICABLE else f'"{column.name}":{value},',
+    )
 
 
 def fragments(columns: Sequence[Coded]) -> list[pa.StringArray]:
@@ -81,25 +105,25 @@ def _combined(columns: Sequence[Coded]) -> pa.StringArray:
     key = columns[0].codes
     for column in columns[1:]:
         key = key * column.num_codes + column.codes
-    used, codes = _used_codes(key)
+    used, place = _used_codes(key)
     parts: list[list[str]] = []
     rest = used
     for column in reversed(columns):
         rest, code = np.divmod(rest, column.num_codes)
         parts.append(_texts_of(column, code))
     texts = ["".join(reversed(pieces)) for pieces in zip(*parts, strict=True)]
-    return pa.array(texts, pa.string()).take(pa.array(codes))
+    return pa.array(texts, pa.string()).take(pa.array(place))
 
 
-def _texts_of(column: Coded, codes: Integers) -> list[str]:
-    made = {code: column.text_of(code) for code in set(codes.tolist())}
-    return [made[code] for code in codes.tolist()]
+def _texts_of(column: Coded, code: Integers) -> list[str]:
+    made = {each: column.text_of(each) for each in set(code.tolist())}
+    return [made[each] for each in code.tolist()]
 
 
 def _used_codes(key: Integers) -> tuple[Integers, Integers]:
     if not len(key) or int(key.max()) >= 2 * _MOST_CODES:
-        used, codes = np.unique(key, return_inverse=True)
-        return used, codes.astype(np.int64)
+        used, place = np.unique(key, return_inverse=True)
+        return used, place.astype(np.int64)
     present = np.zeros(int(key.max()) + 1, dtype=np.bool_)
     present[key] = True
     renumber = np.cumsum(present) - 1

@@ -9,34 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.preprocess import NOTING
+
 ROOT = Path(__file__).resolve().parents[2]
 FEW, MANY = 20_000, 400_000
-
-
-# Runs a module and writes down how large this process ever was. (The kernel's ru_maxrss will not
-# do: it counts the parent in whose memory a process was started.)
-NOTING_PEAK = """
-import pathlib, re, runpy, sys
-place, module = sys.argv.pop(1), sys.argv[1]
-sys.argv[:2] = [module]
-try:
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-finally:
-    status = pathlib.Path("/proc/self/status").read_text()
-    pathlib.Path(place).write_text(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
-"""
 
 
 def peak_mib(folder: Path, *arguments: str) -> float:
     """Run a command to its good end; gives the largest that it ever was."""
     done = subprocess.run(
-        [sys.executable, "-c", NOTING_PEAK, str(folder / "peak"), *arguments],
+        [sys.executable, "-c", NOTING, str(folder / "peak"), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return int((folder / "peak").read_text()) / 1024
+    return int((folder / "peak").read_text().split()[0]) / 1024
 
 
 @pytest.fixture(scope="module")
