@@ -19,4 +19,5 @@ if [[ $# -gt 0 ]]; then
 fi
 "$PYTHON" -m pytest -q --durations=10 -n 2 -m "not distributed"
 echo "== tests that start several ranks each, one after the other"
-"$PYTHON" -m pytest -q --durations=10 -m distributed
+# Real ranks on a shared machine: a neighbour's load can pass for a fault. What is broken fails twice.
+"$PYTHON" -m pytest -q --durations=10 --reruns 1 -m distributed
