@@ -13,6 +13,7 @@ from megascan.errors import ConfigError, InputError
 from megascan.rank_lists import packed, unpacked
 from megascan.schema import SCHEMA_VERSION, Granularity
 from megascan.topology import Coordinates, Layout
+from megascan.typed import checked, shown
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -29,6 +30,10 @@ class Device:
     index: int = 0
     uuid: str = ""
 
+
+_MOST_ITERATIONS = 1 << 20
+MOST_RANKS = 1 << 20
+"""A header that speaks of more is damaged."""
 
 RESTARTING_CLOCK = "CUDA events since step begin"
 """`ClockOrigin.source` of clocks that begin again at every iteration."""
@@ -107,24 +112,26 @@ class RankHeader:
         version = record.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(
-                f"{where}: rank file of schema {version!r}, this MegaScan reads up to "
+                f"{where}: rank file of schema {shown(version)}, this MegaScan reads up to "
                 f"{SCHEMA_VERSION}; update MegaScan"
             )
         fields = cast("dict[str, Any]", dict(record))
         try:
             trace = fields["trace"]
-            fields["layout"] = Layout(**fields["layout"])
+            fields["layout"] = layout_from_json(fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
-            fields["groups"] = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
+            groups = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
+            fields["groups"] = {}  # checked by now: going through all members again would cost most
             fields["device"] = Device(**fields["device"])
             fields["clock"] = ClockOrigin(**fields["clock"])
             fields["trace"] = TraceSettings(
                 **{**trace, "granularity": Granularity(trace["granularity"])}
             )
-            return cls(**fields)
+            return replace(checked(cls(**fields)), groups=groups)
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise InputError(
-                f"{where}: damaged header ({error}); the file cannot be used"
+                f"{where}: damaged header ({error!s:.200}); restore the file or leave this rank "
+                "out (--allow-missing-ranks)"
             ) from error
 
 
@@ -163,6 +170,32 @@ class WindowRecord:
         fields = cast("dict[str, Any]", dict(record))
         try:
             fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
-            return cls(**fields)
-        except TypeError as error:
-            raise InputError(f"{where}: damaged window mark ({error})") from error
+            return checked(cls(**fields))._checked_values()
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{where}: damaged window mark ({error!s:.200}); restore the file or leave this "
+                "rank out (--allow-missing-ranks)"
+            ) from error
+
+    def _checked_values(self) -> WindowRecord:
+        num_iterations = self.last_iteration - self.first_iteration + 1
+        if self.first_iteration < 0 or not 0 <= num_iterations <= _MOST_ITERATIONS:
+            raise ValueError(
+                f"iterations {self.first_iteration} to {self.last_iteration} are no window"
+            )
+        if self.granularity:
+            Granularity(self.granularity)
+        return self
+
+
+def layout_from_json(record: Json) -> Layout:
+    """Layout of a header or a timeline. Raises TypeError, ValueError or ConfigError for damage."""
+    if not isinstance(record, dict):
+        raise TypeError(f"layout is {shown(record)}, expected sizes by axis")
+    for axis, size in record.items():
+        if axis != "order" and (not isinstance(size, int) or size > MOST_RANKS):
+            raise TypeError(f"layout's {axis} is {shown(size)}, expected a size")
+    layout = checked(Layout(**cast("dict[str, Any]", record)))
+    if layout.world_size > MOST_RANKS:
+        raise ValueError(f"layout has {layout.world_size} ranks, expected {MOST_RANKS} or fewer")
+    return layout

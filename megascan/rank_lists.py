@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from megascan.typed import shown
+
 _LONGEST_LIST = 16
 _MOST_RANKS = 1 << 24
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
@@ -50,9 +52,15 @@ def unpacked(ranks: object) -> tuple[int, ...]:
     """Ranks from JSON, either way. Raises ValueError for anything else."""
     if isinstance(ranks, str):
         return _from_text(ranks)
-    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+    if (
+        isinstance(ranks, list)
+        and {type(rank) for rank in ranks} <= {int}
+        and all(0 <= rank < _MOST_RANKS for rank in ranks)
+    ):
         return tuple(ranks)
-    raise ValueError(f"ranks of a group are {ranks!r}, expected a list or a text like 0-7,16-23")
+    raise ValueError(
+        f"ranks of a group are {shown(ranks)}, expected a list or a text like 0-7,16-23"
+    )
 
 
 @lru_cache(maxsize=4096)  # the same groups stand in the headers of all their members

@@ -33,7 +33,9 @@ def event_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def span_columns(events: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Span events as a table of declared columns; `start_ns` still relative to the origin.
+    """Span events, as `Templates` reads them, as a table of declared columns.
+
+    `start_ns` is still relative to the origin.
 
     Start and end are rounded to whole ns each, so that spans which nest in the file nest in the
     table. A missing or non-finite time becomes a duration of NOT_APPLICABLE.
@@ -46,7 +48,7 @@ def span_columns(events: pa.Table, columns: Sequence[Column]) -> pa.Table:
         elif column.event_key == "dur":
             arrays.append(pa.array(duration))
         else:
-            arrays.append(_filled(events.column(column.event_key).combine_chunks()))
+            arrays.append(events.column(column.event_key))
     return pa.Table.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
 
 
@@ -73,8 +75,3 @@ def _times(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
     start_ns = np.rint(np.where(usable, start, 0.0) * 1000.0).astype(np.int64)
     end_ns = np.rint(np.where(usable, end, 0.0) * 1000.0).astype(np.int64)
     return start_ns, np.where(usable, end_ns - start_ns, NOT_APPLICABLE)
-
-
-def _filled(values: pa.Array) -> pa.Array:
-    """Numbers without gaps (texts have none)."""
-    return values.fill_null(NOT_APPLICABLE) if values.null_count else values

@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megascan.errors import InputError
-from megascan.reader.columns import true_rows
 from megascan.reader.documents import open_document
 from megascan.reader.folding import Folded, fold
 from megascan.reader.lines import EventBlock, parse_block
@@ -102,10 +100,10 @@ def read_records(path: Path, templates: Templates) -> Recorded | None:
 
 
 def _place(events: EventBlock, path: Path) -> Place | None:
-    at = true_rows(pc.is_valid(events.table.column("rel_ts")))
+    at = np.flatnonzero(_integers(events.table, "rel_ts") != NOT_APPLICABLE)
     if not len(at):
         return None
-    record = orjson.loads(events.rows_text([at[0].as_py()])[0])
+    record = orjson.loads(events.rows_text([int(at[0])])[0])
     try:
         return Place(*(int(record[key]) for key in ("g_rk", "dp_rk", "pp_rk", "tp_rk", "dev")))
     except (KeyError, TypeError, ValueError) as error:
@@ -158,8 +156,12 @@ def _recorded(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Recor
 
 
 def _integers(table: pa.Table, name: str, missing: int = NOT_APPLICABLE) -> Integers:
-    values = table.column(name).fill_null(missing).combine_chunks()
-    return np.asarray(values).astype(np.int64)
+    """A column of times or numbers; `missing` where a record has none."""
+    values: Integers | npt.NDArray[np.float64] = table.column(name).to_numpy()
+    if missing == NOT_APPLICABLE and values.dtype == np.int64:
+        return values.astype(np.int64, copy=False)
+    absent = np.isnan(values) if values.dtype.kind == "f" else values == NOT_APPLICABLE
+    return np.where(absent, missing, values).astype(np.int64)
 
 
 def _copied_steps(folded: Folded, name: Integers, times: Integers) -> npt.NDArray[np.bool_]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from megascan.header import RankHeader, WindowRecord
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -37,7 +38,7 @@ Importer: TypeAlias = Callable[[Sequence[Path]], list[Segment]]
 ends before it says whose it is. Raises InputError for damage inside finished windows."""
 
 
-def in_parallel(read: Callable[[Path], Result], paths: Sequence[Path]) -> list[Result]:
+def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Files read by as many threads as there are cores (the parser holds no interpreter lock)."""
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(read, paths))
+        return list(pool.map(read, items))

@@ -4,27 +4,29 @@ A tracer's lines differ in little but their numbers:
 
     {"name":"mlp","ts":12.5,"dur":3.25,"args":{"layer":7,"group":"tp@0"}}
     {"name":"mlp","ts":99.125,"dur":3.0,"args":{"layer":8,"group":"tp@0"}}
-    {"name":"mlp","ts":.,"dur":.,"args":{"layer":,"group":"tp@"}}          both without digits
+    {"name":"mlp","ts":#.#,"dur":#.#,"args":{"layer":#,"group":"tp@#"}}    both with digits marked
 
-Lines that are equal without their digits, and have their digits in the same places, hold the same
-keys, texts and kinds of number. So one line of each sort is parsed as JSON, with its numbers
-replaced by marks that tell which number of the line became which value; all other lines are
-columns of digits that Arrow converts in bulk. That is exact: what is not an integer, a decimal or
-a text of the declared type, or could be read in two ways, is left to the general parser.
+Lines that are equal but for their digits hold the same keys, texts and kinds of number. So one
+line of each sort is parsed as JSON, with its numbers replaced by others that tell which number of
+the line became which value; all other lines are columns of digits that are converted in bulk. That
+is exact: what is not an integer, a decimal or a text of the declared type, or could be read in two
+ways, is left to the general parser.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from megascan.reader.digits import Positions, UnfitError, split_digits
-from megascan.reader.filling import NONE, Filler, Leaf, Shape, check_places
+from megascan.reader.digits import Integers, UnfitError, split_digits
+from megascan.reader.filling import NONE, Filler, Pattern, Shape
 from megascan.reader.lines import Bounds, GeneralParser
+from megascan.schema import NOT_APPLICABLE
 
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
@@ -38,8 +40,9 @@ _CONTINUES = re.compile(rb"(\.|[eE][+-]?)\Z")
 class Templates:
     """Line parser that learns the shapes of lines as it meets them. Any thread may use it.
 
-    Its tables are flat (`args.layer` is a column), their texts dictionary-encoded and "" where
-    absent; absent numbers are null. What fits no template goes to Arrow's parser.
+    Its tables are flat (`args.layer` is a column), their texts dictionary-encoded. Nothing is null:
+    what is absent is "" among texts, NOT_APPLICABLE among integers and NaN among decimals. What
+    fits no template goes to Arrow's parser.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -62,25 +65,24 @@ class Templates:
     def _flattened(self, table: pa.Table) -> pa.Table:
         flat = table.flatten()
         names = flat.column_names
-        return pa.Table.from_arrays([_encoded(column) for column in flat.columns], names)
+        return pa.Table.from_arrays([_without_nulls(column) for column in flat.columns], names)
 
     def _parsed(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table:
         if b"\\" in text or len(text) > _MOST_BYTES:
             raise UnfitError
-        digits, bare = split_digits(text, bounds.astype(np.int32))
+        digits, bare = split_digits(text, bounds)
         encoded = bare.dictionary_encode()
-        code = np.asarray(encoded.indices)
+        code = encoded.indices.to_numpy().astype(np.int64)
         kinds = encoded.dictionary.to_pylist()
         if len(kinds) > _MOST_SHAPES:
             raise UnfitError
         shapes = self._shapes_of(kinds, code, text, bounds)
-        check_places(digits, shapes, code)
         filler = Filler(shapes, code, digits)
         columns = [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
         return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
 
     def _shapes_of(
-        self, kinds: Sequence[bytes], code: Positions, text: bytes | bytearray, bounds: Bounds
+        self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Bounds
     ) -> list[Shape]:
         known = [self._shapes.get(kind) for kind in kinds]
         if None in known:
@@ -99,13 +101,24 @@ class Templates:
         record = orjson.loads(marked)
         if not isinstance(record, dict):
             raise UnfitError
-        length = np.array([end - begin for begin, end in runs], dtype=np.int32)
-        begin = np.array([begin for begin, _ in runs], dtype=np.int32)
+        leaves = [_leaf(_value(record, path), kind) for path, kind in self._columns]
+        numbers = [leaf if isinstance(leaf, _Number) else _Number() for leaf in leaves]
         return Shape(
-            place=begin - (np.cumsum(length) - length).astype(np.int32),
             is_whole=np.array([_begins_number(line, begin) for begin, _ in runs], dtype=np.bool_),
-            leaves=tuple(_leaf(_value(record, path), kind) for path, kind in self._columns),
+            whole=np.array([number.whole for number in numbers]),
+            fraction=np.array([number.fraction for number in numbers]),
+            negative=np.array([number.negative for number in numbers]),
+            texts=tuple("" if isinstance(leaf, _Number) else leaf for leaf in leaves),
         )
+
+
+@dataclass(frozen=True)
+class _Number:
+    """The runs of digits that make a number; NONE where there is none."""
+
+    whole: int = NONE
+    fraction: int = NONE
+    negative: bool = False
 
 
 class _Marks:
@@ -140,21 +153,19 @@ def _value(record: dict[str, object], path: Sequence[str]) -> object:
     return value
 
 
-def _leaf(value: object, kind: pa.DataType) -> Leaf | None:
-    """How a value came from marks; None where there is none."""
+def _leaf(value: object, kind: pa.DataType) -> _Number | str | Pattern:
+    """How a value came from marks."""
     if value is None:
-        return None
+        return "" if pa.types.is_string(kind) else _Number()
     if pa.types.is_string(kind):
         if not isinstance(value, str):
             raise UnfitError
-        return Leaf(
-            pieces=tuple(_DIGITS_IN_TEXT.split(value)),
-            places=tuple(_place(mark) for mark in _DIGITS_IN_TEXT.findall(value)),
-        )
-    number = _NUMBER.fullmatch(repr(value))
+        places = tuple(_place(mark) for mark in _DIGITS_IN_TEXT.findall(value))
+        return Pattern(tuple(_DIGITS_IN_TEXT.split(value)), places) if places else value
+    number = _NUMBER.fullmatch(repr(value)) if isinstance(value, int | float) else None
     if number is None or (number[3] and not pa.types.is_floating(kind)):
         raise UnfitError
-    return Leaf(
+    return _Number(
         whole=_place(number[2]),
         fraction=_place(number[3]) if number[3] else NONE,
         negative=bool(number[1]),
@@ -172,8 +183,10 @@ def _flat(schema: pa.Schema | pa.StructType) -> list[tuple[tuple[str, ...], pa.D
     return found
 
 
-def _encoded(column: pa.ChunkedArray) -> pa.Array:
+def _without_nulls(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # an empty table keeps its chunks
         array = pa.array([], column.type)
-    return array.fill_null("").dictionary_encode() if pa.types.is_string(array.type) else array
+    if pa.types.is_string(array.type):
+        return array.fill_null("").dictionary_encode()
+    return array.fill_null(np.nan if pa.types.is_floating(array.type) else NOT_APPLICABLE)

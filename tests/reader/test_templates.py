@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import numpy as np
@@ -31,8 +32,18 @@ def bounds_of(lines: list[bytes]) -> Bounds:
     return bounds
 
 
+def is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def rows(table: pa.Table | None) -> list[dict[str, object]] | None:
-    return None if table is None else table.select(FIELDS).to_pylist()
+    """Rows with None for what is absent: NOT_APPLICABLE, NaN or null."""
+    if table is None:
+        return None
+    return [
+        {key: None if value == -1 or is_nan(value) else value for key, value in row.items()}
+        for row in table.select(FIELDS).to_pylist()
+    ]
 
 
 def by_template(*lines: bytes) -> list[dict[str, object]] | None:
