@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
-from megascan.export.text_columns import Coded, coded_numbers, fragments, number_texts
+from megascan.export.text_columns import Coded, coded_numbers, number_texts, row_texts
 from megascan.schema import Kind
 from megascan.timeline import Trace, codes, equals, numbers
 from megascan.topology import rank_file_name
@@ -94,7 +94,7 @@ def _records(
     )
     step_end, step_begin = pa.array(is_step & is_end), pa.array(is_step & ~is_end)
     tail = pc.if_else(step_end, wall, pc.if_else(step_begin, "", common))
-    text = pc.binary_join_element_wise(*fragments([opening, sort]), digits, tail, "\n  }", "")
+    text = pc.binary_join_element_wise(*row_texts([opening, sort]), digits, tail, "\n  }", "")
     content = bytes(memoryview(text.buffers()[2])[1:])  # without the first separator's comma
     return memoryview(b"[" + content + b"\n]\n"), len(row)
 

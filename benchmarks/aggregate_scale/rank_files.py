@@ -20,9 +20,9 @@ from megascan.export.text_columns import (
     coded_argument,
     coded_numbers,
     coded_texts,
-    fragments,
     microsecond_texts,
     number_texts,
+    row_texts,
 )
 from megascan.rankfile import encode_header, encode_window, rank_file_path
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column
@@ -154,10 +154,10 @@ def _lines(
     ]
     few = [coded_argument(spans, column) for column in SPAN_COLUMNS if _has_few_values(column)]
     last = coded_numbers(iteration, lambda value: f'"iteration":{value}}}}}')
-    parts: list[pa.StringArray | str] = [*fragments(head), ',"ts":', microsecond_texts(start_ns)]
-    parts += ['"dur":', microsecond_texts(numbers(spans, "duration_ns")), *fragments(place)]
+    parts: list[pa.StringArray | str] = [*row_texts(head), ',"ts":', microsecond_texts(start_ns)]
+    parts += ['"dur":', microsecond_texts(numbers(spans, "duration_ns")), *row_texts(place)]
     parts += [_optional(spans, name) for name in _MANY_VALUED]
-    parts += fragments([*few, last])
+    parts += row_texts([*few, last])
     text = pc.binary_join_element_wise(*parts, "")
     return memoryview(text.buffers()[2]), np.frombuffer(text.buffers()[1], dtype=np.int32)
 

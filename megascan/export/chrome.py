@@ -36,12 +36,14 @@ from megascan.export.naming import (
     track_title,
 )
 from megascan.export.text_columns import (
+    Fragments,
     coded_argument,
     coded_numbers,
     coded_texts,
     fragments,
     microsecond_texts,
     number_texts,
+    row_texts,
 )
 from megascan.export.timeline_record import timeline_record
 from megascan.header import Json
@@ -142,14 +144,13 @@ def _span_block(drawing: Drawing, first: int, count: int) -> memoryview:
     pieces = []
     for bits in np.unique(pattern).tolist():
         rows = np.flatnonzero(pattern == bits)
-        index = pa.array(rows)
-        parts: list[pa.StringArray | str] = [text.take(index) for text in head]
+        parts: list[pa.StringArray | str] = [text.of(rows) for text in head]
         parts += ['"ts":', microsecond_texts(start_ns[rows])]
         parts += ['"dur":', microsecond_texts(duration_ns[rows]), '"args":{']
         for bit, name in enumerate(_MANY_VALUED):
             if bits >> bit & 1:
                 parts += [f'"{name}":', number_texts(values[name][rows])]
-        parts += [text.take(index) for text in tail]
+        parts += [text.of(rows) for text in tail]
         pieces.append(_joined(parts))
     return _text_of(pieces)
 
@@ -159,9 +160,7 @@ def _tids(drawing: Drawing, rows: slice | Integers) -> Integers:
     return tids
 
 
-def _few_valued(
-    table: pa.Table, tid: Integers
-) -> tuple[list[pa.StringArray], list[pa.StringArray]]:
+def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[Fragments]]:
     """What stands before and behind the numbers of each row's event."""
     head = [
         coded_texts(table, "name", ',\n{{"ph":"X","name":{},'),
@@ -219,7 +218,7 @@ def _arrow_block(
     ]
     opening = f',\n{{{phase},"cat":"match","name":"match","id":'
     times = microsecond_texts(time_ns - drawing.timeline.origin_ns)
-    parts = [opening, number_texts(ids), *fragments(place), '"ts":', times, '"args":{}}']
+    parts = [opening, number_texts(ids), *row_texts(place), '"ts":', times, '"args":{}}']
     return _text_of([_joined(parts)])
 
 
@@ -229,6 +228,6 @@ def _counter_block(origin_ns: int, curve: Counter) -> memoryview:
     values = number_texts(np.round(curve.value, 6))
     times = microsecond_texts(curve.time_ns - origin_ns)
     stripped = pc.binary_slice(values.cast(pa.binary()), 0, -1).cast(pa.string())
-    parts = [opening, *fragments(place), '"ts":', times]
+    parts = [opening, *row_texts(place), '"ts":', times]
     parts += [f'"args":{{"{curve.unit}":', stripped, "}}"]
     return _text_of([_joined(parts)])

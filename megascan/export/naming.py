@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from megascan.header import RankHeader
 from megascan.schema import Kind
 from megascan.topology import Layout
@@ -20,10 +22,12 @@ MARK_NUMBER = 0
 _LANES_IN_ORDER = 10
 
 
-def axis_label(layout: Layout, rank: int, axis: str) -> str:
-    """`DP03` in a layout of 16: padded, so that names sort like numbers."""
-    place = getattr(layout.coordinates(rank), axis)
-    return f"{axis.upper()}{place:0{_digits(getattr(layout, axis))}d}"
+def axis_labels(layout: Layout, rank: int, axes: Iterable[str]) -> list[str]:
+    """`DP03` in a layout of 16, for each axis: padded, so that names sort like numbers."""
+    place = layout.coordinates(rank)
+    return [
+        f"{axis.upper()}{getattr(place, axis):0{_digits(getattr(layout, axis))}d}" for axis in axes
+    ]
 
 
 def shown_axes(layout: Layout) -> list[str]:
@@ -36,15 +40,14 @@ def group_titles(layout: Layout, rank: int) -> list[str]:
 
     Axes of size 1 make no group, nor do the axes within a stage's replica.
     """
-    labels = [
-        axis_label(layout, rank, axis) for axis in ("dp", "pp", "cp") if getattr(layout, axis) > 1
-    ]
+    axes = [axis for axis in ("dp", "pp", "cp") if getattr(layout, axis) > 1]
+    labels = axis_labels(layout, rank, axes)
     return [" ".join(labels[: count + 1]) for count in range(len(labels))]
 
 
 def rank_title(layout: Layout, rank: int, header: RankHeader | None) -> str:
     """`DP0 PP1 TP0 · rank 02 · host`; alphabetical order is the order of the axes."""
-    axes = " ".join(axis_label(layout, rank, axis) for axis in shown_axes(layout))
+    axes = " ".join(axis_labels(layout, rank, shown_axes(layout)))
     title = f"{axes} · rank {rank:0{_digits(layout.world_size)}d}"
     return f"{title} · {header.host}" if header else title
 

@@ -84,9 +84,21 @@ def coded_argument(table: pa.Table, column: Column) -> Coded:
     )
 
 
-def fragments(columns: Sequence[Coded]) -> list[pa.StringArray]:
-    """Texts of the columns in their order, as few string columns as sensible."""
-    texts: list[pa.StringArray] = []
+@dataclass(frozen=True)
+class Fragments:
+    """A text a row: `texts` of those that occur, `code` of each row."""
+
+    texts: pa.StringArray
+    code: Integers
+
+    def of(self, rows: Integers | slice = slice(None)) -> pa.StringArray:
+        """Texts of some rows."""
+        return self.texts.take(pa.array(self.code[rows]))
+
+
+def fragments(columns: Sequence[Coded]) -> list[Fragments]:
+    """Texts of the columns in their order, as few columns of texts as sensible."""
+    texts: list[Fragments] = []
     pending: list[Coded] = []
     for column in columns:
         product = column.num_codes
@@ -101,7 +113,12 @@ def fragments(columns: Sequence[Coded]) -> list[pa.StringArray]:
     return texts
 
 
-def _combined(columns: Sequence[Coded]) -> pa.StringArray:
+def row_texts(columns: Sequence[Coded]) -> list[pa.StringArray]:
+    """Texts of the columns in their order, a text a row."""
+    return [found.of() for found in fragments(columns)]
+
+
+def _combined(columns: Sequence[Coded]) -> Fragments:
     key = columns[0].codes
     for column in columns[1:]:
         key = key * column.num_codes + column.codes
@@ -112,7 +129,7 @@ def _combined(columns: Sequence[Coded]) -> pa.StringArray:
         rest, code = np.divmod(rest, column.num_codes)
         parts.append(_texts_of(column, code))
     texts = ["".join(reversed(pieces)) for pieces in zip(*parts, strict=True)]
-    return pa.array(texts, pa.string()).take(pa.array(place))
+    return Fragments(pa.array(texts, pa.string()), place)
 
 
 def _texts_of(column: Coded, code: Integers) -> list[str]:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from megascan.export.drawing import Drawing
 from megascan.export.selection import Selection
-from megascan.header import Json
+from megascan.header import Json, RankHeader
+from megascan.rank_lists import packed
 from megascan.schema import SCHEMA_VERSION, Kind
 from megascan.timeline import Timeline, equals, numbers
 
@@ -21,12 +22,14 @@ _NOTHING = object()
 def timeline_record(drawing: Drawing) -> dict[str, Json]:
     """What a reader needs to have the timeline back beside its spans.
 
-    Headers, clocks and windows are those of the ranks that are shown.
+    Headers, clocks and windows are those of the ranks that are shown. They are left as
+    dataclasses, which orjson writes as objects: of thousands of ranks copies would cost more.
     """
     timeline = drawing.timeline
     ranks = drawing.ranks
-    headers = [timeline.headers[rank].to_json() for rank in ranks if rank in timeline.headers]
-    groups = _shared_groups(headers)
+    shown = [timeline.headers[rank] for rank in ranks if rank in timeline.headers]
+    headers = [cast("dict[str, Json]", dict(vars(header))) for header in shown]
+    groups = _shared_groups(shown, headers)
     common = _common_fields(headers)
     return {
         "schema": SCHEMA_VERSION,
@@ -38,27 +41,38 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
             {name: value for name, value in header.items() if name not in common}
             for header in headers
         ],
-        "clocks": [asdict(timeline.clocks[rank]) for rank in ranks if rank in timeline.clocks],
+        "clocks": cast(
+            "Json", [timeline.clocks[rank] for rank in ranks if rank in timeline.clocks]
+        ),
         "clock_method": timeline.clock_method,
         "origin_ns": timeline.origin_ns,
         "completeness": _completeness(timeline),
-        "windows": {
-            str(rank): [window.to_json() for window in timeline.windows.get(rank, ())]
-            for rank in ranks
-        },
+        "windows": {str(rank): cast("Json", timeline.windows.get(rank, ())) for rank in ranks},
         "selection": _selection_record(drawing.selection),
         "iterations": _iterations(drawing),
+        "num_spans": drawing.spans.num_rows,
     }
 
 
-def _shared_groups(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
-    """Every group once; the headers keep the ids of theirs, or all where one contradicts."""
-    shared: dict[str, Json] = {}
-    for header in headers:
-        own = cast("dict[str, Json]", header["groups"])
-        if all(shared.setdefault(name, ranks) == ranks for name, ranks in own.items()):
-            header["groups"] = list(own)
-    return shared
+def _shared_groups(
+    headers: Sequence[RankHeader], records: Sequence[dict[str, Json]]
+) -> dict[str, Json]:
+    """Every group once; the headers' records get the ids of theirs, or all where one contradicts.
+
+    A large group stands in the headers of all its members: it is put into words once.
+    """
+    shared: dict[str, tuple[int, ...]] = {}
+    for header, record in zip(headers, records, strict=True):
+        own = header.groups.items()
+        if all(_alike(shared.setdefault(name, ranks), ranks) for name, ranks in own):
+            record["groups"] = list[Json](header.groups)
+        else:
+            record["groups"] = {name: cast("Json", packed(ranks)) for name, ranks in own}
+    return {name: cast("Json", packed(ranks)) for name, ranks in shared.items()}
+
+
+def _alike(ranks: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return ranks is others or ranks == others
 
 
 def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:

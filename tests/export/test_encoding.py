@@ -17,9 +17,9 @@ from megascan.export.compression import gzip_member
 from megascan.export.perfetto_packets import begin, int_argument, packets, real_argument
 from megascan.export.text_columns import (
     coded_numbers,
-    fragments,
     microsecond_texts,
     number_texts,
+    row_texts,
 )
 from megascan.export.wire import interleaved, varint, varints
 from megascan.pipeline import ordered_map
@@ -47,7 +47,7 @@ def test_fragments_are_the_texts_in_order(rows):
         for name, column in zip("abc", zip(*rows, strict=True), strict=True)
     ]
     texts = [
-        "".join(parts) for parts in zip(*(t.to_pylist() for t in fragments(columns)), strict=True)
+        "".join(parts) for parts in zip(*(t.to_pylist() for t in row_texts(columns)), strict=True)
     ]
     assert texts == [f"a{a} b{b} c{c} " for a, b, c in rows]
 
