@@ -8,4 +8,4 @@ import sys
 from megascan.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["aggregate", *sys.argv[1:]]))
+    sys.exit(main(["aggregate", *sys.argv[1:]], own_process=True))

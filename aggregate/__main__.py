@@ -4,4 +4,4 @@ import sys
 
 from megascan.cli import main
 
-sys.exit(main(["aggregate", *sys.argv[1:]]))
+sys.exit(main(["aggregate", *sys.argv[1:]], own_process=True))

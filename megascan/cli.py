@@ -25,6 +25,8 @@ COMMANDS = {
     "whatif": "what a step would cost without each slowness",
 }
 
+_USING_ARROW = {"aggregate", "detect", "diff", "report", "simulate", "whatif"}
+
 
 class _Command(Protocol):
     __doc__: str | None
@@ -32,17 +34,25 @@ class _Command(Protocol):
     run: Callable[[argparse.Namespace], int]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (0 fine, 1 an error said in one line, 2 wrong usage)."""
+def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
+    """Entry point; returns the exit code (0 fine, 1 an error said in one line, 2 wrong usage).
+
+    `own_process` says that this process is the command and no more, as without `argv`.
+    """
+    own_process = own_process or argv is None
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        return report_errors(lambda: _run(words[0], words[1:]))
+        return report_errors(lambda: _run(words[0], words[1:], own_process=own_process))
     _top_level_parser().parse_args(words or ["--help"])
     return 2
 
 
-def _run(name: str, words: list[str]) -> int:
+def _run(name: str, words: list[str], *, own_process: bool) -> int:
     command = cast(_Command, importlib.import_module(f"megascan.commands.{name}"))
+    if own_process and name in _USING_ARROW:
+        from megascan.commands.packages import leave_out_pandas
+
+        leave_out_pandas()
     parser = argparse.ArgumentParser(
         prog=f"megascan {name}",
         description=command.__doc__,

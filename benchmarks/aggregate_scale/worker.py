@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> int:
     for stage, (module_name, function) in STAGES.items():
         module = imported(module_name)
         setattr(module, function, watch.timed(stage, getattr(module, function)))
-    code: int = command(["aggregate", *words])
+    sys.argv = ["megascan", "aggregate", *words]
+    code: int = command()
     report.write_text(
         json.dumps({"seconds": watch.seconds, "cpu": watch.cpu_seconds, "peak_bytes": peak_bytes()})
     )

@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from megascan.export.block import BLOCK_ROWS, Block
 from megascan.export.counters import Counter
@@ -44,6 +43,7 @@ from megascan.export.perfetto_packets import (
 )
 from megascan.export.perfetto_summary import SummarySlices, summarise
 from megascan.export.perfetto_tracks import TrackTree, build_tree
+from megascan.export.text_columns import distinct
 from megascan.export.wire import Part, interleaved
 from megascan.schema import NOT_APPLICABLE
 from megascan.timeline import numbers
@@ -168,7 +168,7 @@ def _rows(scene: _Scene, first: int, count: int) -> _Rows:
 def _track_uuids(scene: _Scene, rank: Integers, first: int, count: int) -> Integers:
     track = scene.drawing.track[first : first + count].astype(np.int64)
     width = int(track.max(initial=0)) + 1
-    place, used = pd.factorize(rank * width + track)
+    place, used = distinct(rank * width + track)
     uuids = [scene.tree.kinds[key // width, key % width] for key in used.tolist()]
     return np.array(uuids, dtype=np.int64)[place]
 
@@ -207,7 +207,7 @@ def _begin_packets(
     for name in SPAN_ARGUMENTS:
         pattern = pattern << 1 | rows.applies[name]
     pieces = []
-    for shape in pd.unique(pattern).tolist():
+    for shape in np.unique(pattern).tolist():
         part = np.flatnonzero(pattern == shape)
         event = _begin_event(interned, rows, part)
         for place in range(int(leaving.num[part[0]])):
@@ -242,13 +242,13 @@ def _summary_block(scene: _Scene) -> bytes:
 
 
 def _summary_names(slices: SummarySlices, interned: Interned) -> Integers:
-    place, distinct = pd.factorize(slices.iteration)
-    names = [interned.names.number[iteration_name(each)] for each in distinct.tolist()]
+    place, iterations = distinct(slices.iteration)
+    names = [interned.names.number[iteration_name(each)] for each in iterations.tolist()]
     return np.array(names, dtype=np.int64)[place]
 
 
 def _counter_block(scene: _Scene, curve: Counter) -> bytes:
-    place, ranks = pd.factorize(curve.rank)
+    place, ranks = distinct(curve.rank)
     uuids = [scene.tree.curves[rank, curve.name] for rank in ranks.tolist()]
     event = counter(np.array(uuids, dtype=np.int64)[place], curve.value)
     return packets(curve.time_ns - scene.drawing.timeline.origin_ns, event).tobytes()

@@ -43,6 +43,12 @@ def microsecond_texts(values_ns: Integers) -> pa.StringArray:
     return number_texts(values_ns / 1000.0)
 
 
+def distinct(values: Integers) -> tuple[Integers, Integers]:
+    """Each value's number, and the values, in the order of their first appearance."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
+
+
 @dataclass(frozen=True)
 class Coded:
     """A column of few values: `codes` in 0…num_codes-1, and the text of a code."""
@@ -57,10 +63,9 @@ def coded_numbers(values: Integers, text_of: Callable[[int], str]) -> Coded:
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low < _MOST_CODES:
         return Coded(values - low, high - low + 1, lambda code: text_of(code + low))
-    encoded = pa.array(values).dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    code = np.asarray(encoded.indices, dtype=np.int64)
-    return Coded(code, len(distinct), lambda code: text_of(distinct[code]))
+    code, found = distinct(values)
+    known = found.tolist()
+    return Coded(code, len(known), lambda code: text_of(known[code]))
 
 
 def coded_texts(table: pa.Table, name: str, template: str) -> Coded:
