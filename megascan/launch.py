@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import logging
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ from typing import ParamSpec, TypeVar
 from megascan.config import TraceConfig, add_trace_arguments
 from megascan.errors import MissingError, UsageError, report_errors
 from megascan.tracer import Tracer
+
+logger = logging.getLogger("megascan")
 
 _TRAINING = "megatron.training.training"
 _STEP = "train_step"
@@ -56,35 +60,43 @@ def split_arguments(arguments: Sequence[str]) -> tuple[TraceConfig, Path, list[s
 class TrainSteps:
     """Makes each call of a `train_step` a traced iteration; starts tracing with the first."""
 
-    def __init__(self, config: TraceConfig, first_iteration: Callable[[], int]) -> None:
+    def __init__(self, config: TraceConfig, next_iteration: Callable[[int | None], int]) -> None:
+        """`next_iteration` numbers a step, given the number of the one before, None at first."""
         self._config = config
-        self._first_iteration = first_iteration
+        self._next_iteration = next_iteration
         self._tracer: Tracer | None = None
-        self._iteration = 0
+        self._number: int | None = None
 
     def wrap(self, original: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Put an iteration around every call."""
 
         @functools.wraps(original)
         def train_step(*positional: Parameters.args, **named: Parameters.kwargs) -> Result:
+            number = self._next_iteration(self._number)
             if self._tracer is None:
-                self._tracer = self._start()
-            self._iteration += 1
-            with self._tracer.iteration(self._iteration):
+                self._tracer = self._start(resumed=number > 1)
+            self._number = number
+            with self._tracer.iteration(number):
                 return original(*positional, **named)
 
         return train_step
 
-    def _start(self) -> Tracer:
+    def _start(self, *, resumed: bool) -> Tracer:
         from megascan.instrument import start
 
-        self._iteration = self._first_iteration() - 1
-        return start(self._config, resumed=self._iteration > 0)
+        return start(self._config, resumed=resumed)
 
     def close(self) -> None:
-        """Write the last window."""
+        """Write the last window; say so when there is none, because no step was recognised."""
         if self._tracer is not None:
             self._tracer.close()
+        elif os.environ.get("RANK", "0") == "0":
+            logger.warning(
+                "nothing was traced: the script never called %s.%s, by which its iterations are "
+                "recognised; use the lines of docs/tracing-your-job.md",
+                _TRAINING,
+                _STEP,
+            )
 
 
 def install(config: TraceConfig) -> TrainSteps:
@@ -97,16 +109,23 @@ def install(config: TraceConfig) -> TrainSteps:
             "Megatron-LM's megatron.training; put its folder on PYTHONPATH, or use the lines of "
             "docs/tracing-your-job.md"
         ) from error
-    steps = TrainSteps(config, _first_iteration)
+    steps = TrainSteps(config, _next_iteration)
     setattr(training, _STEP, steps.wrap(getattr(training, _STEP)))
     return steps
 
 
-def _first_iteration() -> int:
-    """The iteration that the job starts or resumes with, by Megatron-LM's own count."""
+def _next_iteration(last: int | None) -> int:
+    """The iteration that begins, by Megatron-LM's own count, which also counts skipped ones.
+
+    Versions that do not keep that count at hand tell the iteration that they resumed from.
+    """
     from megatron.training import get_args
 
-    return int(getattr(get_args(), "iteration", 0)) + 1
+    arguments = get_args()
+    done = getattr(arguments, "curr_iteration", None)
+    if done is None:
+        done = getattr(arguments, "iteration", 0) if last is None else last
+    return int(done) + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

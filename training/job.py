@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig, add_trace_arguments
-from training.arguments import Settings, Sizes, build_parser, read_settings, resolve_sizes
+from training.arguments import (
+    Settings,
+    Sizes,
+    build_parser,
+    idle_flags,
+    read_settings,
+    resolve_sizes,
+)
 from training.distributed import (
     Launch,
     choose_device,
@@ -44,9 +52,14 @@ class Job:
     trace: TraceConfig
     faults: tuple[FaultSpec, ...]
     device: str
+    idle: tuple[str, ...] = ()
+    """Flags that are given and do nothing, in a sentence each."""
 
     def run(self) -> None:
         """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
+        if self.launch.rank == 0:
+            for sentence in self.idle:
+                print(f"note: {sentence}", file=sys.stderr, flush=True)
         with self.joined():
             self.train()
 
@@ -163,6 +176,7 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
         trace=TraceConfig.from_arguments(namespace),
         faults=parse_faults(namespace.inject_fault, sizes),
         device=choose_device(settings, launch),
+        idle=tuple(idle_flags(parser, namespace)),
     )
 
 

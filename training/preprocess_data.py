@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from megascan.errors import MegaScanError, UsageError, report_errors
+from megascan.errors import InputError, MegaScanError, UsageError, report_errors
 from training.data.description import Meaning
 from training.data.documents import open_plain
 from training.data.encoding import EncodedBatch, EncodingSettings
 from training.data.preprocessing import Outcome, Request, preprocess
-from training.data.restart import Checkpoint, RunSettings, inputs_of
+from training.data.restart import Checkpoint, RunSettings, inputs_of, read_checkpoint
 from training.data.tokenizers import TokenizerSettings, add_tokenizer_arguments, build_tokenizer
+
+_WORKERS_PER_CORE = 64  # no use, but no harm yet
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,11 +50,10 @@ def _told_what_is_kept(request: Request) -> Iterator[None]:
     try:
         yield
     except (MegaScanError, KeyboardInterrupt):
-        if request.folder.exists():
-            print(
-                f"what was done is kept in {request.folder}: the same command goes on from there",
-                file=sys.stderr,
-            )
+        with contextlib.suppress(InputError):  # what lies there belongs to another command
+            if read_checkpoint(request.folder, request.run):
+                kept = f"what was done is kept in {request.folder}"
+                print(f"{kept}: the same command goes on from there", file=sys.stderr)
         raise
 
 
@@ -163,6 +164,14 @@ def _parser() -> argparse.ArgumentParser:
 def _check_options(options: argparse.Namespace) -> None:
     if options.workers < 1:
         raise UsageError(f"--workers is {options.workers}, expected at least 1")
+    most = _WORKERS_PER_CORE * (os.cpu_count() or 1)
+    if options.workers > most:
+        raise UsageError(
+            f"--workers is {options.workers}, expected one a core of this machine and at most "
+            f"{most}: each is a process with its own tokenizer"
+        )
+    if not options.output_prefix:
+        raise UsageError("--output-prefix is empty, expected the output's name")
     if options.log_interval < 1:
         raise UsageError(f"--log-interval is {options.log_interval}, expected at least 1")
     if len(set(options.json_keys)) < len(options.json_keys):

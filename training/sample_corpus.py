@@ -7,6 +7,7 @@ and DIR/merges.txt, a byte-level BPE of GPT-2's kind trained on it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--vocab-size is {options.vocab_size}, expected at least {_NUM_BYTES + 1}: "
             f"the {_NUM_BYTES} bytes and {END_OF_TEXT}"
         )
-    if options.max_megabytes <= 0:
+    if not 0 < options.max_megabytes < math.inf:
         raise UsageError(f"--max-megabytes is {options.max_megabytes:g}, expected more than 0")
     folder = Path(options.output)
     _prepare(folder, force=options.force)

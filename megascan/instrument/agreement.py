@@ -1,4 +1,4 @@
-"""What all ranks must agree on before tracing: the run's id, and each host's tie to unix time.
+"""What all ranks must agree on before tracing: the run, what becomes of an earlier one, the time.
 
 Agreed through the key-value store by which the job found together, so that not a byte goes over
 the training network.
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _TIMEOUT = timedelta(seconds=60)
+_RESUMED, _FRESH = "resumed", "fresh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Equal on all ranks: `run_id`. Equal on all ranks of a host: the clock's domain and offset."""
+    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock, less origin."""
 
     run_id: str
+    resumed: bool
     clock: HostClock
     board: StoreBoard
 
@@ -63,19 +65,31 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def agree(store: Store, rank: int) -> Agreement:
-    """Agree with the other ranks, which all must come here. Raises when rank 0 does not answer.
+def agree(store: Store, rank: int, world_size: int, *, resumed: bool) -> Agreement:
+    """Agree with the other ranks, which all must come here. Raises when one of them does not.
 
-    Every start counts in the store, so that a second one of the same job agrees anew.
+    The job goes on from an earlier run as soon as one rank says so: where torchrun has put a new
+    host in the place of a lost one, only the launchers of the old hosts count the restart. Every
+    start counts in the store, so that a second one of the same job agrees anew.
     """
     start = store.add(f"megascan/starts/{rank}", 1)
     prefix = f"megascan/{start}"
-    if rank == 0:
-        store.set(f"{prefix}/run_id", new_run_id())
-    store.wait([f"{prefix}/run_id"], _TIMEOUT)
-    run_id = store.get(f"{prefix}/run_id").decode()
+    if resumed:
+        store.set(f"{prefix}/resumed", "")
+    if store.add(f"{prefix}/arrived", 1) == world_size:
+        mode = _RESUMED if store.check([f"{prefix}/resumed"]) else _FRESH
+        store.set(f"{prefix}/run", f"{mode} {new_run_id()}")
+    try:
+        store.wait([f"{prefix}/run"], _TIMEOUT)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"not all {world_size} ranks started tracing within {_TIMEOUT.seconds} s; every rank "
+            f"must call megascan.start ({error})"
+        ) from error
+    mode, run_id = store.get(f"{prefix}/run").decode().split()
     domain = host_domain()
     own_offset = str(measure_offset_ns())
     offset_ns = int(store.compare_set(f"{prefix}/offset/{domain}", "", own_offset))
     clock = HostClock(domain=domain, offset_ns=offset_ns, origin_ns=now_ns())
-    return Agreement(run_id=run_id, clock=clock, board=StoreBoard(store, prefix))
+    board = StoreBoard(store, prefix)
+    return Agreement(run_id=run_id, resumed=mode == _RESUMED, clock=clock, board=board)

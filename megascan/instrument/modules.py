@@ -9,7 +9,7 @@ gradients.
     backward:  input.grad (end) ◄── [module] ◄── output.grad (begin)
 
 The output of one layer is the input of the next: there the end of the later layer has to come
-before the begin of the earlier one, so the hooks of such a tensor are registered in that order.
+before the begin of the earlier one, so a tensor has one hook that does both in that order.
 Modules whose input needs no gradient (the embedding) end with the whole backward.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from megascan.instrument.place import Call, Function, around
 from megascan.instrument.position import Position
@@ -27,9 +27,8 @@ from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.hooks import RemovableHandle
 
-Hook: TypeAlias = "Callable[[torch.Tensor], None]"
+_BACKWARD = str(Phase.BACKWARD)
 
 
 @dataclass(eq=False, slots=True)
@@ -39,11 +38,47 @@ class _Open:
     begin: Mark
 
 
-@dataclass(slots=True)
-class _BeginHook:
-    tensor: weakref.ref[torch.Tensor]
-    handle: RemovableHandle
-    hook: Hook
+@dataclass(eq=False, slots=True)
+class _Backward:
+    """The backward of one call of a module; `opened` while it is under way."""
+
+    name: str
+    arguments: Arguments
+    opened: _Open | None = None
+
+
+class _GradientHook:
+    """The one hook of a tensor: with its gradient some backwards end, and then others begin.
+
+    Registering a hook costs more than all the rest of a span, so there is one, and it learns of
+    further modules. Of several that made the same tensor, the outermost came last and begins first.
+    """
+
+    __slots__ = ("_begins", "_ends", "_spans", "tensor")
+
+    def __init__(self, spans: BackwardSpans, tensor: torch.Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+        self._spans = spans
+        self._ends: list[_Backward] = []
+        self._begins: list[_Backward] = []
+        tensor.register_hook(self)  # type: ignore[no-untyped-call]
+
+    def ends(self, backward: _Backward) -> None:
+        """The tensor is the module's input."""
+        self._ends.append(backward)
+
+    def begins(self, backward: _Backward) -> None:
+        """The tensor is the module's output."""
+        self._begins.append(backward)
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        try:
+            for backward in self._ends:
+                self._spans.end(backward)
+            for backward in reversed(self._begins):
+                self._spans.begin(backward)
+        except Exception as error:
+            self._spans.fail(error)
 
 
 class BackwardSpans(IterationListener):
@@ -53,43 +88,40 @@ class BackwardSpans(IterationListener):
         self._tracer = tracer
         self._position = position
         self._stack: list[_Open] = []
-        self._begin_hooks: dict[int, _BeginHook] = {}
+        self._hooks: dict[int, _GradientHook] = {}
 
     def iteration_begins(self) -> None:
         """Nothing is open."""
         self._stack.clear()
-        self._begin_hooks.clear()
+        self._hooks.clear()
 
     def watch(
         self, name: str, arguments: Arguments, source: torch.Tensor | None, result: torch.Tensor
     ) -> None:
         """Record the backward of a module that made `result` from `source`."""
-        arguments = {**arguments, "phase": str(Phase.BACKWARD)}
-        opened: list[_Open] = []
-
-        def begin(_: torch.Tensor) -> None:
-            if self._tracer.active:
-                opened.append(_Open(f"{name}-backward", dict(arguments), self._tracer.mark()))
-                self._stack.append(opened[-1])
-
-        def end(_: torch.Tensor) -> None:
-            while opened:
-                self._end(opened.pop())
-
+        backward = _Backward(f"{name}-backward", {**arguments, "phase": _BACKWARD})
         if source is not None:
-            self._register_end(source, end)
-        handle = _register(result, begin)
-        self._begin_hooks[id(result)] = _BeginHook(weakref.ref(result), handle, begin)
+            self._hook_of(source).ends(backward)
+        self._hook_of(result).begins(backward)
 
-    def _register_end(self, source: torch.Tensor, end: Hook) -> None:
-        """Register an end hook, before the begin hook that the tensor may have already."""
-        earlier = self._begin_hooks.get(id(source))
-        if earlier is None or earlier.tensor() is not source:
-            _register(source, end)
-            return
-        earlier.handle.remove()
-        _register(source, end)
-        earlier.handle = _register(source, earlier.hook)
+    def _hook_of(self, tensor: torch.Tensor) -> _GradientHook:
+        hook = self._hooks.get(id(tensor))
+        if hook is None or hook.tensor() is not tensor:  # another tensor had this identity
+            hook = self._hooks[id(tensor)] = _GradientHook(self, tensor)
+        return hook
+
+    def begin(self, backward: _Backward) -> None:
+        """The gradient of a module's output is complete."""
+        if self._tracer.active:
+            mark = self._tracer.mark()
+            backward.opened = _Open(backward.name, dict(backward.arguments), mark)
+            self._stack.append(backward.opened)
+
+    def end(self, backward: _Backward) -> None:
+        """The gradient of a module's input is complete."""
+        opened, backward.opened = backward.opened, None
+        if opened is not None:
+            self._end(opened)
 
     def _end(self, span: _Open) -> None:
         """End a span and whatever is still open inside it."""
@@ -101,6 +133,10 @@ class BackwardSpans(IterationListener):
             self._tracer.add(Kind.COMPUTE, inner.name, inner.begin, now, inner.arguments)
             if inner is span:
                 return
+
+    def fail(self, error: Exception) -> None:
+        """Stop tracing."""
+        self._tracer.fail(error)
 
     def end_all(self) -> None:
         """The whole backward is over: end what is still open."""
@@ -150,6 +186,8 @@ class Modules:
         position, tracer = self._position, self._tracer
 
         def enter(call: Call) -> bool:
+            if position.is_elsewhere:
+                return False
             outer = (position.layer, position.phase)
             layer = getattr(call.positional[0], "layer_number", None) if call.positional else None
             if isinstance(layer, int):
@@ -208,16 +246,12 @@ class Modules:
         self._patched.clear()
 
 
-def _register(tensor: torch.Tensor, hook: Hook) -> RemovableHandle:
-    handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-    return handle
-
-
 def _first_activation(values: tuple[object, ...]) -> torch.Tensor | None:
     """The first argument with a gradient; not a weight, on which a hook would stay for ever."""
     import torch
 
     for value in values:
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            return None if isinstance(value, torch.nn.Parameter) else value
+            is_weight = value.grad_fn is None and isinstance(value, torch.nn.Parameter)
+            return None if is_weight else value
     return None

@@ -7,13 +7,13 @@ schedule uses it; both are the receiver's own.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from megascan.instrument.collectives import PendingWork
 from megascan.instrument.groups import Groups
+from megascan.instrument.operations import argument_reader
 from megascan.instrument.place import Call, Function, around
 from megascan.instrument.position import Position
 from megascan.schema import Kind
@@ -51,23 +51,24 @@ class PointToPoint:
 
     def communicate(self, original: Function) -> Function:
         """Spans send_forward, recv_forward, send_backward, recv_backward."""
-        signature = inspect.signature(original)
+        previous_of = argument_reader(original, "tensor_send_prev")
+        next_of = argument_reader(original, "tensor_send_next")
         tracer = self._tracer
 
         def enter(call: Call) -> bool:
-            values = signature.bind(*call.positional, **call.named).arguments
-            call.memory = (values, tracer.mark())
+            call.memory = tracer.mark()
             return True
 
         def leave(call: Call, result: object) -> object:
-            values, begin = cast("tuple[dict[str, object], Mark]", call.memory)
+            communicator, begin = call.positional[0], call.memory
             received = cast("tuple[object, object, object]", result)
-            messages = list(_messages(values, received))
+            sent = (previous_of(call), next_of(call))
+            messages = list(_messages(communicator, sent, received))
             handles = received[2]
             if isinstance(handles, dict) and handles:
-                self._follow(messages, values["self"], begin, handles)
+                self._follow(messages, communicator, begin, handles)
             elif messages and not handles:
-                self._record(messages, values["self"], begin)
+                self._record(messages, communicator, begin)
             return result
 
         return around(tracer, original, enter, leave)
@@ -129,15 +130,16 @@ class PointToPoint:
 
 
 def _messages(
-    values: dict[str, object], received: tuple[object, object, object]
+    communicator: object,
+    sent: tuple[object, object],
+    received: tuple[object, object, object],
 ) -> Iterator[_Message]:
-    communicator = values["self"]
     previous = communicator.prev_rank  # type: ignore[attr-defined]
     following = communicator.next_rank  # type: ignore[attr-defined]
     candidates = (
-        ("send_backward", "send_prev", previous, values.get("tensor_send_prev")),
+        ("send_backward", "send_prev", previous, sent[0]),
         ("recv_forward", "recv_prev", previous, received[0]),
-        ("send_forward", "send_next", following, values.get("tensor_send_next")),
+        ("send_forward", "send_next", following, sent[1]),
         ("recv_backward", "recv_next", following, received[1]),
     )
     for name, handle, peer, tensor in candidates:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
 from megascan.instrument.modules import BackwardSpans
+from megascan.instrument.operations import argument_reader, argument_writer
 from megascan.instrument.place import Call, Function, around
 from megascan.instrument.position import Position, first_of
 from megascan.schema import Kind, Phase
@@ -54,19 +54,28 @@ class Passes:
         self._backward_spans = backward_spans
 
     def forward_step(self, original: Function) -> Function:
-        """`forward`: one microbatch through one chunk, loss included."""
-        signature = inspect.signature(original)
+        """`forward`: one microbatch through one chunk, loss included; not in an evaluation."""
+        import torch
+
+        microbatch_of = argument_reader(original, "current_microbatch")
+        chunk_of = argument_reader(original, "vp_stage")
+        input_of = argument_reader(original, "input_tensor")
+        config_of = argument_reader(original, "config")
+        data_of = argument_reader(original, "data_iterator")
+        set_data = argument_writer(original, "data_iterator")
         position, tracer = self._position, self._tracer
 
         def enter(call: Call) -> bool:
-            bound = signature.bind(*call.positional, **call.named)
-            values = bound.arguments
-            slot = (values.get("current_microbatch") or 0, values.get("vp_stage") or 0)
+            position.passes_known = True
+            if not torch.is_grad_enabled():
+                return False
+            slot = (cast(int, microbatch_of(call) or 0), cast(int, chunk_of(call) or 0))
             position.slot, position.phase = slot, Phase.FORWARD
-            position.learn(first_of(values["input_tensor"]), slot)
-            values["data_iterator"] = self._trace_data(values["data_iterator"])
-            self._trace_finalize(values["config"])
-            call.positional, call.named = bound.args, bound.kwargs
+            position.learn(first_of(input_of(call)), slot)
+            data = data_of(call)
+            if _is_plain_iterator(data):
+                set_data(call, TracedIterator(tracer, position, cast("Iterator[object]", data)))
+            self._trace_finalize(cast(_Config, config_of(call)))
             call.memory = tracer.mark()
             return True
 
@@ -80,11 +89,6 @@ class Passes:
             return result
 
         return around(tracer, original, enter, leave)
-
-    def _trace_data(self, data: object) -> object:
-        if data is None or isinstance(data, TracedIterator) or not hasattr(data, "__next__"):
-            return data
-        return TracedIterator(self._tracer, self._position, cast("Iterator[object]", data))
 
     def _trace_finalize(self, config: _Config) -> None:
         """Trace the job's own function that finishes the gradients, until it has been called once.
@@ -114,32 +118,32 @@ class Passes:
 
     def calculate_loss(self, original: Function) -> Function:
         """`loss`: the trainer's loss function, on the stage that has one."""
-        signature = inspect.signature(original)
+        function_of = argument_reader(original, "loss_func")
+        set_function = argument_writer(original, "loss_func")
 
         def enter(call: Call) -> bool:
-            bound = signature.bind(*call.positional, **call.named)
-            function = bound.arguments["loss_func"]
-            if function is not None:
-                bound.arguments["loss_func"] = simple(
-                    self._tracer, function, "loss", Kind.COMPUTE, self._position.arguments
+            function = cast("Function | None", function_of(call))
+            if function is not None and not self._position.is_elsewhere:
+                set_function(
+                    call,
+                    simple(self._tracer, function, "loss", Kind.COMPUTE, self._position.arguments),
                 )
-            call.positional, call.named = bound.args, bound.kwargs
             return False
 
         return around(self._tracer, original, enter, lambda call, result: result)
 
     def backward_step(self, original: Function) -> Function:
         """`backward`: the gradients of one microbatch through one chunk."""
-        signature = inspect.signature(original)
+        output_of = argument_reader(original, "output_tensor")
+        gradient_of = argument_reader(original, "output_tensor_grad")
         position, tracer = self._position, self._tracer
 
         def enter(call: Call) -> bool:
-            values = signature.bind(*call.positional, **call.named).arguments
-            output = first_of(values["output_tensor"])
+            output = first_of(output_of(call))
             position.slot = position.outputs.pop(id(output), None)
             position.phase = Phase.BACKWARD
             if position.slot is not None:
-                position.learn(first_of(values["output_tensor_grad"]), position.slot)
+                position.learn(first_of(gradient_of(call)), position.slot)
             call.memory = tracer.mark()
             return True
 
@@ -153,6 +157,10 @@ class Passes:
             return result
 
         return around(tracer, original, enter, leave)
+
+
+def _is_plain_iterator(data: object) -> bool:
+    return data is not None and hasattr(data, "__next__") and not isinstance(data, TracedIterator)
 
 
 def simple(

@@ -12,6 +12,8 @@ from megascan.tracer import Arguments, IterationListener
 Slot: TypeAlias = tuple[int, int]
 """(microbatch, chunk)."""
 
+_TEXTS = {phase: str(phase) for phase in Phase}
+
 
 @dataclass
 class Position(IterationListener):
@@ -19,12 +21,14 @@ class Position(IterationListener):
 
     `outputs` remembers by identity which tensor a forward returned, so that its backward knows its
     microbatch and chunk; `received` which arguments wait for the tensor's use to learn theirs.
-    Identities are safe: the schedule keeps these tensors until then.
+    Identities are safe: the schedule keeps these tensors until then. `passes_known` says that
+    somebody tells where forward and backward begin and end.
     """
 
     slot: Slot | None = None
     phase: Phase | None = None
     layer: int | None = None
+    passes_known: bool = False
     outputs: dict[int, Slot] = field(default_factory=dict)
     gradients: dict[int, Slot] = field(default_factory=dict)
     received: dict[int, Arguments] = field(default_factory=dict)
@@ -51,8 +55,17 @@ class Position(IterationListener):
         if self.layer is not None:
             arguments["layer"] = self.layer
         if self.phase is not None:
-            arguments["phase"] = str(self.phase)
+            arguments["phase"] = _TEXTS[self.phase]
         return arguments
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether what runs now is an evaluation: it needs no gradients and belongs to no pass."""
+        if not self.passes_known or self.phase is not None:
+            return False
+        import torch
+
+        return not torch.is_grad_enabled()
 
     def learn(self, tensor: object, slot: Slot) -> None:
         """A received tensor is used: its message now has a microbatch and chunk."""

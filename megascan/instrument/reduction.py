@@ -34,6 +34,11 @@ def reduces_in_backward(model: torch.nn.Module) -> bool:
     return isinstance(model, (DistributedDataParallel, sharded))
 
 
+def reduces_now(model: torch.nn.Module) -> bool:
+    """Whether the backward under way does so: not within DDP's `no_sync`."""
+    return bool(getattr(model, "require_backward_grad_sync", True))
+
+
 def reduce_visibly(model: torch.nn.Module) -> None:
     """Have a DDP model reduce its gradients through torch.distributed; others are left alone.
 

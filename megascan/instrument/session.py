@@ -52,10 +52,10 @@ def start(
                 train_step()
         tracer.close()
 
-    With `enabled` False nothing is installed and the tracer returned does nothing. `resumed` (or a
-    restart by torchrun) appends to the files of the earlier run under a new run id; otherwise an
-    earlier run's files are set aside first. A start that fails is logged once and leaves training
-    without a trace; it never raises.
+    With `enabled` False nothing is installed and the tracer returned does nothing. Where one rank
+    says `resumed` (or torchrun has restarted it), all append to the files of the earlier run under
+    a new run id; otherwise an earlier run's files are set aside first. A start that fails is logged
+    once and leaves training without a trace; it never raises.
 
     A trainer on plain PyTorch gives its `model` (one, or one a pipeline chunk of this rank), whose
     passes are then seen through hooks, and, unless all ranks are data parallel, its device `mesh`.
@@ -91,7 +91,8 @@ def _begin(
 
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised; start tracing after it is")
-    agreement = agree(distributed_c10d._get_default_store(), dist.get_rank())
+    store = distributed_c10d._get_default_store()
+    agreement = agree(store, dist.get_rank(), dist.get_world_size(), resumed=resumed)
     voice = Voice(dist.get_rank(), agreement.board.claim)
     tracer.speak_with(voice)
     timer = make_timer(agreement.clock, full=tracer.full)
@@ -108,7 +109,7 @@ def _begin(
         config.directory,
         header,
         timer,
-        resumed=resumed,
+        resumed=agreement.resumed,
         on_failure=tracer.fail,
         on_written=_budget_of(tracer, config, agreement.board),
         voice=voice,
@@ -145,7 +146,7 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
 
 
 def _restarted() -> bool:
-    """Whether torchrun has restarted the job after a failure."""
+    """Whether torchrun, as far as the launcher of this host knows, has restarted the job."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 

@@ -16,18 +16,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.instrument.modules import BackwardSpans
 from megascan.instrument.place import Call, Function, around
 from megascan.instrument.position import Position
-from megascan.instrument.reduction import reduce_visibly, reduces_in_backward
+from megascan.instrument.reduction import reduce_visibly, reduces_in_backward, reduces_now
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.hooks import RemovableHandle
+
+
+_OpenLayer: TypeAlias = "tuple[Mark, Phase | None, object]"
+"""When a layer was called, in which phase, and with what."""
 
 
 class WatchedModels(IterationListener):
@@ -44,10 +48,13 @@ class WatchedModels(IterationListener):
         self._position = position
         self._backward_spans = backward_spans
         self._num_forwards = [0] * len(models)
-        self._reduces = any(reduces_in_backward(model) for model in models)
+        self._reducing = [model for model in models if reduces_in_backward(model)]
+        position.passes_known = True
         self._depth = 0
         self._handles: list[RemovableHandle] = []
         self._layer_handles: list[RemovableHandle] = []
+        self._open_forwards: list[list[Mark]] = []
+        self._open_layers: list[list[_OpenLayer]] = []
         self._compute_end: Mark = None
         self._backward_arguments: Arguments = {}
         for chunk, model in enumerate(models):
@@ -60,6 +67,10 @@ class WatchedModels(IterationListener):
         """Microbatches count from 0 in every iteration."""
         self._num_forwards = [0] * len(self._num_forwards)
         self._depth = 0
+        for forwards in self._open_forwards:  # calls that ended with an exception
+            forwards.clear()
+        for layers in self._open_layers:
+            layers.clear()
 
     def granularity_lowered(self) -> None:
         """Take the hooks of layers away."""
@@ -78,6 +89,7 @@ class WatchedModels(IterationListener):
         import torch
 
         position, open_marks = self._position, list[Mark]()
+        self._open_forwards.append(open_marks)
 
         def begin() -> None:
             if not torch.is_grad_enabled():  # an evaluation
@@ -144,23 +156,26 @@ class WatchedModels(IterationListener):
         compute_end = end if self._compute_end is None else self._compute_end
         arguments = self._backward_arguments
         self._tracer.add(Kind.COMPUTE, "backward", begin, compute_end, arguments)
-        if self._reduces and compute_end is not end:
+        if any(map(reduces_now, self._reducing)) and compute_end is not end:
             self._tracer.add(Kind.OPTIMIZER, "grad-sync", compute_end, end, {})
         self._position.phase = self._position.slot = None
 
     # Its layers
 
     def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
-        position, opened = self._position, list[tuple[Mark, Phase | None, object]]()
+        position, opened = self._position, list[_OpenLayer]()
+        self._open_layers.append(opened)
 
         def begin(inputs: tuple[object, ...]) -> None:
+            if position.is_elsewhere:
+                return
             opened.append((self._tracer.mark(), position.phase, inputs))
             position.layer = number
             if position.phase is Phase.BACKWARD:
                 position.phase = Phase.RECOMPUTE
 
         def end(output: object) -> None:
-            if not opened:
+            if not opened or position.is_elsewhere:
                 return
             began, phase, inputs = opened.pop()
             repeated = position.phase is Phase.RECOMPUTE

@@ -41,8 +41,8 @@ _RATE_TOLERANCE = 5e-6
 class Event(Protocol):
     """What is used of torch.cuda.Event."""
 
-    def record(self) -> None:
-        """Take the time when the current stream gets here."""
+    def record(self, stream: object = None) -> None:
+        """Take the time when the stream (the current one) gets here."""
 
     def query(self) -> bool:
         """Whether the time is taken."""
@@ -63,6 +63,9 @@ class Device(Protocol):
 
     def new_event(self) -> Event:
         """An event that takes time."""
+
+    def record(self, event: Event) -> None:
+        """Record on the current stream, with as little ado as can be."""
 
     def record_aside(self, event: Event) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
@@ -138,7 +141,7 @@ class CudaTimer:
     def mark(self) -> Mark:
         """An event on the current stream, and the host time of its launch."""
         event = self._pool.take()
-        event.record()
+        self._device.record(event)
         return _CudaMark(event, now_ns())
 
     def mark_host(self) -> Mark:
@@ -181,9 +184,6 @@ class CudaTimer:
         """Read the events back, in ns relative to the origin; waits for the last one."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = _distinct_marks(spans)
-        for mark in marks:
-            mark.event.synchronize()
-            step()
         host = _DeviceTimes(marks, opened, closed, step)
         records = [self._record(span, host, step) for span in spans]
         self._pool.give_back([mark.event for mark in marks])
@@ -203,7 +203,7 @@ class CudaTimer:
         """Device time between two marks; waits for the last one."""
         durations = []
         for begin, end in cast("Sequence[tuple[_CudaMark, _CudaMark]]", moments):
-            end.event.synchronize()
+            _await(end.event)
             durations.append(round(begin.event.elapsed_time(end.event) * 1e6))
             self._pool.give_back([begin.event, end.event])
         return durations
@@ -237,11 +237,13 @@ class _DeviceTimes:
     ) -> tuple[dict[int, float], float]:
         """Milliseconds from the opening tie, by the identity of the event and to the closing tie.
 
+        Waits for those events that are still to come.
         Launch order is nearly device order, so the reference moves forward along with the events.
         """
         times: dict[int, float] = {}
         reference, reference_ms = opened, 0.0
         for event in events:
+            _await(event)
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
             if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
@@ -255,6 +257,12 @@ class _DeviceTimes:
             return mark.time_ns
         elapsed_ms = self._times[id(cast(_CudaMark, mark).event)]
         return round(self._start_ns + elapsed_ms * self._ns_per_ms)
+
+
+def _await(event: Event) -> None:
+    """Wait for an event; the query spares those that are done, nearly all, a change of threads."""
+    if not event.query():
+        event.synchronize()
 
 
 def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import atexit
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -38,6 +39,12 @@ class RecordingTracer(Tracer):
     Nothing that goes wrong in here reaches training: the first error is logged once, tracing stops
     for the rest of the run, and windows already written stay.
     """
+
+    mark: Callable[[], Mark]
+    """Now, where the work is executed: the timer's own method, called twice a span."""
+
+    mark_host: Callable[[], Mark]
+    """Now, on the host's clock."""
 
     _timer: Timer
     _writer: TraceWriter
@@ -84,14 +91,6 @@ class RecordingTracer(Tracer):
     def num_writer_steps(self) -> int:
         """Odd while the writer's thread is at work; changes whenever it begins or ends."""
         return self._writer.num_steps
-
-    def mark(self) -> Mark:
-        """Now, where the work is executed."""
-        return self._timer.mark()
-
-    def mark_host(self) -> Mark:
-        """Now, on the host's clock."""
-        return self._timer.mark_host()
 
     def add(
         self,
@@ -155,6 +154,7 @@ class RecordingTracer(Tracer):
     def record_with(self, timer: Timer, writer: TraceWriter) -> None:
         """How time is taken and where finished windows go; before the first iteration."""
         self._timer, self._writer = timer, writer
+        self.mark, self.mark_host = timer.mark, timer.mark_host
         self.run_id = writer.run_id
         self._ready = True
 

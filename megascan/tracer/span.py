@@ -13,7 +13,7 @@ Arguments: TypeAlias = dict[str, int | str]
 Mark: TypeAlias = object
 """A moment as its timer knows it; opaque to everybody else."""
 
-_TRACKS = {
+_TRACKS = dict.fromkeys(Kind, Track.COMPUTE) | {
     Kind.COLLECTIVE: Track.COMMUNICATION,
     Kind.P2P: Track.COMMUNICATION,
     Kind.DATA: Track.HOST,
@@ -25,7 +25,7 @@ _TRACKS = {
 
 def track_of(kind: Kind) -> Track:
     """Track of a synchronous span."""
-    return _TRACKS.get(kind, Track.COMPUTE)
+    return _TRACKS[kind]
 
 
 @dataclass(slots=True, eq=False)

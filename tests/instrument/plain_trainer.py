@@ -1,12 +1,16 @@
 """A trainer on plain PyTorch: DDP, FSDP2, or a pipeline of torch.distributed.
 
 torchrun … plain_trainer.py ddp|fsdp|pipeline --losses FILE [--slow RANK --slow-from I] [--trace …]
+torchrun … plain_trainer.py --plan FILE    several jobs, a line of arguments each
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -17,7 +21,7 @@ from torch.nn.functional import cross_entropy, gelu
 import megascan
 
 WIDTH, CLASSES, BATCH, NUM_MICROBATCHES, NUM_LAYERS = 192, 8, 96, 2, 4
-NUM_REPEATS = 3  # how many times the slow rank does the work of a layer again
+NUM_REPEATS = 5  # how many times the slow rank does the work of a layer again
 
 
 class Block(torch.nn.Module):
@@ -71,11 +75,19 @@ class DataParallel:
         self.batches = iter(torch.utils.data.DataLoader(dataset, batch_size=BATCH))
 
     def step(self) -> float:
-        for _ in range(NUM_MICROBATCHES):
+        """Gradients are reduced with the last microbatch; then the model is evaluated."""
+        for microbatch in range(NUM_MICROBATCHES):
             samples, labels = next(self.batches)
-            loss = cross_entropy(self.model(samples), labels)
-            loss.backward()
-        return loss.item()
+            with self._reducing(microbatch == NUM_MICROBATCHES - 1):
+                loss = cross_entropy(self.model(samples), labels)
+                loss.backward()
+        with torch.no_grad():
+            return cross_entropy(self.model(samples), labels).item()
+
+    def _reducing(self, now: bool) -> AbstractContextManager[None]:
+        if now or not isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
 
 
 class Pipeline:
@@ -104,7 +116,7 @@ class Pipeline:
         return sum(loss.item() for loss in losses)
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["ddp", "fsdp", "pipeline"])
     parser.add_argument("--losses", type=Path, required=True)
@@ -112,8 +124,10 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=-1)
     parser.add_argument("--slow-from", type=int, default=1)
     megascan.add_trace_arguments(parser)
-    options = parser.parse_args()
-    dist.init_process_group("gloo")
+    return parser.parse_args(arguments)
+
+
+def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     job = Pipeline() if options.kind == "pipeline" else DataParallel(options.kind)
     optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-3)
@@ -132,6 +146,16 @@ def main() -> None:
                if not hasattr(weight, "to_local")]  # fmt: skip
     path = options.losses.with_suffix(f".{dist.get_rank()}.json")
     path.write_text(json.dumps({"losses": losses, "weights": weights}))
+
+
+def main() -> None:
+    if sys.argv[1] == "--plan":
+        plan = [parse(line.split()) for line in Path(sys.argv[2]).read_text().splitlines()]
+    else:
+        plan = [parse()]
+    dist.init_process_group("gloo")
+    for options in plan:
+        train(options)
     dist.destroy_process_group()
 
 

@@ -1,12 +1,14 @@
 """A small trainer on megatron.core that knows MegaScan by five lines (marked below).
 
 torchrun … foreign_trainer.py --losses FILE [--trace DIR] [--tp 2] [--pp 2] [--vpp 2] …
+torchrun … foreign_trainer.py --plan FILE
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from training import cpu_backend
 SEQUENCE, HIDDEN, LAYERS, VOCABULARY = 16, 32, 4, 64
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name, default in (("tp", 1), ("pp", 1), ("vpp", 1), ("iterations", 4), ("microbatches", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -38,7 +40,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--losses", type=Path, required=True)
     megascan.add_trace_arguments(parser)  # 1
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def build(options: argparse.Namespace) -> list[DistributedDataParallel]:
@@ -107,10 +109,8 @@ def forward_step(data, model):
     return output, partial(loss_of, tokens)
 
 
-def main() -> None:
-    options = parse()
-    cpu_backend.install()
-    dist.init_process_group("gloo")
+def train(options: argparse.Namespace) -> None:
+    """One job, from its process groups to their end; writes losses and sums of weights."""
     parallel_state.initialize_model_parallel(
         options.tp,
         options.pp,
@@ -118,7 +118,7 @@ def main() -> None:
         create_gloo_process_groups=True,
     )
     torch.manual_seed(1234 + parallel_state.get_pipeline_model_parallel_rank())
-    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    tensor_parallel.model_parallel_cuda_manual_seed(1234, force_reset_rng=True)
     chunks = build(options)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -150,6 +150,19 @@ def main() -> None:
     path = options.losses.with_suffix(f".{dist.get_rank()}.json")
     path.write_text(json.dumps({"losses": losses, "weights": weights}))
     tracer.close()  # 4
+    parallel_state.destroy_model_parallel()
+
+
+def main() -> None:
+    """One job, or the jobs of a plan one after the other: each a line of arguments in a file."""
+    cpu_backend.install()
+    dist.init_process_group("gloo")
+    plan = [parse()] if sys.argv[1] != "--plan" else []
+    if not plan:
+        lines = Path(sys.argv[2]).read_text().splitlines()
+        plan = [parse(line.split()) for line in lines]
+    for options in plan:
+        train(options)
     dist.destroy_process_group()
 
 

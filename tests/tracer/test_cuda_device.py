@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from megascan.clock import HostClock, now_ns
-from megascan.schema import Kind
+from megascan.schema import Kind, Track
 from megascan.tracer.cuda import CudaTimer
+from megascan.tracer.span import Span
 from megascan.tracer.timer import WindowTimes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -60,6 +61,22 @@ def test_a_window_of_sleeping_kernels(timer, make_tracer, read_rank_file):
     # the host ran ahead: its last launch lies before the device's last begin
     assert spans[-1]["args"]["launch_ns"] < -10 * durations[0] * 1000
     assert spans[-1]["ts"] * 1000 + timer._clock.origin_ns > launched_ns
+
+
+def test_marks_are_taken_on_the_stream_that_is_current(timer):
+    """Also where streams change; the first one stays busy for all of it."""
+    other = torch.cuda.Stream()
+    opened = timer.tie()
+    torch.cuda._sleep(20 * SLEEP_CYCLES)
+    with torch.cuda.stream(other):
+        begin = timer.mark()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        free = Span(Kind.COMPUTE, "forward", Track.COMPUTE, begin, timer.mark(), {})
+    begin = timer.mark()
+    behind = Span(Kind.COMPUTE, "forward", Track.COMPUTE, begin, timer.mark(), {})
+    torch.cuda.synchronize()
+    first, last = timer.resolve([free, behind], WindowTimes(opened, timer.tie()))
+    assert first[3] + first[4] < last[3]
 
 
 def test_nothing_waits_for_the_device_inside_a_traced_iteration(timer, make_tracer):

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from megascan.clock import HostClock
 from megascan.schema import Kind, Track
@@ -14,7 +15,7 @@ from megascan.tracer import cuda
 from megascan.tracer.cuda import CudaTimer
 from megascan.tracer.span import Span
 from megascan.tracer.timer import WindowTimes
-from megascan.tracer.torch_device import can_wait_aside
+from megascan.tracer.torch_device import CurrentStream, can_wait_aside
 
 
 class Gpu:
@@ -49,6 +50,10 @@ class Gpu:
         self.num_made += 1
         return FakeEvent(self)
 
+    def record(self, event):
+        event.true_ns = max(self.busy_until_ns, self.host_ns)
+        event.recorded = True
+
     def record_aside(self, event):
         event.true_ns = self.host_ns + self.aside_ns
         event.recorded = True
@@ -66,10 +71,6 @@ class FakeEvent:
     def __init__(self, gpu):
         self.gpu = gpu
         self.recorded = False
-
-    def record(self):
-        self.true_ns = max(self.gpu.busy_until_ns, self.gpu.host_ns)
-        self.recorded = True
 
     def synchronize(self):
         assert self.recorded
@@ -365,3 +366,27 @@ def test_the_training_thread_waits_for_the_device_between_iterations_only(
     assert waited and not any(waited)  # ties at both ends of a window, and nothing else
     num_ties = 3 * 2 * cuda._TIE_ATTEMPTS
     assert len(waited) <= num_ties * 4
+
+
+def test_the_current_stream_is_made_once_and_found_again_by_its_handle(monkeypatch):
+    current, made = [7], []
+
+    def current_stream(device):
+        made.append(f"stream {current[0]} of device {device}")
+        return made[-1]
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0],
+                        raising=False)  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    streams = CurrentStream(1)
+    assert [streams.find() for _ in range(3)] == ["stream 7 of device 1"] * 3
+    current[0] = 8  # another stream was chosen, or another thread asks
+    assert streams.find() == "stream 8 of device 1"
+    current[0] = 7
+    assert streams.find() == "stream 7 of device 1" and len(made) == 2
+
+
+def test_where_torch_tells_no_handle_it_is_asked_for_the_stream(monkeypatch):
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"asked for {device}")
+    assert CurrentStream(0).find() == "asked for 0"

@@ -1,6 +1,7 @@
 """Real processes on gloo: what is traced is right, and training does not notice.
 
-Each layout is trained twice by `foreign_trainer.py`, without and with `--trace`.
+Each layout is trained twice by `foreign_trainer.py`, without and with `--trace`; those of equally
+many ranks in one job, which also shows that a tracer leaves nothing behind for the next.
 """
 
 from __future__ import annotations
@@ -26,20 +27,28 @@ LAYOUTS = {
     "pp2-interleaved-overlap": (2, ["--pp", "2", "--vpp", "2", "--overlap"]),
     "dp2-distributed-optimizer": (2, ["--distributed-optimizer"]),
     "dp2-overlap-recompute": (2, ["--distributed-optimizer", "--overlap", "--recompute"]),
+    "dp2-base": (2, ["--distributed-optimizer", "--trace-granularity", "base"]),
 }
+BASE = "dp2-base"
 
 
-def train(num_ranks: int, folder: Path, *arguments: str) -> list[dict]:
-    """Trains; returns losses and sums of the weights of every rank."""
-    folder.mkdir()
+def train(num_ranks: int, folder: Path) -> None:
+    """Trains all layouts of so many ranks, each without and with tracing, into folders by name."""
+    names = [name for name, (size, _) in LAYOUTS.items() if size == num_ranks]
+    plan = []
+    for name in names:
+        (folder / name).mkdir()
+        common = [*LAYOUTS[name][1], "--losses"]
+        trace = ["--trace", "--trace-dir", str(folder / name / "trace")]
+        plan.append([*common, str(folder / name / "plain")])
+        plan.append([*common, str(folder / name / "traced"), *trace])
+    (folder / "plan").write_text("\n".join(" ".join(words) for words in plan))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), str(TRAINER)]
-    command += ["--losses", str(folder / "losses"), *arguments]
+    command += ["--nproc-per-node", str(num_ranks), str(TRAINER), "--plan", str(folder / "plan")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=environment, timeout=240, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "tracing stopped" not in finished.stderr
-    return [json.loads((folder / f"losses.{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
 class Run:
@@ -47,12 +56,12 @@ class Run:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
-        self.num_ranks, arguments = LAYOUTS[name]
-        self.plain = train(self.num_ranks, folder / "plain", *arguments)
-        trace = folder / "trace"
-        self.traced = train(
-            self.num_ranks, folder / "traced", *arguments, "--trace", "--trace-dir", str(trace)
+        self.num_ranks = LAYOUTS[name][0]
+        self.plain, self.traced = (
+            [json.loads((folder / f"{kind}.{rank}.json").read_text()) for rank in self.ranks]
+            for kind in ("plain", "traced")
         )
+        trace = folder / "trace"
         events = [json.loads(path.read_text()) for path in sorted(trace.glob("*.json"))]
         self.headers = {
             event["pid"]: event["args"]
@@ -73,6 +82,10 @@ class Run:
                 self.spans.append(span)
 
     @property
+    def ranks(self) -> range:
+        return range(self.num_ranks)
+
+    @property
     def num_chunks(self) -> int:
         return next(iter(self.headers.values()))["layout"]["vpp"]
 
@@ -86,9 +99,26 @@ class Run:
         ]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture
+def trained(once, tmp_path_factory: pytest.TempPathFactory):
+    """The folder of a layout."""
+
+    def folder_of(name: str) -> Path:
+        num_ranks, _ = LAYOUTS[name]
+
+        def train_all() -> Path:
+            folder = tmp_path_factory.mktemp("layouts")
+            train(num_ranks, folder)
+            return folder
+
+        return once(num_ranks, train_all) / name
+
+    return folder_of
+
+
+@pytest.fixture(params=[name for name in LAYOUTS if name != BASE])
+def run(request: pytest.FixtureRequest, trained, once) -> Run:
+    return once(request.param, lambda: Run(request.param, trained(request.param)))
 
 
 def test_losses_and_weights_are_bit_identical(run):
@@ -260,15 +290,8 @@ def test_data_parallel_collectives(run):
     assert gradients == 2 * shard > 0
 
 
-def test_base_has_the_passes_and_data_parallel_collectives_only(tmp_path):
-    trace = tmp_path / "trace"
-    train(
-        2,
-        tmp_path / "run",
-        "--distributed-optimizer",
-        *("--trace", "--trace-dir", str(trace), "--trace-granularity", "base"),
-    )
-    for path in trace.glob("*.json"):
+def test_base_has_the_passes_and_data_parallel_collectives_only(trained):
+    for path in (trained(BASE) / "trace").glob("*.json"):
         names = {event["name"] for event in json.loads(path.read_text()) if event["ph"] == "X"}
         assert names == {
             *("iteration", "forward", "backward", "loss", "batch-generator"),

@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from megascan.errors import MissingError, UsageError
-from megascan.launch import TrainSteps, main, split_arguments
+from megascan.launch import TrainSteps, _next_iteration, main, split_arguments
 from megascan.schema import Granularity
 from megascan.tracer import Tracer
 
@@ -62,22 +63,54 @@ def test_without_trace_the_script_runs_as_by_itself(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out == "__main__ ['--lr', '1']\n"
 
 
-def test_iterations_go_on_from_where_the_job_resumes(monkeypatch):
-    seen, started = [], []
+@pytest.fixture
+def steps_of(monkeypatch):
+    """Numbers the steps of a job as its arguments say; returns (numbers, resumed or not)."""
 
-    class Recorder(Tracer):
-        def iteration(self, number):
-            seen.append(number)
-            return super().iteration(number)
+    def number(arguments, next_iteration, num_steps=2):
+        training = types.ModuleType("megatron.training")
+        training.get_args = lambda: arguments
+        monkeypatch.setitem(sys.modules, "megatron.training", training)
+        seen, started = [], []
 
-    def start(config, *, resumed):
-        started.append(resumed)
-        return Recorder()
+        class Recorder(Tracer):
+            def iteration(self, number):
+                seen.append(number)
+                return super().iteration(number)
 
-    monkeypatch.setattr("megascan.instrument.start", start)
-    step = TrainSteps(config=None, first_iteration=lambda: 41).wrap(lambda x: x + 1)
-    assert [step(1), step(2)] == [2, 3]
-    assert (seen, started) == ([41, 42], [True])
+        def start(config, *, resumed):
+            started.append(resumed)
+            return Recorder()
+
+        monkeypatch.setattr("megascan.instrument.start", start)
+        step = TrainSteps(None, _next_iteration).wrap(lambda x: x + 1)
+        for _ in range(num_steps):
+            next_iteration(arguments)
+            assert step(1) == 2
+        return seen, started
+
+    return number
+
+
+def test_iterations_go_on_from_where_the_job_resumes(steps_of):
+    resumed = types.SimpleNamespace(iteration=40)
+    assert steps_of(resumed, lambda arguments: None) == ([41, 42], [True])
+    assert steps_of(types.SimpleNamespace(), lambda arguments: None) == ([1, 2], [False])
+
+
+def test_iterations_are_those_that_the_job_counts_also_where_it_skips_some(steps_of):
+    job = types.SimpleNamespace(iteration=0, curr_iteration=-3)
+
+    def skip_two(arguments):
+        arguments.curr_iteration += 3
+
+    assert steps_of(job, skip_two, num_steps=3) == ([1, 4, 7], [False])
+
+
+def test_a_script_without_a_known_step_is_said_to_be_untraced(caplog, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    TrainSteps(None, _next_iteration).close()
+    assert "nothing was traced: the script never called" in caplog.text
 
 
 @pytest.fixture

@@ -73,6 +73,8 @@ def test_the_newest_windows_stay_and_the_header_tells_of_the_others(make_file, t
     for number in range(80):
         made.append(number)
         assert disk_bytes(tmp_path) <= LIMIT // 2
+        if number % 3 != 1:  # the last one among them
+            continue
         (segment,) = read_rank_files([made.path])
         kept = [window.window for window in segment.windows]
         assert kept == list(range(number + 1 - len(kept), number + 1))
@@ -138,8 +140,8 @@ def test_a_resumed_run_drops_the_windows_of_the_earlier_first(make_file, compres
     second.append(0)
     assert windows_of(first.path) == [("first", n) for n in range(8)] + [("second", 0)]
     seen = set()
-    for number in range(1, 60):
-        second.append(number)
+    for number in range(1, 60, 3):
+        second.append(number, number + 1, number + 2)
         runs = [run for run, _ in windows_of(first.path)]
         assert runs == sorted(runs)
         seen.add(tuple(dict.fromkeys(runs)))

@@ -8,6 +8,8 @@ import pytest
 
 from megascan.errors import ConfigError, UsageError
 from training.arguments import Sizes, parse_settings, resolve_sizes
+from training.distributed import Launch
+from training.job import parse_job
 
 MODEL = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2 "
@@ -169,3 +171,44 @@ def test_every_flag_has_a_help_text_and_megatrons_default() -> None:
     assert settings.precision.initial_loss_scale == 2**32
     assert (settings.log.log_interval, settings.batch.eval_iters) == (100, 100)
     assert settings.model.transformer_impl == "local"
+
+
+IDLE = [
+    ("--num-query-groups 2", "--num-query-groups has no effect without --group-query-attention"),
+    ("--rotary-base 500", "--rotary-base has no effect without --position-embedding-type rope"),
+    ("--moe-aux-loss-coeff 0.1", "--moe-aux-loss-coeff has no effect without --num-experts"),
+    ("--bf16 --min-loss-scale 2", "--min-loss-scale has no effect without --fp16"),
+    ("--fp16 --loss-scale 8 --hysteresis 3", "--hysteresis has no effect without a dynamic loss"),
+    ("--ddp-bucket-size 9", "--ddp-bucket-size has no effect without --overlap-grad-reduce"),
+    ("--no-overlap-p2p-communication", "communication has no effect without an interleaved"),
+    ("--lr-wsd-decay-iters 2", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD"),
+    ("--lr-decay-style constant --min-lr 0.01", "--min-lr has no effect without a learning rate"),
+    ("--sgd-momentum 0.5", "--sgd-momentum has no effect without --optimizer sgd"),
+    ("--optimizer sgd --adam-eps 1e-6", "--adam-eps has no effect without --optimizer adam"),
+    ("--optimizer-offload-fraction 0.5", "fraction has no effect without --optimizer-cpu-offload"),
+    ("--no-load-rng", "--no-load-rng has no effect without --load"),
+    ("--tensorboard-log-interval 2", "interval has no effect without --tensorboard-dir"),
+    ("--eval-iters 0 --eval-interval 5", "--eval-interval has no effect without --eval-iters of"),
+    ("--split 9,1,0", "--split has no effect without --data-path"),
+    ("--data-cache-path x", "--data-cache-path has no effect without --data-path"),
+    ("--trace-budget 1%", "--trace-budget has no effect without --trace"),
+]
+
+
+def idle_of(flags: str) -> tuple[str, ...]:
+    data = "--mock-data --tokenizer-type NullTokenizer --vocab-size 60 --distributed-backend gloo "
+    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    return parse_job((MODEL + data + flags).split(), launch).idle
+
+
+@pytest.mark.parametrize(("flags", "expected"), IDLE)
+def test_a_flag_that_does_nothing_is_said(flags: str, expected: str) -> None:
+    (sentence,) = idle_of(flags)
+    assert expected in sentence
+
+
+def test_flags_that_are_used_or_as_by_default_are_not_said() -> None:
+    used = "--group-query-attention --num-query-groups 2 --position-embedding-type rope "
+    used += "--rotary-base 500 --num-experts 2 --moe-router-topk 2 --fp16 --hysteresis 3 "
+    used += "--disable-bias-linear --trace --trace-budget 1% --sgd-momentum 0.9"
+    assert idle_of(used) == ()

@@ -143,9 +143,6 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(
 ) -> None:
     flags = [*tiny, "--disable-bias-linear", "--train-iters", "1", "--load", str(tmp_path)]
     assert launch(1, [*flags, "--save", str(tmp_path)]).exit_code == 0
-    other = launch(1, [*flags, "--num-layers", "2"])
-    assert other.exit_code == 1
-    assert "has num layers 4 and this run 2; give the model's flags as they" in other.stderr
     foreign = launch(1, [*flags, "--num-experts", "2"])
     assert foreign.exit_code == 1
     assert "has num experts None and this run 2; give the model's" in foreign.stderr
@@ -163,7 +160,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(
     assert "Traceback" not in damaged.stderr
 
 
-def test_losses_are_those_of_a_plain_loop_traced_or_not(
+def test_traced_losses_are_those_of_a_plain_loop(
     launch: Launch,
     plain_loop: Callable[[], list[str]],
     tiny: list[str],
@@ -174,18 +171,9 @@ def test_losses_are_those_of_a_plain_loop_traced_or_not(
     expected = plain_loop()
     assert len(expected) == 4
     flags = [*tiny, "--tensor-model-parallel-size", "2", "--train-iters", "4"]
-    for tracing in ([], ["--trace", "--trace-dir", str(tmp_path)]):
-        done = launch(2, [*flags, *tracing])
-        assert done.exit_code == 0, done.stderr
-        assert [(line["loss"], line["norm"]) for line in log_line.finditer(done.stdout)] == expected
-
-
-def test_experts_get_their_tokens_by_either_dispatcher(launch: Launch, tiny: list[str]) -> None:
-    flags = [*tiny, *NO_DROPOUT, "--num-experts", "4", "--expert-model-parallel-size", "2"]
-    flags += ["--train-iters", "3", "--moe-token-dispatcher-type"]
-    all_to_all, all_gather = (launch(2, [*flags, kind]) for kind in ("alltoall", "allgather"))
-    assert all_to_all.exit_code == 0, all_to_all.stderr
-    assert all_to_all.losses == pytest.approx(all_gather.losses, rel=1e-3)
+    done = launch(2, [*flags, "--trace", "--trace-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert [(line["loss"], line["norm"]) for line in log_line.finditer(done.stdout)] == expected
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_all_ranks(

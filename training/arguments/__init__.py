@@ -1,5 +1,6 @@
 """The trainer's flags, their groups, and the check that they fit together."""
 
+from training.arguments.idle import idle_flags
 from training.arguments.settings import (
     Settings,
     TrainerParser,
@@ -14,6 +15,7 @@ __all__ = [
     "Sizes",
     "TrainerParser",
     "build_parser",
+    "idle_flags",
     "parse_settings",
     "read_settings",
     "resolve_sizes",

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
+from megascan.fault_kinds import FaultKind
 from training.callback import Callback
 from training.faults.garbage import GarbagePressure
 from training.faults.loader import SlowLoader
-from training.faults.spec import FaultKind, FaultSpec
+from training.faults.spec import FaultSpec
 
 
 class ActiveFault(Protocol):

@@ -5,20 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from megascan.errors import ConfigError
+from megascan.fault_kinds import FaultKind
 from training.arguments import Sizes
-
-
-class FaultKind(StrEnum):
-    """What is wrong with a rank."""
-
-    COMPUTE = "compute"
-    LINK = "link"
-    HOST = "host"
-    LOADER = "loader"
-    GC = "gc"
 
 
 @dataclass(frozen=True, kw_only=True)

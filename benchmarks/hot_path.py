@@ -1,0 +1,254 @@
+"""What one traced call costs the thread that trains: ns of CPU time, by kind of call.
+
+    python -m benchmarks.hot_path [--against FOLDER] [--runs N] [-o RESULT.md]
+
+Every wrapped call is made many times with tracing off and on; the difference is what a span costs.
+CUDA events and streams are stand-ins that do nothing, so that of a GPU run only our own Python is
+measured. `--against` compares with another checkout of this repository: its processes and ours take
+turns, and of each the least of all runs counts, which a busy machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from benchmarks.jobs import environment_line
+from megascan.clock import HostClock, now_ns
+from megascan.config import TraceConfig
+from megascan.instrument.collectives import Collectives
+from megascan.instrument.modules import BackwardSpans, Modules
+from megascan.instrument.operations import OPERATIONS
+from megascan.instrument.passes import Passes
+from megascan.instrument.position import Position
+from megascan.schema import Phase
+from megascan.tracer import CpuTimer, RecordingTracer, Timer
+from megascan.tracer.cuda import CudaTimer
+
+ROOT = Path(__file__).parents[1]
+NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8
+Costs = dict[str, float]
+
+
+class _Idle:
+    """Stands for a device, its events, a writer, groups: does nothing and costs next to nothing."""
+
+    name, can_wait_aside, run_id, num_steps = "GPU-0", True, "run", 0
+
+    def new_event(self) -> _Idle:
+        return self
+
+    def record(self, event: object = None) -> None:
+        del event
+
+    def submit(self, window: object) -> bool:
+        del window
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+
+class _Groups:
+    """One tensor-parallel group of two."""
+
+    def name(self, group: object) -> str:
+        del group
+        return "tp@0"
+
+    def num_members(self, name: str) -> int:
+        del name
+        return 2
+
+
+class _Layer:
+    layer_number = 3
+
+    def forward(self, value: Any) -> Any:
+        return value
+
+
+class _Bench:
+    """A tracer with a timer, in the middle of a forward pass."""
+
+    def __init__(self, timer: Timer) -> None:
+        config = TraceConfig(enabled=True, directory=Path(tempfile.gettempdir()))
+        self.tracer = RecordingTracer(config)
+        self.tracer.record_with(timer, cast(Any, _Idle()))
+        self.position = Position(slot=(1, 0), phase=Phase.FORWARD)
+        self.spans = BackwardSpans(self.tracer, self.position)
+
+    def cost_ns(self, call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
+        """CPU time of a call with tracing on less that with tracing off."""
+        gc.disable()
+        off, on = (self._least_ns(call, num_calls, active=active) for active in (False, True))
+        self.tracer.active = False
+        gc.enable()
+        return on - off
+
+    def _least_ns(self, call: Callable[[], object], num_calls: int, *, active: bool) -> float:
+        self.tracer.active = active
+        times = []
+        for _ in range(NUM_REPEATS):
+            self.tracer._spans.clear()
+            begin_ns = time.thread_time_ns()
+            for _ in range(num_calls):
+                call()
+            times.append((time.thread_time_ns() - begin_ns) / num_calls)
+        return min(times)
+
+
+def measure() -> Costs:
+    """Costs of this checkout, ns."""
+    clock = HostClock(domain="host", offset_ns=0, origin_ns=now_ns())
+    cuda = CudaTimer(clock, cast(Any, _Idle()), record_launches=True)
+    timers: dict[str, Timer] = {"CPU": CpuTimer(clock), "GPU": cuda}
+    costs = {}
+    for device, timer in timers.items():
+        for name, cost_ns in _calls(_Bench(timer)).items():
+            costs[f"{name}, {device}"] = cost_ns
+    costs["forward and backward of a module, CPU"] = _with_backward(_Bench(timers["CPU"]))
+    return costs
+
+
+def _calls(bench: _Bench) -> Costs:
+    tracer, position = bench.tracer, bench.position
+    layer, tensor, config = _Layer(), torch.ones(4), SimpleNamespace(finalize_model_grads_func=None)
+    module = Modules(tracer, position, bench.spans).forward_of("mlp")(_Layer.forward)
+    reduce = Collectives(tracer, position, cast(Any, _Groups())).wrap(OPERATIONS[0])(_all_reduce)
+    passes = Passes(tracer, position, bench.spans)
+    forward, backward = passes.forward_step(_forward_step), passes.backward_step(_backward_step)
+
+    def own_span() -> None:
+        with tracer.span("own", "compute", microbatch=1):
+            pass
+
+    calls: dict[str, Callable[[], object]] = {
+        "forward of a module": lambda: module(layer, 1),
+        "collective": lambda: reduce(tensor, group=config),
+        "span of the trainer's own": own_span,
+        "forward step of the schedule": lambda: forward(None, None, 1, config, 2),
+        "backward step of the schedule": lambda: backward(None, 1, None, 1, config),
+    }
+    return {name: bench.cost_ns(call) for name, call in calls.items()}
+
+
+def _with_backward(bench: _Bench) -> float:
+    """Of each of some modules one after the other, the hooks on their tensors included."""
+    layer = _Layer()
+    module = Modules(bench.tracer, bench.position, bench.spans).forward_of("mlp")(
+        lambda own, value: value.clone()
+    )
+    source, gradient = torch.ones(2, requires_grad=True), torch.ones(2)
+
+    def step() -> None:
+        value = source * 1
+        for _ in range(NUM_MODULES):
+            value = cast(torch.Tensor, module(layer, value))
+        value.backward(gradient)  # type: ignore[no-untyped-call]
+        bench.spans.iteration_begins()
+
+    return bench.cost_ns(step, NUM_CALLS // 20) / NUM_MODULES
+
+
+def _all_reduce(tensor: object, op: object = None, group: object = None) -> None:
+    del tensor, op, group
+
+
+def _forward_step(
+    forward_step_func: object,
+    data_iterator: object,
+    input_tensor: object,
+    config: object,
+    current_microbatch: int,
+) -> tuple[object, int]:
+    del forward_step_func, data_iterator, config, current_microbatch
+    return input_tensor, 1
+
+
+def _backward_step(
+    input_tensor: object,
+    output_tensor: object,
+    output_tensor_grad: object,
+    model_type: object,
+    config: object,
+) -> None:
+    del input_tensor, output_tensor, output_tensor_grad, model_type, config
+
+
+def least(folders: Sequence[Path], num_runs: int) -> list[Costs]:
+    """The least of several runs of each checkout, whose processes take turns."""
+    found: list[list[Costs]] = [[] for _ in folders]
+    for _ in range(num_runs):
+        for runs, folder in zip(found, folders, strict=True):
+            environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), "--one"],
+                env=environment, cwd=folder, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            runs.append(json.loads(done.stdout))
+    return [{name: min(run[name] for run in runs) for name in runs[0]} for runs in found]
+
+
+def render(costs: Sequence[Costs], command: str) -> str:
+    """The result page."""
+    head = ["µs a call"] if len(costs) == 1 else ["before, µs", "after, µs", "ratio"]
+    rows = []
+    for name, own in costs[-1].items():
+        cells = [f"{run[name] / 1000:.2f}" for run in costs]
+        if len(costs) > 1:
+            cells.append(f"{own / costs[0][name]:.2f}")
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(
+        [
+            "# What a traced call costs the training thread",
+            "",
+            f"`{command}` on {environment_line('cpu')}. CPU time with tracing on less that with "
+            "tracing off; on a GPU without what CUDA itself takes.",
+            "",
+            f"| call | {' | '.join(head)} |",
+            f"|---{'|---' * len(head)}|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    """Measure and print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="an earlier checkout")
+    parser.add_argument("--runs", type=int, default=5, help="processes of each checkout (5)")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure()))
+        return 0
+    folders = [arguments.against.resolve()] if arguments.against else []
+    costs = least([*folders, ROOT], arguments.runs)
+    command = f"python -m benchmarks.hot_path --runs {arguments.runs}"
+    page = render(costs, command + (" --against CHECKOUT" if folders else ""))
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
