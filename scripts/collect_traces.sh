@@ -17,10 +17,12 @@ example: bash scripts/collect_traces.sh -o gathered trace_output 10.0.0.2:/home/
 
 output='' dry_run=${MEGASCAN_DRY_RUN:-} sources=()
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     case $1 in
     -h | --help) show_help ;;
     --dry-run) dry_run=1 && shift ;;
     -o | --output) need_value "$@" && output=$2 && shift 2 ;;
+    "") fail "a source is empty; give FOLDER or HOST:FOLDER" 2 ;;
     -*) fail "unknown option '$1'; see --help" 2 ;;
     *) sources+=("$1") && shift ;;
     esac
@@ -31,10 +33,10 @@ done
 is_remote() { [[ $1 =~ ^[^/]+: && ! -e $1 ]]; }
 
 fetch() { # source, new folder
-    local command=(cp -p "$1"/benchmark-data-*.json "$2/")
+    local command=(cp -p "$1"/benchmark-data-*.json* "$2/") # packed ones too
     if is_remote "$1"; then
-        command=(scp -q -p "$1/benchmark-data-*.json" "$2/")
-        ! command -v rsync >/dev/null || command=(rsync -a "$1/" --include='benchmark-data-*.json' --exclude='*' "$2/")
+        command=(scp -q -p "$1/benchmark-data-*.json*" "$2/")
+        ! command -v rsync >/dev/null || command=(rsync -a "$1/" --include='benchmark-data-*.json*' --exclude='*' "$2/")
     fi
     if [[ -n $dry_run ]]; then
         printf '%q ' "${command[@]}"
@@ -46,11 +48,12 @@ fetch() { # source, new folder
 }
 
 place() { # a fetched file: keep it beside whatever has its name
-    local name=${1##*/} target number=1
+    local name=${1##*/} target number=1 ending=.json
+    [[ $name != *.json.gz ]] || ending=.json.gz
     target=$output/$name
     while [[ -e $target ]]; do
         ! cmp -s "$1" "$target" || return 0
-        number=$((number + 1)) target=$output/${name%.json}.$number.json
+        number=$((number + 1)) target=$output/${name%"$ending"}.$number$ending
     done
     mv "$1" "$target"
 }
@@ -59,16 +62,17 @@ if [[ -n $dry_run ]]; then
     for source in "${sources[@]}"; do fetch "$source" "$output"; done
     exit
 fi
-mkdir -p "$output" || fail "$output cannot be made; name a folder that you may write"
+need_folder --output "$output"
+mkdir -p "$output"
 inbox=$(mktemp -d "$output/.incoming.XXXXXX")
 trap 'rm -rf "$inbox"' EXIT
 for i in "${!sources[@]}"; do
     mkdir "$inbox/$i"
     fetch "${sources[i]}" "$inbox/$i"
-    for file in "$inbox/$i"/*.json; do
+    for file in "$inbox/$i"/*.json*; do
         [[ -f $file ]] || fail "${sources[i]} holds no rank files (benchmark-data-*.json)"
         place "$file"
     done
 done
-num_files=$(find "$output" -maxdepth 1 -name 'benchmark-data-*.json' | wc -l)
-echo "wrote $output, which holds $num_files rank files; next: python aggregate.py -b $output -d"
+num_files=$(find "$output" -maxdepth 1 -name 'benchmark-data-*.json*' | wc -l)
+printf 'wrote %s, which holds %d rank files; next: python aggregate.py -b %q -d\n' "$output" "$num_files" "$output"

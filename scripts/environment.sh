@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: gives $PYTHON, an interpreter with the wanted extras, in .venv of the checkout.
 #
 #   MEGASCAN_PYTHON=/path/to/python   use that interpreter as it is and install nothing
@@ -7,10 +8,11 @@
 prepare_environment() { # extras, for example "train,dev"
     local root extras=$1 stamp wanted log
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-    cd "$root"
+    cd "$root" || exit
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1
     if [[ -n ${MEGASCAN_PYTHON:-} ]]; then
         PYTHON=$MEGASCAN_PYTHON
+        check_python
         export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
         return
     fi
@@ -29,6 +31,17 @@ prepare_environment() { # extras, for example "train,dev"
         exit 1
     fi
     echo "$wanted" >>"$stamp"
+}
+
+check_python() { # the one that MEGASCAN_PYTHON names
+    if ! command -v "$PYTHON" >/dev/null || [[ -d $PYTHON ]]; then
+        echo "error: MEGASCAN_PYTHON is $PYTHON, which cannot be run; name a Python 3.11 or newer, or unset it" >&2
+        exit 1
+    fi
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+        echo "error: MEGASCAN_PYTHON is $PYTHON, which is no Python 3.11 or newer; name one, or unset it" >&2
+        exit 1
+    }
 }
 
 find_python() {

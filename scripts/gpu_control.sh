@@ -2,9 +2,9 @@
 # Real clock limits on NVIDIA GPUs, to make one GPU slow on purpose and to undo it.
 set -euo pipefail
 
-usage() {
-    cat <<'USAGE'
-usage: bash scripts/gpu_control.sh COMMAND
+source "$(dirname "${BASH_SOURCE[0]}")/lib/messages.sh"
+
+usage="usage: bash scripts/gpu_control.sh COMMAND
 
   limit ID MHZ   lock the graphics clock of GPU ID to at most MHZ (needs root)
   reset [ID]     take the limit off GPU ID, or off every GPU (needs root)
@@ -12,14 +12,7 @@ usage: bash scripts/gpu_control.sh COMMAND
 
 Example: make GPU 0 slow, trace, find it, undo:
   sudo bash scripts/gpu_control.sh limit 0 900
-  sudo bash scripts/gpu_control.sh reset 0
-USAGE
-}
-
-fail() {
-    echo "error: $1" >&2
-    exit "${2:-1}"
-}
+  sudo bash scripts/gpu_control.sh reset 0"
 
 need_nvidia_smi() {
     command -v nvidia-smi >/dev/null ||
@@ -40,7 +33,7 @@ check_clock() {
     local highest
     highest=$(nvidia-smi -i "$1" --query-gpu=clocks.max.graphics --format=csv,noheader,nounits)
     if ! is_number "$highest"; then
-        echo "note: nvidia-smi does not tell the highest clock of GPU $1; $2 MHz is not checked" >&2
+        note "nvidia-smi does not tell the highest clock of GPU $1; $2 MHz is not checked"
     elif (($2 < 1 || $2 > highest)); then
         fail "clock limit is $2 MHz, expected 1 to $highest for GPU $1"
     fi
@@ -77,9 +70,10 @@ monitor() {
     exec nvidia-smi --loop=1 --format=csv --query-gpu=index,clocks.current.graphics,clocks.max.graphics,power.draw,temperature.gpu,utilization.gpu,clocks_event_reasons.active
 }
 
+if is_one_of --help "$@" || is_one_of -h "$@"; then show_help; fi
 case "${1:-}" in
 limit | reset | monitor) "$@" ;;
--h | --help | help) usage ;;
-"") usage >&2 && exit 2 ;;
-*) usage >&2 && fail "unknown command '$1', expected limit, reset or monitor" 2 ;;
+help) show_help ;;
+"") fail "no command, expected limit, reset or monitor; see --help" 2 ;;
+*) fail "unknown command '$1', expected limit, reset or monitor; see --help" 2 ;;
 esac

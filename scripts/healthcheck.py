@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import socket
 import sys
@@ -94,11 +95,13 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError(
             "--liveness and --sweep exclude each other; a probe must not load the GPUs"
         )
-    for name, lowest in (("rounds", 3), ("timeout", 1), ("floor", 0.0), ("num_gpus", 0)):
+    for name, lowest in (
+        ("rounds", 3), ("timeout", 1), ("floor", 0), ("num_gpus", 0), ("min_disk_gb", 0)
+    ):  # fmt: skip
         value = getattr(options, name)
-        if value is not None and value < lowest:
+        if value is not None and not lowest <= value < math.inf:
             option = name.replace("_", "-")
-            raise UsageError(f"--{option} is {value}, expected at least {lowest}")
+            raise UsageError(f"--{option} is {value}, expected a number from {lowest} on")
 
 
 def _report(checks: Sequence[Check], place: str | None) -> None:

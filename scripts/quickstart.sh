@@ -3,9 +3,10 @@
 # made slow, merges the traces and prints the verdict.
 set -euo pipefail
 
-usage() {
-    cat <<'USAGE'
-usage: bash scripts/quickstart.sh [options]
+source "$(dirname "${BASH_SOURCE[0]}")/lib/messages.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+usage="usage: bash scripts/quickstart.sh [options]
 
   --healthy         make no rank slow: nobody must be accused
   --rank R          the rank to slow down (default: 5 of 8; on 4 GPUs: 2)
@@ -15,57 +16,54 @@ usage: bash scripts/quickstart.sh [options]
   -o, --output DIR  where everything goes (default: quickstart_output)
   -h, --help        this text
 
-GPUs are used when there are at least four; otherwise every rank is a process on the CPU.
-USAGE
-}
+GPUs are used when there are at least four; otherwise every rank is a process on the CPU."
 
-fail() {
-    echo "error: $1" >&2
-    exit "${2:-1}"
-}
-
-need_value() { [[ $# -ge 2 ]] || fail "$1 needs a value; see --help" 2; }
-need_whole() { [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is '$2', expected a whole number" 2; }
-
-healthy=false rank='' factor=1.5 tp='' pp='' dp='' iterations=30 output=quickstart_output
+healthy=false rank='' factor='' tp='' pp='' dp='' iterations=30 output=quickstart_output
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     case $1 in
+    -h | --help) show_help ;;
     --healthy) healthy=true && shift && continue ;;
-    -h | --help) usage && exit 0 ;;
-    esac
-    need_value "$@"
-    case $1 in
-    --rank) need_whole "$@" && rank=$2 ;;
-    --factor) [[ $2 =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "--factor is '$2', expected a number like 1.5" 2
-        factor=$2 ;;
-    --tp) need_whole "$@" && tp=$2 ;;
-    --pp) need_whole "$@" && pp=$2 ;;
-    --dp) need_whole "$@" && dp=$2 ;;
-    --iterations) need_whole "$@" && iterations=$2 ;;
-    -o | --output) output=$2 ;;
-    *) usage >&2 && fail "unknown option '$1'" 2 ;;
+    --rank) need_value "$@" && need_whole "$1" "$2" 0 && rank=$2 ;;
+    --factor) need_value "$@" && factor=$2
+        [[ $2 =~ ^[0-9]+(\.[0-9]+)?$ && ! $2 =~ ^0+(\.|$) ]] || fail "--factor is '$2', expected a number from 1 on, like 1.5" 2 ;;
+    --tp) need_value "$@" && need_whole "$1" "$2" 1 64 && tp=$2 ;;
+    --pp) need_value "$@" && need_whole "$1" "$2" 1 64 && pp=$2 ;;
+    --dp) need_value "$@" && need_whole "$1" "$2" 1 64 && dp=$2 ;;
+    --iterations) need_value "$@" && need_whole "$1" "$2" && iterations=$2 ;;
+    -o | --output) need_value "$@" && output=$2 ;;
+    *) fail "unknown option '$1'; see --help" 2 ;;
     esac
     shift 2
 done
-output=$(realpath -m "$output")
+! $healthy || [[ -z $rank$factor ]] || fail "--healthy makes no rank slow; leave --rank and --factor out" 2
+need_folder --output "$output"
+output=$(realpath -m -- "$output") factor=${factor:-1.5}
 
-source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment train
+"$PYTHON" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' ||
+    fail "$PYTHON has no torch: install MegaScan with the extra train there, or unset MEGASCAN_PYTHON"
 
 num_gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 if [[ $num_gpus -ge 4 ]]; then
     place="$num_gpus GPUs" tp=${tp:-2} pp=${pp:-1} dp=${dp:-2}
-    model=(--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048
+    layers=8 heads=32
+    model=(--num-layers "$layers" --hidden-size 4096 --num-attention-heads "$heads" --seq-length 2048
         --micro-batch-size 2 --bf16 --distributed-backend nccl)
 else
     place="the CPU" tp=${tp:-2} pp=${pp:-2} dp=${dp:-2}
-    model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128
+    layers=4 heads=4
+    model=(--num-layers "$layers" --hidden-size 256 --num-attention-heads "$heads" --seq-length 128
         --micro-batch-size 2 --distributed-backend gloo)
 fi
 world=$((tp * pp * dp))
 rank=${rank:-$((world * 5 / 8))}
 ((rank < world)) || fail "--rank is $rank, expected 0 to $((world - 1)) for $tp x $pp x $dp ranks" 2
 global=$((2 * dp * 4)) # micro-batches of 2 sequences, 4 of them a replica
+[[ $place == "the CPU" ]] || ((world <= num_gpus)) ||
+    fail "$tp x $pp x $dp are $world ranks and this machine has $num_gpus GPUs; choose a smaller layout"
+((heads % tp == 0)) || fail "--tp is $tp, which does not divide the model's $heads attention heads"
+((layers % pp == 0)) || fail "--pp is $pp, which does not divide the model's $layers layers"
 
 echo "== 1/4 corpus and tokenizer" >&2
 corpus=$output/corpus

@@ -18,19 +18,17 @@ examples, for four nodes of 4 GPUs:
   bash scripts/run_master_gpt.sh --elastic --nnodes 2:4 --max-restarts 3 --rdzv-endpoint 10.0.0.1 --save /shared/ckpt"
 
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     take_node_option "$@"
     ((taken)) || refuse_option "$1"
     shift "$taken"
 done
+given_meeting_place=$master_addr$rdzv_endpoint
 read_nodes
-if [[ -n $node_ips ]]; then
-    mapfile -t places < <(find_own_places)
-    ((${#places[@]} == 0 || places[0] == 0)) ||
-        fail "this machine is node ${places[0]} of $node_ips; start scripts/run_worker_gpt.sh here, and this script on ${nodes[0]}"
-    node_rank=0
-fi
-[[ -n $dry_run ]] || ! is_port_taken "$master_port" ||
+[[ -z $node_ips ]] || choose_first_rank
+if [[ -z $dry_run ]] && ! $elastic && is_port_taken "$master_addr" "$master_port"; then
     fail "port $master_port of this machine is taken; give another --master-port, the same on every node"
+fi
 plan_launch
 start_job
 say_next true

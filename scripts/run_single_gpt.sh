@@ -16,6 +16,7 @@ examples:
   bash scripts/run_single_gpt.sh --model 8b --tp 4 --dry-run"
 
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     take_option "$@"
     ((taken)) || refuse_option "$1"
     shift "$taken"
@@ -23,6 +24,4 @@ done
 plan_job 1 1
 launcher=(--standalone --nproc-per-node "$num_gpus" --max-restarts "$max_restarts")
 start_job
-if $trace && [[ -z $dry_run ]]; then
-    echo "next, name the slow rank: $PYTHON $root/aggregate.py -b $trace_dir -d"
-fi
+! $trace || [[ -n $dry_run ]] || say_how_to_judge

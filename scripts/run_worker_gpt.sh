@@ -19,6 +19,7 @@ examples, for four nodes of 4 GPUs:
   bash scripts/run_worker_gpt.sh --elastic --nnodes 2:4 --max-restarts 3 --rdzv-endpoint 10.0.0.1 --save /shared/ckpt"
 
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     if [[ $1 == --node-rank ]]; then
         need_value "$@" && need_whole "$1" "$2" 0
         node_rank=$2 taken=2

@@ -1,7 +1,59 @@
-"""Settings for every test."""
+"""Settings for every test, the real command, and what costly tests share."""
 
+import subprocess
+import sys
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
 from hypothesis import settings
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("megascan", deadline=None)
 settings.load_profile("megascan")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def megascan() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """`megascan(word, …, cwd=…)` as it is typed, in a process of its own without our variables."""
+
+    def run(
+        *words: object, cwd: Path = ROOT, timeout_s: float = 200
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "megascan", *map(str, words)], cwd=cwd, timeout=timeout_s,
+            capture_output=True, text=True,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    return run
+
+
+Made = TypeVar("Made")
+
+
+@pytest.fixture(scope="module")
+def _made() -> dict[Hashable, object]:
+    return {}
+
+
+@pytest.fixture
+def once(
+    request: pytest.FixtureRequest, _made: dict[Hashable, object]
+) -> Callable[[Hashable, Callable[[], Made]], Made]:
+    """Makes something costly once for all tests of a module, by a key.
+
+    A test that failed and is run once more makes it anew: a fixture of the module would not.
+    """
+    if getattr(request.node, "execution_count", 1) > 1:
+        _made.clear()
+
+    def get(key: Hashable, make: Callable[[], Made]) -> Made:
+        if key not in _made:
+            _made[key] = make()
+        return _made[key]  # type: ignore[return-value]
+
+    return get

@@ -14,6 +14,10 @@ source "$checkout/scripts/lib/settings.sh"
 for name in NUM_NODES JOB_COMPLETION_INDEX MASTER_ADDR RUN_DIR; do
     [[ -n ${!name:-} ]] || fail "$name is not set; start this script from the manifests in scripts/k8s" 2
 done
+need_whole NUM_NODES "$NUM_NODES"
+need_whole JOB_COMPLETION_INDEX "$JOB_COMPLETION_INDEX" 0 "$((NUM_NODES - 1))"
+check_settings
+dry_run=${MEGASCAN_DRY_RUN:-} need_folder RUN_DIR "$RUN_DIR"
 [[ -n ${MEGASCAN_DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 read_settings
 [[ ${DEVICE:-} != cpu ]] || options+=(--cpu)
@@ -22,9 +26,12 @@ if ((NUM_NODES == 1)); then
     exec bash "$checkout/scripts/run_single_gpt.sh" "${options[@]}" -- "${flags[@]}"
 fi
 node_names() { # JobSet's names of the pods: the coordinator's, with another pod index
-    local rank
-    for ((rank = 0; rank < NUM_NODES; rank++)); do
-        echo "${MASTER_ADDR/-0-0./-0-$rank.}"
+    local rank name
+    echo "$MASTER_ADDR"
+    for ((rank = 1; rank < NUM_NODES; rank++)); do
+        name=${MASTER_ADDR/-0-0./-0-$rank.}
+        [[ $name != "$MASTER_ADDR" ]] || name=pod-$rank # a coordinator given as an address tells no names
+        echo "$name"
     done
 }
 options+=(--multi-node --node-ips "$(node_names | paste -sd,)"

@@ -7,16 +7,15 @@
 set -euo pipefail
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 source "$checkout/scripts/lib/messages.sh"
+source "$checkout/scripts/lib/settings.sh"
 
 [[ -n ${RAW_DATA:-} && -n ${PREPARED_DATA:-} ]] || fail "RAW_DATA and PREPARED_DATA are not set; see scripts/k8s/components/real-data" 2
 if [[ -f ${PREPARED_DATA}_text_document.idx && ! -d $PREPARED_DATA.partial ]]; then
     echo "${PREPARED_DATA}_text_document is there already; remove it to have it made again"
     exit 0
 fi
-if [[ -n ${TOKENIZER_MODEL:-} ]]; then
-    tokenizer=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$TOKENIZER_MODEL")
-else
-    tokenizer=(--tokenizer-type GPT2BPETokenizer --vocab-file "${VOCAB_FILE:-}" --merge-file "${MERGE_FILE:-}")
-fi
-exec python -m training.preprocess_data --input "$RAW_DATA" --output-prefix "$PREPARED_DATA" "${tokenizer[@]}" \
+need_whole PREPARE_WORKERS "${PREPARE_WORKERS:-1}"
+need_path RAW_DATA "$RAW_DATA"
+read_tokenizer
+exec "${MEGASCAN_PYTHON:-python}" -m training.preprocess_data --input "$RAW_DATA" --output-prefix "$PREPARED_DATA" "${tokenizer[@]}" \
     --append-eod --workers "${PREPARE_WORKERS:-1}" --log-interval 100000

@@ -5,14 +5,23 @@ python scripts/lib/check_flags.py WORLD_SIZE RANKS_ON_THIS_NODE -- FLAGS OF trai
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
-from megascan.errors import report_errors
+from megascan.errors import MissingError, report_errors
+
+_NEEDED = ("torch", "megatron.core")
 
 
 def main(words: Sequence[str]) -> int:
     """Exit code 0 when a job of these flags would start; raises MegaScanError otherwise."""
+    missing = [name for name in _NEEDED if not importlib.util.find_spec(name.split(".")[0])]
+    if missing:
+        raise MissingError(
+            f"{sys.executable} has no {' and no '.join(missing)}: install MegaScan with the extra "
+            "train there, or name another interpreter with MEGASCAN_PYTHON"
+        )
     from training.distributed import Launch
     from training.job import parse_job
 

@@ -33,6 +33,11 @@ interface_of() { # the interface that has an address of this host name; empty wh
         is_wanted[$2] && !found { found = 1; print $1 }'
 }
 
-is_port_taken() { # of this machine
-    (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null
+is_port_taken() { # address port: does something answer there, or at the loopback, if the address is of this machine
+    answers 127.0.0.1 "$2" || { [[ -n $(interface_of "$1") ]] && answers "$1" "$2"; }
+}
+
+answers() { # address port
+    # shellcheck disable=SC2016 # the inner bash has the two words
+    timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null
 }

@@ -12,7 +12,7 @@ source "$root/scripts/environment.sh"
 
 num_gpus='' model=small tensor_size='' pipeline_size=1 context_size=1 train_iters=20
 micro_batch_size='' global_batch_size='' data_path='' vocab_file='' merge_file='' tokenizer_model=''
-trace=true trace_dir=trace_output save='' save_interval=100 max_restarts=0 use_cpu=false
+trace=true trace_dir='' save='' save_interval='' max_restarts=0 use_cpu=false
 dry_run=${MEGASCAN_DRY_RUN:-} extra=()
 
 shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; without GPUs 4 processes on the CPU)
@@ -20,7 +20,7 @@ shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; withou
   --tensor-model-parallel-size N, --tp N     (default: 2 if the ranks are even, else 1)
   --pipeline-model-parallel-size N, --pp N   (default: 1)
   --context-parallel-size N, --cp N          (default: 1)
-  --model NAME      small (default: 1.7 B parameters on GPUs, 5 M on the CPU) or 8b (the shape of Llama 3 8B)
+  --model NAME      small (default: 1.7 B parameters on GPUs, 2 M on the CPU) or 8b (the shape of Llama 3 8B)
   --train-iters N   iterations (default: 20)
   --micro-batch-size N, --global-batch-size N   (default: 4 micro-batches a replica)
   --data-path PREFIX   a .bin/.idx pair without its ending (default: mock data), with its tokenizer:
@@ -33,7 +33,8 @@ shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; withou
   -h, --help        this text
   -- FLAGS          everything after -- goes to training.pretrain_gpt as it is: python -m training.pretrain_gpt --help
 
-MEGASCAN_PYTHON=/path/to/python uses that interpreter; otherwise .venv of the checkout is made on first use.'
+Values follow their option or stand behind =, as in --tp=2. MEGASCAN_PYTHON=/path/to/python uses that interpreter; otherwise
+.venv of the checkout is made on first use.'
 
 take_option() { # the words that are left; sets `taken`, the number of words that belong to the first option; 0: unknown
     taken=1
@@ -88,18 +89,18 @@ refuse_option() { # the first word that no option takes
 plan_job() { # lowest and highest number of nodes
     num_nodes=$1
     choose_ranks
+    choose_output
     local ranks=$((num_gpus * $1)) model_parallel
     tensor_size=${tensor_size:-$((ranks % (2 * pipeline_size * context_size) ? 1 : 2))}
     model_parallel=$((tensor_size * pipeline_size * context_size))
-    ((ranks % model_parallel == 0)) ||
-        fail "$ranks ranks ($1 x $num_gpus) cannot be split into replicas of tensor $tensor_size x pipeline $pipeline_size x context $context_size = $model_parallel ranks; change one of these"
     refuse_doubles
     choose_model
     choose_data
+    choose_batch "$1" "$2" "$model_parallel"
     training=(--tensor-model-parallel-size "$tensor_size" --pipeline-model-parallel-size "$pipeline_size")
     ((context_size == 1)) || training+=(--context-parallel-size "$context_size")
     training+=("${model_flags[@]}" "${data_flags[@]}" --micro-batch-size "$micro_batch_size"
-        --global-batch-size "${global_batch_size:-$(default_batch "$1" "$2" "$model_parallel")}"
+        --global-batch-size "$global_batch_size"
         --train-iters "$train_iters" --lr 1e-4 --log-interval 5 --eval-iters 0)
     [[ -z $save ]] || training+=(--save "$save" --load "$save" --save-interval "$save_interval")
     ! $trace || training+=(--trace --trace-dir "$trace_dir" --trace-interval 5
@@ -111,29 +112,46 @@ plan_job() { # lowest and highest number of nodes
 }
 
 choose_ranks() { # sets device and num_gpus
-    local found
+    local found most=$((32 * $(nproc)))
     found=$(count_gpus)
     $use_cpu && found=0
-    device=$( ((found)) && echo gpu || echo cpu)
-    if ((found == 0)); then
-        num_gpus=${num_gpus:-4}
-        $use_cpu || note "no GPU found on this machine; training with $num_gpus processes on the CPU over gloo"
+    if ((found)); then
+        device=gpu num_gpus=${num_gpus:-$found}
+        ((num_gpus <= found)) ||
+            fail "--num-gpus is $num_gpus and this machine has $found GPUs; ask for fewer, or add --cpu"
+        return
     fi
-    num_gpus=${num_gpus:-$found}
-    [[ $device == cpu ]] || ((num_gpus <= found)) ||
-        fail "--num-gpus is $num_gpus and this machine has $found GPUs; ask for fewer, or add --cpu"
+    device=cpu num_gpus=${num_gpus:-4}
+    ((num_gpus <= most)) ||
+        fail "--num-gpus is $num_gpus, and without GPUs this machine takes at most $most processes (32 a core); ask for fewer"
+    $use_cpu || note "no GPU found on this machine; training with $num_gpus processes on the CPU over gloo"
 }
 
-default_batch() { # lowest and highest number of nodes, ranks of a replica: divisible for every number of nodes between
-    local nodes replicas=1 own a b rest
+choose_output() { # where the trace and the checkpoints go
+    $trace || [[ -z $trace_dir ]] || fail "--no-trace and --trace-dir exclude each other; keep one" 2
+    [[ -n $save || -z $save_interval ]] || fail "--save-interval belongs to --save DIR; add it" 2
+    trace_dir=${trace_dir:-trace_output} save_interval=${save_interval:-100}
+    ! $trace || need_folder --trace-dir "$trace_dir"
+    [[ -z $save ]] || need_folder --save "$save"
+}
+
+choose_batch() { # lowest and highest number of nodes, ranks of a replica: a batch that each number of nodes can split
+    local nodes batch=$((4 * micro_batch_size)) share a b rest
     for ((nodes = $1; nodes <= $2; nodes++)); do
-        own=$((num_gpus * nodes / $3))
-        ((own)) || continue
-        a=$replicas b=$own
+        ((num_gpus * nodes % $3 == 0)) ||
+            fail "$((num_gpus * nodes)) ranks ($nodes x $num_gpus) cannot be split into replicas of tensor $tensor_size x pipeline $pipeline_size x context $context_size = $3 ranks; change one of these"
+        share=$((micro_batch_size * num_gpus * nodes / $3))
+        if [[ -n $global_batch_size ]]; then
+            ((global_batch_size % share == 0)) && continue
+            fail "--global-batch-size $global_batch_size is not divisible by $share, the micro-batch size $micro_batch_size x $((share / micro_batch_size)) replicas on $((num_gpus * nodes)) ranks ($nodes x $num_gpus); change one of these"
+        fi
+        a=$batch b=$((4 * share))
         while ((b)); do rest=$((a % b)) a=$b b=$rest; done
-        replicas=$((replicas * own / a)) # the least common multiple
+        batch=$((batch * 4 * share / a)) # the least common multiple
+        ((batch <= 1000000)) ||
+            fail "no batch below 1000000 can be split on every number of nodes from $1 to $2; give --global-batch-size or a smaller range"
     done
-    echo $((4 * micro_batch_size * replicas))
+    global_batch_size=${global_batch_size:-$batch}
 }
 
 refuse_doubles() { # an option of these scripts behind -- would be checked as if it were not there
@@ -158,6 +176,7 @@ start_job() { # runs (or prints) the array launcher with the training command; t
     prepare_environment train
     cd "$here" || fail "the folder $here is gone"
     check_flags
+    [[ -z ${master_addr:-} ]] || need_meeting_place
     env "${variables[@]}" "$PYTHON" -m torch.distributed.run "${launcher[@]}" -m training.pretrain_gpt "${training[@]}"
 }
 
@@ -168,9 +187,10 @@ plan_environment() { # the interpreter that prepare_environment would give, noth
 }
 
 check_flags() { # the trainer's own checks, before any rank is started
-    command -v "$PYTHON" >/dev/null ||
-        { [[ -n $dry_run ]] && note "the training flags are not checked: $PYTHON is not installed yet" && return; } ||
-        fail "MEGASCAN_PYTHON is $PYTHON, which cannot be run"
+    if [[ -n $dry_run ]] && ! command -v "$PYTHON" >/dev/null; then
+        note "the training flags are not checked: $PYTHON is not installed yet"
+        return
+    fi
     env "${variables[@]}" "$PYTHON" "$root/scripts/lib/check_flags.py" "$((num_gpus * num_nodes))" "$num_gpus" \
         -- "${training[@]}" || exit $?
 }
@@ -189,4 +209,13 @@ print_command() { # one word group a line
         fi
     done
     printf '%s\n' "$line"
+}
+
+say_how_to_judge() { # the command that names the slow rank; an image has it installed and no checkout
+    local program="$root/aggregate.py"
+    if [[ -d $root/aggregate ]]; then
+        printf 'next, name the slow rank: %q %q -b %q -d\n' "$PYTHON" "$program" "$trace_dir"
+    else
+        printf 'next, name the slow rank: %q -m megascan aggregate -b %q -d\n' "$PYTHON" "$trace_dir"
+    fi
 }

@@ -9,7 +9,7 @@ choose_model() {
             --max-position-embeddings 2048 --bf16) ;;
     small:cpu)
         micro_batch_size=${micro_batch_size:-2}
-        model_flags=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128
+        model_flags=(--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128
             --max-position-embeddings 128) ;;
     8b:*) # the shape of Llama 3 8B
         micro_batch_size=${micro_batch_size:-1}
@@ -51,8 +51,4 @@ choose_data() {
     else
         fail "--data-path needs its tokenizer: --vocab-file with --merge-file, or --tokenizer-model" 2
     fi
-}
-
-need_path() { # option path
-    [[ -e $2 ]] || fail "$1 is $2, which is not there"
 }

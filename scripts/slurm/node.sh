@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # One node's part of run.slurm, started by srun once a node: the variables become options of the run_*_gpt.sh scripts.
 set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"
-
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/lib/messages.sh
 source scripts/lib/settings.sh
+for name in SLURM_JOB_NUM_NODES SLURM_NODEID NODE_IPS MASTER_ADDR MASTER_PORT RUN_DIR; do
+    [[ -n ${!name:-} ]] || fail "$name is not set; run.slurm starts this script, by srun, on every node" 2
+done
 export RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-}}
 read_settings
 

@@ -4,15 +4,12 @@
 
 checkout=$SLURM_SUBMIT_DIR
 source "$checkout/scripts/lib/messages.sh"
+source "$checkout/scripts/lib/settings.sh"
 source "$checkout/scripts/environment.sh"
 srun_flags=() container=()
 
 choose_software() {
-    local kinds=0 name
-    for name in CONTAINER_IMAGE CONDA_ENV VENV MEGASCAN_PYTHON; do
-        [[ -z ${!name:-} ]] || kinds=$((kinds + 1))
-    done
-    ((kinds < 2)) || fail "CONTAINER_IMAGE, CONDA_ENV, VENV and MEGASCAN_PYTHON exclude each other; set one" 2
+    check_software
     load_modules
     if [[ -n ${CONTAINER_IMAGE:-} ]]; then
         choose_container

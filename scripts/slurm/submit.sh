@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/lib/messages.sh
+source scripts/lib/settings.sh
 
 usage="usage: bash scripts/slurm/submit.sh [options] [-- more options of sbatch]
 
@@ -26,10 +27,11 @@ need_match() { # what is expected, pattern, option and its value
 }
 
 job_variables="MODEL TRAIN_ITERS MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE TRAIN_FLAGS TP PP CP RANKS_PER_NODE DATA_PATH VOCAB_FILE
-    MERGE_FILE TOKENIZER_MODEL RUN_DIR SAVE_INTERVAL CONTAINER_IMAGE CONTAINER_MOUNTS CONDA_ENV VENV MEGASCAN_PYTHON MODULES
+    MERGE_FILE TOKENIZER_MODEL RUN_DIR SAVE_INTERVAL MASTER_PORT CONTAINER_IMAGE CONTAINER_MOUNTS CONDA_ENV VENV MEGASCAN_PYTHON MODULES
     INPUT OUTPUT_PREFIX PREPROCESS_FLAGS AGGREGATE_FLAGS"
 nodes=2 gpus=4 time=01:00:00 name=megascan preprocess=false dry_run=${MEGASCAN_DRY_RUN:-} more=()
 while [[ $# -gt 0 ]]; do
+    split_option "$@" && set -- "${words[@]}"
     case $1 in
     -h | --help) show_help ;;
     --dry-run) dry_run=1 && shift ;;
@@ -44,22 +46,32 @@ while [[ $# -gt 0 ]]; do
 done
 
 check_layout() {
-    local ranks=$((nodes * gpus)) replica=1 axis
+    local ranks=$((nodes * gpus)) replica=$((${TP:-1} * ${PP:-1} * ${CP:-1})) share
     ((gpus)) || ranks=$((nodes * ${RANKS_PER_NODE:-4}))
-    for axis in TP PP CP; do
-        need_whole "$axis" "${!axis:-1}"
-        replica=$((replica * ${!axis:-1}))
-    done
+    [[ -z ${RANKS_PER_NODE:-} ]] || ((gpus == 0 || RANKS_PER_NODE <= gpus)) ||
+        fail "RANKS_PER_NODE is $RANKS_PER_NODE and a node of this job has $gpus GPUs; ask for fewer ranks or more GPUs"
+    [[ -z ${RANKS_PER_NODE:-} ]] || ranks=$((nodes * RANKS_PER_NODE))
     ((ranks % replica == 0)) ||
         fail "$ranks ranks cannot be split into replicas of TP ${TP:-1} x PP ${PP:-1} x CP ${CP:-1} = $replica ranks; change one of these"
+    [[ -n ${TP:-} && -n ${GLOBAL_BATCH_SIZE:-} && -n ${MICRO_BATCH_SIZE:-} ]] || return 0
+    share=$((MICRO_BATCH_SIZE * ranks / replica))
+    ((GLOBAL_BATCH_SIZE % share == 0)) ||
+        fail "GLOBAL_BATCH_SIZE $GLOBAL_BATCH_SIZE is not divisible by $share, MICRO_BATCH_SIZE $MICRO_BATCH_SIZE x $((ranks / replica)) replicas; change one of these"
 }
 
 check_data() {
+    local file
     if $preprocess; then
         [[ -n ${INPUT:-} && -n ${OUTPUT_PREFIX:-} ]] || fail "--preprocess needs INPUT and OUTPUT_PREFIX in the environment" 2
         [[ -z ${DATA_PATH:-} ]] || fail "--preprocess makes the data itself; leave DATA_PATH out" 2
+        for file in $INPUT; do need_path INPUT "$file"; done
+        read_tokenizer
     elif [[ -n ${DATA_PATH:-} ]]; then
         [[ -f $DATA_PATH.bin && -f $DATA_PATH.idx ]] || fail "there is no $DATA_PATH.bin with $DATA_PATH.idx; make them with --preprocess"
+        read_tokenizer
+    else
+        [[ -z ${VOCAB_FILE:-}${MERGE_FILE:-}${TOKENIZER_MODEL:-} ]] ||
+            fail "a tokenizer is given and no data; set DATA_PATH, or leave the tokenizer out for mock data" 2
     fi
 }
 
@@ -82,10 +94,13 @@ plan() { # the commands as text: --dry-run prints them, otherwise bash runs them
     printf 'export RUN_DIR=%s\n' "$folder"
     printf 'aggregate=$(sbatch --parsable --job-name=%s --dependency=afterany:${run%%%%;*}%s scripts/slurm/aggregate.slurm)\n' \
         "$name-aggregate" "$extra"
-    printf 'echo "submitted jobs ${preprocess:-} $run $aggregate; next: tail -F logs/%s-${run%%%%;*}.out"\n' "$name"
+    printf 'echo "submitted jobs ${preprocess:+$preprocess }$run $aggregate; next: tail -F logs/%s-${run%%%%;*}.out"\n' "$name"
     printf 'echo "the verdict will be in logs/%s-${aggregate%%%%;*}.out, the timeline in $RUN_DIR"\n' "$name-aggregate"
 }
 
+check_settings
+check_software
+[[ -z ${VENV:-} || -x $VENV/bin/python ]] || fail "VENV is $VENV, and there is no $VENV/bin/python; name a virtual environment"
 check_layout
 check_data
 plan_text=$(plan)

@@ -34,17 +34,6 @@ def environment():
     return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def megascan(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "megascan", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=environment(),
-        check=False,
-    )
-
-
 class Workers:
     """A scheduler of this process and workers that may be killed."""
 
@@ -103,7 +92,7 @@ def two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory):
+def traced(megascan, tmp_path_factory):
     """Rank files of a simulated job with a slow rank."""
     folder = tmp_path_factory.mktemp("traced") / "out"
     words = ("--tp", 2, "--pp", 2, "--dp", 2, "--iterations", 6, "--seed", 3)
@@ -119,7 +108,7 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(f"megascan.export.{encoder}.BLOCK_ROWS", 700)
 
 
-def test_the_command_writes_the_same_bytes_and_says_the_same(two, traced, tmp_path):
+def test_the_command_writes_the_same_bytes_and_says_the_same(megascan, two, traced, tmp_path):
     texts = []
     for name, where in (("here", ()), ("there", ("--scheduler", two.address))):
         out = tmp_path / f"{name}.json.gz"
@@ -134,7 +123,7 @@ def test_the_command_writes_the_same_bytes_and_says_the_same(two, traced, tmp_pa
         assert here.read_bytes() == there.read_bytes()
 
 
-def test_detection_says_the_same(two, traced, tmp_path):
+def test_detection_says_the_same(megascan, two, traced, tmp_path):
     found = []
     for number, words in enumerate(((), ("--scheduler", two.address))):
         record = tmp_path / f"{number}.json"

@@ -191,6 +191,8 @@ def test_input_that_cannot_be_used_is_one_sentence(
         ),
         (("--input", "in", "--output-prefix", "out"), 2, "pass --tokenizer-type"),
         (("--input", "in", "--output-prefix", "out", *BYTES, "--workers", "0"), 2, "--workers is"),
+        (("--input", "in", "--output-prefix", "out", *BYTES, "--workers", "99999"), 2, "at most"),
+        (("--input", "in", "--output-prefix", "", *BYTES), 2, "--output-prefix is empty"),
         (
             ("--input", "in", "--output-prefix", "out", *BYTES, "--log-interval", "0"),
             2,

@@ -133,6 +133,7 @@ def test_other_settings_are_refused_until_forced(
 ) -> None:
     state = (interrupted / "out.partial" / "checkpoint").read_bytes()
     refused = command(MODULE, "--output-prefix", "out", "--input", "in.jsonl", *arguments)
+    assert "the same command" not in refused.stderr  # it would not go on
     assert refused.returncode == 1
     assert f"an interrupted run that differs from this one in {difference}:" in refused.stderr
     assert (interrupted / "out.partial" / "checkpoint").read_bytes() == state

@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
 ROOT = Path(__file__).parents[2]
 PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 
 
-def megascan(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "megascan", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-    )
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(megascan: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A healthy run, and one in which rank 2 computes 1.3 times slower."""
     room = tmp_path_factory.mktemp("runs")
     for name, flags in (
@@ -39,7 +29,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return room / "before", room / "after"
 
 
-def test_a_regression_fails_the_gate(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_regression_fails_the_gate(
+    megascan: Run, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     before, after = folders
     done = megascan("diff", before, after, "--fail-on-regression", "--json", tmp_path / "d.json")
     assert done.returncode == 3, done.stderr
@@ -51,23 +43,23 @@ def test_a_regression_fails_the_gate(folders: tuple[Path, Path], tmp_path: Path)
     assert (record["before"], record["after"]) == (str(before), str(after))
 
 
-def test_without_the_flag_it_only_reports(folders: tuple[Path, Path]) -> None:
+def test_without_the_flag_it_only_reports(megascan: Run, folders: tuple[Path, Path]) -> None:
     assert megascan("diff", *folders).returncode == 0
 
 
-def test_a_trace_passes_its_own_gate(folders: tuple[Path, Path]) -> None:
+def test_a_trace_passes_its_own_gate(megascan: Run, folders: tuple[Path, Path]) -> None:
     done = megascan("diff", folders[0], folders[0], "--fail-on-regression")
     assert done.returncode == 0
     assert done.stdout.startswith("SAME: ")
 
 
-def test_the_way_back_passes_the_gate(folders: tuple[Path, Path]) -> None:
+def test_the_way_back_passes_the_gate(megascan: Run, folders: tuple[Path, Path]) -> None:
     done = megascan("diff", folders[1], folders[0], "--fail-on-regression")
     assert done.returncode == 0
     assert done.stdout.startswith("FASTER: ")
 
 
-def test_op_tables_are_compared(op_file: Callable[..., Path]) -> None:
+def test_op_tables_are_compared(megascan: Run, op_file: Callable[..., Path]) -> None:
     before, after = op_file("before", 1), op_file("after", 2, {3: 1.2}, steps=12)
     done = megascan("diff", before, after, "--fail-on-regression")
     assert done.returncode == 3, done.stderr
@@ -76,7 +68,7 @@ def test_op_tables_are_compared(op_file: Callable[..., Path]) -> None:
 
 
 @pytest.mark.skipif(not PRODUCTION.is_dir(), reason="the public op tables are not beside us")
-def test_two_different_production_jobs_are_not_mixed_up() -> None:
+def test_two_different_production_jobs_are_not_mixed_up(megascan: Run) -> None:
     tables = [PRODUCTION / f"trace-{name}.parquet" for name in ("AR", "ST")]
     done = megascan("diff", *tables)
     assert done.returncode == 0, done.stderr
@@ -94,7 +86,7 @@ def test_two_different_production_jobs_are_not_mixed_up() -> None:
     ],
 )
 def test_bad_usage_is_refused_in_a_line(
-    folders: tuple[Path, Path], words: tuple[str, ...], code: int, message: str
+    megascan: Run, folders: tuple[Path, Path], words: tuple[str, ...], code: int, message: str
 ) -> None:
     done = megascan("diff", *folders, *words)
     assert done.returncode == code
@@ -103,14 +95,14 @@ def test_bad_usage_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("text", ["50%", "0.5", "1.5"])
-def test_three_ways_to_say_a_change(folders: tuple[Path, Path], text: str) -> None:
+def test_three_ways_to_say_a_change(megascan: Run, folders: tuple[Path, Path], text: str) -> None:
     done = megascan("diff", *folders, "--min-change", text)
     assert "slower by 50 % or more" in done.stdout or done.stdout.startswith("REGRESSED: new:")
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_trace_that_is_none_is_named(
-    folders: tuple[Path, Path], tmp_path: Path, which: int
+    megascan: Run, folders: tuple[Path, Path], tmp_path: Path, which: int
 ) -> None:
     paths = list(folders)
     paths[which] = tmp_path / "nothing"

@@ -15,6 +15,12 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 FILES = ("Dockerfile", "Dockerfile.cpu")
 
+# The run scripts end with a command to type; in an image there is no checkout that it could name.
+TYPE_WHAT_COMES_NEXT = """source /opt/megascan/scripts/lib/job.sh
+PYTHON=$MEGASCAN_PYTHON trace_dir='a trace'
+next=$(say_how_to_judge) && eval "${next#*: }"
+"""
+
 Build = Callable[..., Any]
 
 
@@ -64,12 +70,16 @@ def test_the_training_image_is_built_and_its_programs_are_there(build: Build) ->
         ["bash", "-c", "command -v ibv_devinfo ibstat ib_write_bw ucx_info | xargs -n 1 basename"]
     )
     image.run(["env", "MEGASCAN_DRY_RUN=1", "bash", "/opt/megascan/scripts/run_single_gpt.sh"])
+    image.run(["megascan", "simulate", "--dp", "4", "--fault", "rank=2,kind=compute,factor=1.5",
+               "-o", "a trace"])  # fmt: skip
+    image.run(["bash", "-c", TYPE_WHAT_COMES_NEXT])
     image.run(["python", "-c", "import training; print(training.__file__)"])
     image.run(["sh", "-c", "touch /workspace/mine; id -u; id -un"])
     printed = image.execute(timeout_s=270)
     programs = re.findall(r"^(?:ibv_devinfo|ibstat|ib_write_bw|ucx_info)$", printed, re.MULTILINE)
     assert programs == ["ibv_devinfo", "ibstat", "ib_write_bw", "ucx_info"]
     assert "-m torch.distributed.run" in printed
+    assert "DEGRADED: rank 2" in printed
     *_, place, number, name = printed.splitlines()
     assert "site-packages/training/__init__.py" in place
     assert (number, name) == ("1000", "megascan")

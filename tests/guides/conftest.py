@@ -18,7 +18,7 @@ Every fenced block has a mark on the line above it, an HTML comment that no read
              REASON. `python`, `json`, `yaml` and `toml` blocks are parsed in their language.
 - `output`   what the blocks executed so far on this page printed. Its lines must be found there in
              this order; a number stands for any number, a line `…` for any lines, `…` at the end
-             of a line for its rest.
+             of a line for its rest. With the option `exact` numbers must be the same, too.
 - `none`     nothing to check (a picture in characters, a fragment). Needs a REASON; a `bash` block
              cannot have it.
 
@@ -62,7 +62,14 @@ COPIED = ("scripts", "docker", "docs")
 LINKED = ("megascan", "training", "aggregate", "detect", "benchmarks", "aggregate.py", "README.md",
           "pyproject.toml", "constraints.txt", "LICENSE", "CHANGELOG.md")  # fmt: skip
 
-MARKS = ("run", "dry-run", "syntax", "output", "none")
+OPTIONS = {
+    "run": {"timeout", "exit", "distributed", "background", "needs"},
+    "dry-run": {"timeout", "exit", "distributed", "background", "needs"},
+    "output": {"exact"},
+    "syntax": set[str](),
+    "none": set[str](),
+}
+MARKS = tuple(OPTIONS)
 SHELLS = ("bash", "sh", "shell", "console")
 MARK = re.compile(r"^ *<!-- test: (?P<words>[^:>]+?)(?:: (?P<reason>[^>]+))? -->$")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[\w-]*)")
@@ -120,8 +127,7 @@ def _marked(page: str, line: int, language: str, text: str, above: str) -> Block
                   options=options)  # fmt: skip
     if block.mark not in MARKS:
         raise block.error(f"this block needs a mark on the line above: <!-- test: {MARKS} -->")
-    unknown = set(options) - {"timeout", "exit", "distributed", "background", "needs"}
-    if unknown or (options and block.mark not in ("run", "dry-run")):
+    if set(options) - OPTIONS[block.mark]:
         raise block.error(f"options {sorted(options)} do not belong to mark {block.mark}")
     if block.mark in ("syntax", "none") and not reason:
         raise block.error(f"mark {block.mark} needs a reason: <!-- test: {block.mark}: why -->")
@@ -159,12 +165,13 @@ def check_paths(block: Block) -> None:
 
 
 def check_output(block: Block, printed: str) -> None:
-    """Find the block's lines, numbers aside, among what was printed."""
-    remaining = iter([_numberless(line) for line in printed.splitlines()])
+    """Find the block's lines, numbers aside unless they must be exact, among what was printed."""
+    plain = _blankless if "exact" in block.options else _numberless
+    remaining = iter([plain(line) for line in printed.splitlines()])
     for line in block.text.splitlines():
         if line.strip() in ("…", ""):
             continue
-        wanted = _numberless(line)
+        wanted = plain(line)
         if not any(_matches(wanted, found) for found in remaining):
             raise block.error(f"nothing printed so far has the line {line!r}; it was\n{printed}")
 
@@ -175,7 +182,11 @@ def _matches(wanted: str, found: str) -> bool:
 
 
 def _numberless(line: str) -> str:
-    return " ".join(NUMBER.sub("0", line).split())
+    return _blankless(NUMBER.sub("0", line))
+
+
+def _blankless(line: str) -> str:
+    return " ".join(line.split())
 
 
 class Reader:

@@ -88,6 +88,12 @@ def test_a_page_whose_blocks_hold_is_followed_to_its_end(follow: Follow, write: 
             "<!-- test: output -->\n```text\na 2\nb\n```\n",
             "has the line 'b'",
         ),
+        (
+            "<!-- test: run -->\n```bash\necho rank 2\n```\n"
+            "<!-- test: output exact -->\n```text\nrank 3\n```\n",
+            "has the line 'rank 3'",
+        ),
+        ("<!-- test: run exact -->\n```bash\ntrue\n```\n", "do not belong"),
     ],
 )  # fmt: skip
 def test_a_page_that_lies_is_caught(follow: Follow, write: Write, text: str, says: str) -> None:

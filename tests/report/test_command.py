@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
 PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
@@ -16,19 +18,8 @@ BROWSER = next(
 )
 
 
-def megascan(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "megascan", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-    )
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(megascan: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traced") / "trace"
     flags = ("--dp", 4, "--layers", 4, "--iterations", 12, "--fault")
     done = megascan("simulate", *flags, "rank=2,kind=compute,factor=1.3", "-o", path)
@@ -36,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_folder_becomes_a_page(folder: Path, tmp_path: Path, document) -> None:
+def test_a_folder_becomes_a_page(megascan: Run, folder: Path, tmp_path: Path, document) -> None:
     done = megascan("report", folder, "-o", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DEGRADED: rank 2 (DP2, host n00, GPU 2)")
@@ -46,7 +37,7 @@ def test_a_folder_becomes_a_page(folder: Path, tmp_path: Path, document) -> None
     assert "rank 2 (DP2, host n00, GPU 2)" in page.text
 
 
-def test_a_timeline_becomes_a_page(folder: Path, tmp_path: Path, document) -> None:
+def test_a_timeline_becomes_a_page(megascan: Run, folder: Path, tmp_path: Path, document) -> None:
     timeline = tmp_path / "timeline.json.gz"
     assert megascan("aggregate", "-b", folder, "-o", timeline).returncode == 0
     done = megascan("report", timeline, "-o", tmp_path / "report.html")
@@ -64,7 +55,7 @@ def test_a_timeline_becomes_a_page(folder: Path, tmp_path: Path, document) -> No
     ],
 )
 def test_bad_usage_is_refused_in_a_line(
-    folder: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+    megascan: Run, folder: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     at = [str(tmp_path / word) if word.endswith((".html", ".pdf")) else word for word in words]
     done = megascan("report", folder, *at)
@@ -74,7 +65,7 @@ def test_bad_usage_is_refused_in_a_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_page_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> None:
+def test_a_page_is_not_replaced_unasked(megascan: Run, folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("mine")
     refused = megascan("report", folder, "-o", page)
@@ -84,7 +75,7 @@ def test_a_page_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_trace_is_refused(megascan: Run, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     done = megascan("report", tmp_path / "t.json", "-o", tmp_path / "r.html")
     assert done.returncode == 1
@@ -99,7 +90,9 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
         ("ST", "JOB (no node is at fault): last stage"),
     ],
 )
-def test_production_traces_have_pages(name: str, answer: str, tmp_path: Path, document) -> None:
+def test_production_traces_have_pages(
+    megascan: Run, name: str, answer: str, tmp_path: Path, document
+) -> None:
     done = megascan("report", PRODUCTION / f"trace-{name}.parquet", "-o", tmp_path / "r.html")
     assert done.returncode == 0, done.stderr
     page = document((tmp_path / "r.html").read_text(encoding="utf-8"))
@@ -111,7 +104,9 @@ def test_production_traces_have_pages(name: str, answer: str, tmp_path: Path, do
 @pytest.mark.browser
 @pytest.mark.skipif(not BROWSER, reason="no Chromium")
 @pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_draws_it_without_complaint(folder: Path, tmp_path: Path, width: int) -> None:
+def test_a_browser_draws_it_without_complaint(
+    megascan: Run, folder: Path, tmp_path: Path, width: int
+) -> None:
     page, picture = tmp_path / "report.html", tmp_path / "page.png"
     assert megascan("report", folder, "-o", page).returncode == 0
     done = subprocess.run(

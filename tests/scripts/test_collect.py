@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def test_other_hosts_are_read_by_rsync_or_scp(
     record = tmp_path / "record"
     done = run("collect_traces.sh", "-o", str(tmp_path / "out"), "node-2:/t x", RECORD=str(record))
     assert done.returncode == 0, done.stderr
-    assert "rsync -a node-2:/t x/ --include=benchmark-data-*.json --exclude=*" in record.read_text()
+    assert (
+        "rsync -a node-2:/t x/ --include=benchmark-data-*.json* --exclude=*" in record.read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,11 +66,32 @@ def test_other_hosts_are_read_by_rsync_or_scp(
         (["-o", "out", "gone"], 1, "gone holds no rank files"),
         (["-o", "out", "--bogus"], 2, "unknown option '--bogus'"),
         (["-o"], 2, "-o needs a value"),
+        (["-o", "out", ""], 2, "a source is empty"),
+        (["-o", "/dev/null", "gone"], 1, "--output is /dev/null, and /dev/null is no folder"),
+        (["-o", "/dev/null/x", "gone"], 1, "and /dev/null is no folder; give another"),
+        (["--output=out", "gone"], 1, "gone holds no rank files"),
     ],
 )
 def test_wrong_words(run: Run, words: list[str], code: int, says: str) -> None:
     done = run("collect_traces.sh", *words)
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_packed_rank_files_and_folders_with_blanks(run: Run, tmp_path: Path) -> None:
+    """What --trace-compress writes is gathered too; the next command can be pasted."""
+    sources = [tmp_path / "a b", tmp_path / "c"]
+    for source in sources:
+        source.mkdir()
+        (source / "benchmark-data-0-pipeline-0-tensor-0.json.gz").write_text(source.name)
+    out = tmp_path / "g h"
+    done = run("collect_traces.sh", "-o", str(out), *map(str, sources))
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["benchmark-data-0-pipeline-0-tensor-0.2.json.gz",
+                     "benchmark-data-0-pipeline-0-tensor-0.json.gz"]  # fmt: skip
+    words = shlex.split(done.stdout.split("next: ")[1])
+    assert words == ["python", "aggregate.py", "-b", str(out), "-d"]
 
 
 def test_the_shell_scripts_are_clean() -> None:
@@ -76,8 +100,8 @@ def test_the_shell_scripts_are_clean() -> None:
     )
     if checker is None:
         pytest.skip("shellcheck is not installed")
-    files = [*SCRIPTS.glob("run_*.sh"), *SCRIPTS.glob("lib/*.sh"), *SCRIPTS.glob("slurm/*"),
-             SCRIPTS / "collect_traces.sh"]  # fmt: skip
+    files = [*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("lib/*.sh"), *SCRIPTS.glob("slurm/*"),
+             *SCRIPTS.glob("k8s/*.sh")]  # fmt: skip
     command = [checker, "-x", "-P", "SCRIPTDIR", "-P", str(SCRIPTS.parent), *map(str, files)]
     done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True)
     assert done.stdout == ""

@@ -83,7 +83,7 @@ def test_monitor_asks_for_clocks_and_throttle_reasons(run):
         (["reset", "9"], 1, "there is no GPU 9"),
         (["monitor", "0"], 2, "monitor takes no arguments"),
         (["halt"], 2, "unknown command 'halt'"),
-        ([], 2, "usage"),
+        ([], 2, "no command, expected limit, reset or monitor"),
     ],
 )
 def test_bad_arguments_change_nothing_and_say_why(run, words, code, says):

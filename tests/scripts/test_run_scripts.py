@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ SINGLE, MASTER, WORKER = "run_single_gpt.sh", "run_master_gpt.sh", "run_worker_g
 BACKEND = "--distributed-backend"
 # Writes its variables and words to a file instead of training.
 RECORDER = """#!/usr/bin/env bash
-[[ $* != *check_flags.py* ]] || exit 0
+[[ $* != *check_flags.py* && $1 != -c ]] || exit 0
 { env | grep -E '^(OMP_|CUDA_DEV|GLOO|NCCL|PYTHON(PATH|UNB))' | sort; pwd
   printf '<%s>\\n' "$@"; } > "$RECORD"
 exit "${CODE:-0}"
@@ -110,6 +111,9 @@ def test_defaults_suit_one_machine_with_four_gpus(plan: Callable[..., dict[str, 
         (("--cp", "2", "--tp", "1"), {}, {"--context-parallel-size": "2"}),
         (("--save", "c k"), {}, {"--save": "c k", "--load": "c k", "--save-interval": "100"}),
         (("--max-restarts", "3"), {}, {"--max-restarts": "3"}),
+        (("--max-restarts=3", "--tp=1"), {}, {"--max-restarts": "3"}),
+        (("--trace-dir=a=b",), {}, {"--trace-dir": "a=b"}),
+        (("--num-gpus", "2", "--num-gpus", "4"), {}, {"--nproc-per-node": "4"}),
         (("--", "--trace-interval", "1"), {}, {"--trace-interval": "1"}),
         (("--model", "8b"), {}, {"--ffn-hidden-size": "14336", "--num-query-groups": "8"}),
         (("--model", "8b", "--tp", "1"), {}, {"--num-layers": "32", "--rotary-base": "500000"}),
@@ -180,20 +184,41 @@ def test_elastic_rendezvous(plan: Callable[..., dict[str, str]]) -> None:
     assert int(flags["--global-batch-size"]) % (2 * 24) == 0
     listed = plan(MASTER, "--elastic", "--node-ips", "10.1.0.2,10.1.0.9", "--save", "c")
     assert (listed["--nnodes"], listed["--local-addr"]) == ("1:2", "10.1.0.2")
+    meeting = ("--elastic", "--nnodes", "2")
+    for words, endpoint in (
+        (["--rdzv-endpoint", "[fd00::9]:7000"], "[fd00::9]:7000"),
+        (["--rdzv-endpoint", "fd00::9"], "[fd00::9]:29500"),
+        (["--rdzv-endpoint", "first:7000"], "first:7000"),
+        (["--master-addr", "first", "--master-port", "7001"], "first:7001"),
+    ):
+        assert plan(WORKER, *meeting, *words)["--rdzv-endpoint"] == endpoint
+
+
+def test_a_master_under_another_address_says_so(
+    run: Run, programs: Callable[[str, str], Path]
+) -> None:
+    """Behind an address of the network, or with names of a scheduler, it goes on."""
+    programs("ip", ADDRESSES)
+    words = ["--dry-run", "--node-ips", "10.9.0.1,10.9.0.2", "--master-addr", "10.9.0.1"]
+    done = run(MASTER, *words, MEGASCAN_PYTHON="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert "none of 10.9.0.1,10.9.0.2 is an address of this machine (127.0.0.1 " in done.stderr
+    assert "--node-rank 0" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         (SINGLE, ["--num-gpus", "2", "--", "--seed", "7"]),
-        (MASTER, ["--node-ips", "10.1.0.2,10.1.0.9", "--trace-dir", "a folder/tr'ace"]),
+        (MASTER, ["--node-ips", "127.0.0.1,10.1.0.9", "--master-port", "29417", "--trace-dir",
+                  "a folder/tr'ace"]),
         (WORKER, ["--node-ips", "10.1.0.9,10.1.0.2", "--master-port", "6000"]),
         (
             WORKER,
             ["--elastic", "--rdzv-endpoint", "10.1.0.9:7000", "--nnodes", "2", "--save", "$HOME"],
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_dry_run_prints_is_what_is_run(
     run: Run, programs: Callable[[str, str], Path], tmp_path: Path, script: str, words: list[str]
 ) -> None:
@@ -237,6 +262,15 @@ def test_the_exit_code_is_the_launchers(
         (SINGLE, ["--trace-dir", "--dry-run"], 2, "needs a value and is followed by --dry-run"),
         (SINGLE, ["--trace-dir", ""], 2, "--trace-dir needs a value"),
         (SINGLE, ["--model", "70b"], 2, "--model is '70b', expected small or 8b"),
+        (SINGLE, ["--model", "small 8b"], 2, "--model is 'small 8b', expected small or 8b"),
+        (SINGLE, ["--cpu", "--num-gpus", "900000"], 1, "(32 a core); ask for fewer"),
+        (SINGLE, ["--trace-dir", "/dev/null/x"], 1, "and /dev/null is no folder"),
+        (SINGLE, ["--save", "/dev/null"], 1, "--save is /dev/null, and /dev/null is no folder"),
+        (SINGLE, ["--no-trace", "--trace-dir", "x"], 2, "exclude each other; keep one"),
+        (SINGLE, ["--save-interval", "5"], 2, "--save-interval belongs to --save DIR; add it"),
+        (SINGLE, ["--dry-run=yes"], 2, "'yes' is no option"),
+        (SINGLE, ["--global-batch-size", "6"], 1, "is not divisible by 4, the micro-batch size 2"),
+        (SINGLE, [""], 2, "'' is no option"),
         (SINGLE, ["--tp", "3"], 1, "4 ranks (1 x 4) cannot be split into replicas of tensor 3"),
         (SINGLE, ["--pp", "8"], 1, "cannot be split into replicas"),
         (SINGLE, ["--num-layers", "4"], 2, "put flags of the trainer after --"),
@@ -251,6 +285,15 @@ def test_the_exit_code_is_the_launchers(
         (MASTER, ["--node-ips", "10.1.0.2,,10.1.0.3"], 2, "expected addresses with a comma"),
         (MASTER, ["--node-ips", "10.1.0.2, 10.1.0.3"], 2, "expected addresses with a comma"),
         (MASTER, ["--node-ips", "10.1.0.2,$(id)"], 2, "--node-ips holds '$(id)'"),
+        (MASTER, ["--node-ips", "10.1.0.2,10.1.0.2"], 2, "--node-ips names 10.1.0.2 twice"),
+        (MASTER, ["--node-ips", "10.1.0.2,10.1.0.300"], 2, "--node-ips holds '10.1.0.300'"),
+        (MASTER, ["--node-ips", "10.1.0.2,10.1.0"], 2, "--node-ips holds '10.1.0'"),
+        (MASTER, ["--node-ips", "10.1.0.2:29500,10.1.0.3"], 2, "expected an address like"),
+        (MASTER, ["--node-ips", "10.1.0.2,-b"], 2, "--node-ips holds '-b'"),
+        (MASTER, ["--node-ips", "10.1.0.8,10.1.0.9"], 1, "none of 10.1.0.8,10.1.0.9 is an address"),
+        (MASTER, ["--node-ips", "10.1.0.2,b", "--master-addr", "a b"], 2, "--master-addr holds"),
+        (MASTER, ["--master-addr", "10.1.0.2"], 2, "--master-addr belongs to --node-ips"),
+        (MASTER, ["--node-ips", "10.1.0.2,b", "--rdzv-id", "x"], 2, "belong to --elastic"),
         (MASTER, ["--node-ips", "10.1.0.9,10.1.0.2"], 1, "this machine is node 1 of 10.1.0.9,"),
         (MASTER, ["--node-ips", "10.1.0.2,b", "--max-restarts", "2"], 2, "needs --elastic"),
         (MASTER, ["--node-ips", "10.1.0.2,b", "--master-port", "70000"], 2, "from 1 to 65535"),
@@ -259,6 +302,22 @@ def test_the_exit_code_is_the_launchers(
         (MASTER, ["--elastic"], 2, "needs a place to meet"),
         (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "4:1"], 2, "the smaller"),
         (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "many"], 2, "expected MIN:MAX"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a:b", "--nnodes", "2"], 2, "with a port from 1"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a:0", "--nnodes", "2"], 2, "with a port from 1"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", ":1", "--nnodes", "2"], 2, "endpoint holds ''"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--master-addr", "b", "--nnodes", "2"], 2,
+         "--rdzv-endpoint and --master-addr exclude each other"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "1:30"], 1, "a smaller range"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "1:2", "--tp", "8"], 1,
+         "4 ranks (1 x 4) cannot be split"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "2:4", "--tp", "8"], 1,
+         "12 ranks (3 x 4) cannot be split"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "1:3", "--global-batch-size",
+                  "16"], 1, "is not divisible by 12"),
+        (MASTER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "1", "--multi-node"], 2,
+         "--multi-node needs"),
+        (WORKER, ["--elastic", "--rdzv-endpoint", "a", "--nnodes", "2", "--node-rank", "1"], 2,
+         "--node-rank is a place in --node-ips"),
         (MASTER, ["--node-rank", "1"], 2, "unknown option '--node-rank'"),
         (WORKER, [], 2, "a worker needs --node-ips with two nodes or more"),
         (WORKER, ["--node-ips", "10.1.0.2"], 2, "a worker needs --node-ips with two nodes or more"),
@@ -310,6 +369,51 @@ def test_without_gpus_and_without_python(run: Run) -> None:
     done = run(SINGLE, MEGASCAN_PYTHON="/nowhere/python", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "MEGASCAN_PYTHON is /nowhere/python, which cannot be run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("exit 1", "which is no Python 3.11 or newer"),
+        ('exec "$REAL" -S "$@"', "has no torch and no megatron.core: install MegaScan with the"),
+    ],
+)
+def test_a_python_that_will_not_do(
+    run: Run, programs: Callable[[str, str], Path], python: str, says: str
+) -> None:
+    """Too old, or without torchrun: a sentence, and no rank is started."""
+    program = str(programs("bare-python", f"#!/bin/bash\n{python}\n"))
+    done = run(SINGLE, "--num-gpus", "2", MEGASCAN_PYTHON=program, REAL=sys.executable)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_name_without_an_address_is_waited_for_and_then_said(
+    run: Run, programs: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Names of a cluster may come late; one that never comes is no puzzle for torchrun."""
+    recorder = str(programs("recorder", RECORDER))
+    programs("sleep", '#!/bin/bash\necho "$1" >> "$WAITED"\n')
+    waited = tmp_path / "waited"
+    words = ["--node-ips", "127.0.0.1,10.1.0.9", "--master-addr", "gone.invalid"]
+    done = run(MASTER, *words, MEGASCAN_PYTHON=recorder, WAITED=str(waited))
+    assert done.returncode == 1
+    assert "gone.invalid has no address yet; waiting a minute" in done.stderr
+    assert "error: the nodes cannot meet at gone.invalid" in done.stderr.splitlines()[-1]
+    assert sum(map(int, waited.read_text().split())) == 60
+
+
+def test_the_next_command_can_be_pasted(
+    run: Run, programs: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    recorder = str(programs("recorder", RECORDER))
+    words = ["--node-ips", "127.0.0.1,10.1.0.9", "--master-port", "29417", "--trace-dir", "a b"]
+    done = run(MASTER, *words, MEGASCAN_PYTHON=recorder, RECORD=str(tmp_path / "r"))
+    judge, gather = (shlex.split(line) for line in done.stdout.splitlines())
+    assert judge[-3:] == ["-b", "a b", "-d"]
+    assert gather[-3:-1] == ["gathered", "a b"]
+    assert gather[-1] == f"10.1.0.9:{tmp_path}/work/a b"
 
 
 def test_a_taken_port_is_said_before_anything_starts(run: Run) -> None:

@@ -9,13 +9,17 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pyarrow.compute as pc
 import pytest
+
+from megascan.reader import read_trace
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -35,6 +39,7 @@ class Node:
     address: str
     prefix: tuple[str, ...]
     disk: Path
+    host: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +87,35 @@ def end_all_in(folder: Path) -> None:
 
 @pytest.fixture
 def two_machines(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
-    """Two network namespaces with an address each on one wire, and a host name each."""
+    """Two network namespaces with an address each on one wire, and a host name each.
+
+    Where a machine forbids that: two addresses of this machine, which share its host name.
+    """
     names = [f"megascan{os.getpid()}{letter}" for letter in "ab"]
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
-        pytest.skip("network namespaces need root, ip and unshare")
-    if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True).returncode:
-        pytest.skip("this machine gives no network namespaces")
     try:
         nodes = make_wire(names, tmp_path)
-        probe = subprocess.run([*nodes[0].prefix, "hostname"], capture_output=True, text=True)
-        if probe.stdout.strip() != "node-a":
-            pytest.skip("this machine gives no host name of one's own")
         yield nodes[0], nodes[1]
+    except (OSError, subprocess.CalledProcessError) as error:
+        warnings.warn(
+            f"no network namespaces here ({error}): both nodes are one host", stacklevel=1
+        )
+        host = socket.gethostname()
+        addresses = [("127.0.0.1", 0), ("127.0.0.2", 1)]
+        first, second = (Node(address=address, prefix=(), disk=tmp_path / f"disk-{rank}", host=host)
+                         for address, rank in addresses)  # fmt: skip
+        yield first, second
     finally:
-        for name in names:
+        for name in names if shutil.which("ip") else []:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def make_wire(names: list[str], folder: Path) -> list[Node]:
-    def ip(*words: str) -> None:
-        done = subprocess.run(["ip", *words], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"this machine gives no virtual wire: {done.stderr}")
+    """Raises OSError or CalledProcessError where that cannot be."""
 
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], capture_output=True, check=True)
+
+    ip("netns", "add", names[0])
     ends = [f"ms{os.getpid()}{letter}" for letter in "ab"]
     ip("netns", "add", names[1])
     ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
@@ -117,7 +128,10 @@ def make_wire(names: list[str], folder: Path) -> list[Node]:
         host = f"node-{name[-1]}"
         prefix = ("ip", "netns", "exec", name, "unshare", "--uts", "bash", "-c",
                   f'hostname {host} && exec "$@"', "bash")  # fmt: skip
-        nodes.append(Node(address=f"10.77.0.{number}", prefix=prefix, disk=folder / host))
+        nodes.append(
+            Node(address=f"10.77.0.{number}", prefix=prefix, disk=folder / host, host=host)
+        )
+        subprocess.run([*prefix, "true"], capture_output=True, check=True)
     return nodes
 
 
@@ -144,7 +158,8 @@ def gather_and_judge(run: Run, *disks: Path) -> dict[str, object]:
     verdict = gathered / "verdict.json"
     command = [sys.executable, "aggregate.py", "-b", str(gathered), "-d", "--json", str(verdict)]
     command += ["-o", str(gathered.with_suffix(".json"))]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    judged = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert judged.returncode == 0, judged.stderr
     found: dict[str, object] = json.loads(verdict.read_text())["detect"]
     return found
 
@@ -155,9 +170,10 @@ def test_a_fault_on_the_second_machine_is_named_with_its_host(
     """The worker finds its rank by its address; nothing but the wire joins the two."""
     first, second = two_machines
     words = ["--multi-node", "--node-ips", f"{first.address},{second.address}", "--num-gpus", "2",
-             "--train-iters", "22", "--", *SMALLER,
-             "--inject-fault", "rank=3,kind=compute,factor=2.5"]  # fmt: skip
-    worker = start(second, "run_worker_gpt.sh", *words)  # before the first: it waits
+             "--master-port", str(free_port()), "--train-iters", "22", "--", *SMALLER,
+             "--inject-fault", "rank=3,kind=compute,factor=4"]  # fmt: skip
+    rank = [] if second.prefix else ["--node-rank", "1"]  # one machine has both addresses
+    worker = start(second, "run_worker_gpt.sh", *rank, *words)  # before the first: it waits
     master = start(first, "run_master_gpt.sh", *words)
     said, _ = finish(master), finish(worker)
     assert f"collect_traces.sh -o gathered trace_output {second.address}:" in said
@@ -166,30 +182,16 @@ def test_a_fault_on_the_second_machine_is_named_with_its_host(
     verdict = gather_and_judge(run, first.disk, second.disk)
     assert verdict["verdict"] == "degraded", verdict
     (finding,) = [found for found in verdict["findings"] if found["owner"] == "node"]  # type: ignore[attr-defined]
-    assert (finding["ranks"], finding["cause"], finding["host"]) == ([3], "compute", "node-b")
-
-
-def test_two_launchers_on_one_machine(
-    start: Callable[..., Launcher], run: Run, tmp_path: Path
-) -> None:
-    port = str(free_port())
-    words = ["--node-ips", "127.0.0.1,localhost", "--master-port", port, "--num-gpus", "2",
-             "--train-iters", "7", "--pp", "2", "--tp", "1"]  # fmt: skip
-    nodes = [Node(address="127.0.0.1", prefix=(), disk=tmp_path / name) for name in ("a", "b")]
-    master = start(nodes[0], "run_master_gpt.sh", *words, "--", *SMALLER)
-    worker = start(nodes[1], "run_worker_gpt.sh", *words, "--node-rank", "1", "--", *SMALLER)
-    finish(master)
-    finish(worker)
-    assert gather_and_judge(run, nodes[0].disk, nodes[1].disk)["world_size"] == 4
+    assert (finding["ranks"], finding["cause"], finding["host"]) == ([3], "compute", second.host)
 
 
 def test_a_killed_rank_restarts_the_job_and_both_attempts_can_be_read(
-    start: Callable[..., Launcher], run: Run, tmp_path: Path
+    start: Callable[..., Launcher], tmp_path: Path
 ) -> None:
     """Elastic, two launchers, a common disk: the second attempt resumes from the checkpoint."""
-    node = Node(address="127.0.0.1", prefix=(), disk=tmp_path / "common")
+    node = Node(address="127.0.0.1", prefix=(), disk=tmp_path / "common", host="")
     words = ["--elastic", "--nnodes", "2", "--max-restarts", "1", "--num-gpus", "1", "--tp", "1",
-             "--rdzv-endpoint", f"localhost:{free_port()}", "--train-iters", "60",
+             "--rdzv-endpoint", f"localhost:{free_port()}", "--train-iters", "40",
              "--save", "checkpoints", "--save-interval", "5"]  # fmt: skip
     launchers = [start(node, f"run_{role}_gpt.sh", *words, "--", *SMALLER)
                  for role in ("master", "worker")]  # fmt: skip
@@ -201,11 +203,8 @@ def test_a_killed_rank_restarts_the_job_and_both_attempts_can_be_read(
         assert "next, name" in finish(launcher) or launcher is not launchers[0]
     attempts = runs_of(node.disk / "trace_output")
     assert [len(ranks) for ranks in attempts.values()] == [2, 2]
-    last = [
-        read_verdict(run, node.disk / "trace_output", run_id)["iterations"][1]
-        for run_id in attempts
-    ]
-    assert last[0] <= reached + 5 < last[1] <= 60
+    last = [last_iteration(node.disk / "trace_output", run_id) for run_id in attempts]
+    assert last[0] <= reached + 5 < last[1] <= 40
 
 
 def wait_for(condition: Callable[[], bool], launchers: list[Launcher]) -> None:
@@ -237,11 +236,7 @@ def runs_of(folder: Path) -> dict[str, set[int]]:
     return dict(sorted(found.items()))
 
 
-def read_verdict(run: Run, folder: Path, run_id: str) -> dict[str, list[int]]:
-    verdict = folder.parent / f"{run_id}.json"
-    command = [sys.executable, "-m", "megascan", "detect", str(folder), "--run", run_id]
-    command += ["--json", str(verdict)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[int]] = json.loads(verdict.read_text())
-    return found
+def last_iteration(folder: Path, run_id: str) -> int:
+    """The last iteration of an attempt's trace, as any command reads it."""
+    spans = read_trace(folder, run=run_id).spans
+    return int(pc.max(spans["iteration"]).as_py())
