@@ -49,13 +49,14 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         without_victims(
             seen,
             search_loss(seen, loss, settings, num_tests, _forbidden(seen, compute, loss.cause)),
+            slow,
         )
         for loss in classes
     ]
     links = search_links(seen, settings, num_tests)
     done = _Searches(compute, least_slowdown(seen, settings), lost, links)
     findings = compute_findings(seen, compute)
-    findings += [finding for one in lost for finding in loss_findings(seen, one)]
+    findings += [finding for one in lost for finding in loss_findings(seen, one, slow)]
     findings += link_findings(seen, links) if links else []
     findings = folded(findings)
     findings += [stage_finding(seen, heavy) for heavy in _stages(seen, settings, slow)]

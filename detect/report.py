@@ -72,6 +72,8 @@ class Finding:
     episodes: tuple[tuple[int, int], ...] = ()
     cost_is_replayed: bool = False
     """Whether the cost is from a replay of the dependency graph rather than an estimate."""
+    slowdown_is_bound: bool = False
+    """Whether the true slowdown may be larger: time that is not the ranks' own is mixed into it."""
 
     def to_json(self) -> dict[str, Json]:
         """One element of the report's `findings`."""
@@ -80,6 +82,7 @@ class Finding:
             "cause": self.cause.value,
             "owner": self.owner.value,
             "slowdown": round(self.slowdown, 4),
+            "slowdown_is_bound": self.slowdown_is_bound,
             "slowdown_interval": [round(bound, 4) for bound in self.slowdown_interval],
             "first_iteration": self.first_iteration,
             "last_iteration": self.last_iteration,

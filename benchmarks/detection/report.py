@@ -14,7 +14,8 @@ from megascan.header import Json
 HIDDEN = 0.01
 _ELSEWHERE = """## Elsewhere
 
-- [Noise that nobody simulated](detection_laws.md): twenty laws of noise from a second generator.
+- [Noise that nobody simulated](detection_laws.md): other laws, from a second generator.
+- [At 1,024 ranks](detection_scale.md): time and memory.
 - [Is the simulator like a real run?](detection_reality.md): step time and waits, rank by rank.
 - [Real runs on four H200](layouts_h200.md) and [of the quickstart](quickstart.md), with and without
   injected faults.

@@ -16,13 +16,19 @@ from detect.settings import DetectorSettings
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual
 from detect.stats.persistence import Course
-from detect.stats.residuals import Residuals, compare_within, data_level_error, peer_groups
+from detect.stats.residuals import (
+    Residuals,
+    compare_within,
+    data_level_error,
+    data_vary,
+    peer_groups,
+)
 from detect.stats.search import SearchTask, Suspect, search
 
 GPU_NOISE_FLOOR = 0.001
 CPU_NOISE_FLOOR = 0.003
 """Log units an iteration's value always varies by, however still the trace looks."""
-GPU_SPREAD = 0.005
+GPU_SPREAD = 0.004
 CPU_SPREAD = 0.01
 """Lasting differences between sound devices (log units) that are usual."""
 MOST_OF_FLOOR = 1.0 / 6.0
@@ -114,6 +120,7 @@ def _search(
             floor=CPU_NOISE_FLOOR if is_cpu else GPU_NOISE_FLOOR,
             spread=min(spread, floor * MOST_OF_FLOOR),
             level_error=_level_error(work, seen.members, groups),
+            scattered=not data_vary(work, seen.members, groups),
         ),
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(groups),

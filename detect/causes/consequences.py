@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from detect.causes.pauses import LossSearch
 from detect.findings.wording import percent, ranks_text
-from detect.observations import Observations
+from detect.observations import Bools, Observations
 from detect.report import Cause, Finding
 from detect.stats.search import Suspect
 
@@ -21,7 +23,8 @@ MOST = 0.5
 ALIKE = 1.5
 """Loading, or a link of the device, that is slower by no more than this times the slowdown of
 computing has one reason: the kernels that transfer run on the slow device, too."""
-
+MINOR = 0.25
+"""A link that costs less than this share of what its slow device does goes with it."""
 
 ONE_FAULT = {
     (Cause.COMPUTE, Cause.HOST),
@@ -32,18 +35,34 @@ ONE_FAULT = {
 """(heavier, lighter) of the same rank."""
 
 
-def without_victims(seen: Observations, found: LossSearch) -> LossSearch:
-    """Late ranks, without those whose partners explain their lateness; the latest is kept."""
+def without_victims(seen: Observations, found: LossSearch, slow: Bools) -> LossSearch:
+    """Late ranks, without those whose partners explain their lateness; the latest is kept.
+
+    `slow` are the rows that compute slowly: whoever is late with them only waits for them, and
+    lateness is handed on along their pipeline.
+    """
     if found.loss.cause != Cause.LINK or seen.transfers is None:
         return found
-    ordered = sorted(found.suspects, key=lambda one: -one.course.effect)
+    workers = seen.members.workers
+    accused = {rank for row in np.flatnonzero(slow) for rank in workers[row]}
     kept: list[Suspect] = []
-    for suspect in ordered:
-        accused = {rank for one in kept for rank in seen.members.workers[one.row]}
-        own = set(seen.members.workers[suspect.row])
+    for suspect in sorted(found.suspects, key=lambda one: -one.course.effect):
+        own = set(workers[suspect.row])
+        if _in_pipeline(seen, suspect.row, slow):
+            continue
         if _share_with(seen, own, accused - own) <= MOST:
             kept.append(suspect)
+            accused |= own
     return replace(found, suspects=tuple(kept))
+
+
+def _in_pipeline(seen: Observations, row: int, slow: Bools) -> bool:
+    """Whether a slow row shares the row's pipeline: its replica and place, at another stage."""
+    members = seen.members
+    same = slow & (members.stage != members.stage[row])
+    for axis in ("dp", "tp", "cp"):
+        same &= members.place[axis] == members.place[axis][row]
+    return bool(same.any())
 
 
 def _share_with(seen: Observations, own: set[int], accused: set[int]) -> float:
@@ -83,12 +102,17 @@ def _explains(main: Finding, other: Finding) -> bool:
         return False
     same = set(main.ranks) >= set(other.ranks)
     if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
-        return same or other.slowdown <= ALIKE * main.slowdown
+        minor = _excess(other) <= MINOR * _excess(main)
+        return same or minor or other.slowdown <= ALIKE * main.slowdown
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
         return same and other.slowdown <= ALIKE * main.slowdown
     if main.cause == other.cause == Cause.LINK:
         return True
     return same and (main.cause, other.cause) in ONE_FAULT
+
+
+def _excess(finding: Finding) -> float:
+    return finding.step_time_cost_ratio - 1.0
 
 
 def _sentence(finding: Finding) -> str:

@@ -17,6 +17,8 @@ AGREEING_REPLICAS = 0.5
 MIN_SEQUENCE_SPREAD = 0.06
 """Log spread over microbatches; an even job shows 0.01 to 0.03, production skew 0.3 and more."""
 MIN_SEQUENCE_CORRELATION = 0.6
+MAX_SEQUENCE_REPETITION = 0.6
+"""Rank correlation of a replica's time with that of the next iteration: data are drawn anew."""
 MULTIPLICATIVE = 0.06
 """Forward and backward ratios this close (log units) look like a slow device, not a heavy stage."""
 
@@ -169,7 +171,7 @@ def sequence_skew(
     if not spread >= MIN_SEQUENCE_SPREAD:
         return None
     correlation, across_ranks = _data_correlation(seen, deviation, faulty)
-    if correlation < MIN_SEQUENCE_CORRELATION:
+    if correlation < MIN_SEQUENCE_CORRELATION or _lasts(deviation):
         return None
     ratio, saved = _uneven_replicas(seen, faulty)
     typical = float(robust.median(ratio))
@@ -198,6 +200,14 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Bools) -> t
     backward = deviation[:, :, seen.work.phase == BACKWARD]
     use = np.isfinite(forward) & np.isfinite(backward)
     return _correlation(forward[use], backward[use]), False
+
+
+def _lasts(deviation: Floats) -> bool:
+    """Whether who is long now is long in the next iteration: a rank that changed, no data."""
+    level = robust.mean(deviation, axis=2)
+    now, then = level[:, :-1], level[:, 1:]
+    use = np.isfinite(now) & np.isfinite(then)
+    return _correlation(now[use], then[use]) > MAX_SEQUENCE_REPETITION
 
 
 def _correlation(one: Floats, other: Floats) -> float:

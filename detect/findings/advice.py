@@ -21,7 +21,8 @@ def next_steps(
 def _by_cause(cause: Cause, owner: Owner, has_gpu: bool, ranks: tuple[int, ...]) -> list[str]:
     if cause == Cause.COMPUTE and owner == Owner.UNDECIDED:
         return [
-            "run the same GEMM benchmark on both ranks of the pair; the slower one is the suspect",
+            "run the same GEMM benchmark on this rank's device and on a peer's: slower there, too, "
+            "means the device; as fast means the work or the place",
             "or trace again with the two hosts exchanged: a fault of the hardware moves with it",
         ]
     by_cause = {

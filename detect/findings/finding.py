@@ -35,6 +35,8 @@ class Claim:
     subject: str
     predicate: str
     evidence: tuple[str, ...]
+    is_bound: bool = False
+    """Whether the true slowdown may be larger."""
 
 
 def build_finding(seen: Observations, claim: Claim) -> Finding:
@@ -64,6 +66,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         onset_in_trace=timing.begins,
         episodes=timing.episodes,
         cost_is_replayed=replayed is not None,
+        slowdown_is_bound=claim.is_bound,
     )
 
 

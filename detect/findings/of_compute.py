@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.causes.compute import ComputeSearch, SlowRow, excess_compute_ns
+from detect.causes.ordinary import ordinary_difference
 from detect.causes.pairs import PairDecision, decide_pair
 from detect.findings.cost import saved_by_compute
 from detect.findings.counters import counter_evidence
@@ -19,6 +20,10 @@ ONE_SIDED = 0.3
 SURELY = 1e-6
 STARVED, FED = 0.7, 0.5
 """Share of operations that waited for their launch: a starved device, and one that is fed."""
+BOUND = (
+    "communication within TP groups was not traced and is part of these times: the rank itself may "
+    "be slower still"
+)
 LONE_FLOOR = 0.04
 """Stages may differ by this much (log units) in their layers for reasons of their own."""
 
@@ -49,8 +54,11 @@ def _finding(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Finding
     saved = saved_by_compute(seen, (row,), excess_compute_ns(seen, row, course)[None])
     members = seen.members
     peers = counted(slow.num_peers, "peer")
+    is_bound = seen.mixes_communication or not seen.splits_tensor_groups
+    least = "at least " if is_bound else ""
+    verb, whose = ("computes", "its") if len(members.workers[row]) == 1 else ("compute", "their")
     how = {
-        Cause.COMPUTE: f"computes {times(slowdown)} slower than its {peers}",
+        Cause.COMPUTE: f"{verb} {least}{times(slowdown)} slower than {whose} {peers}",
         Cause.HOST: f"is starved by its host: work takes {times(slowdown)} the time of its {peers}",
     }.get(cause, f"takes {times(slowdown)} the time of its {peers}")
     if owner == Owner.UNDECIDED:
@@ -70,7 +78,13 @@ def _finding(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Finding
             saved_ns=saved,
             subject=f"{ranks_of(members, row)} ({place(members, row)})",
             predicate=how,
-            evidence=(*_evidence(seen, slow), *reasons, *counter_evidence(seen, row)),
+            evidence=(
+                *_evidence(seen, slow),
+                *((BOUND,) if is_bound else ()),
+                *reasons,
+                *counter_evidence(seen, row),
+            ),
+            is_bound=is_bound,
         ),
     )
 
@@ -91,7 +105,10 @@ def _judge(
                 "difference of the work: compare the two ranks' modules at granularity full",
             ),
         )
-    if slow.across_stages:
+    ordinary = ordinary_difference(seen, found, slow)
+    if ordinary is not None:
+        decision = PairDecision(False, ordinary)
+    elif slow.across_stages:
         decision = _alone_on_its_stage(slow)
     elif slow.num_peers == 1:
         decision = decide_pair(seen, found, slow)

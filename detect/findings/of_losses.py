@@ -19,6 +19,10 @@ OWNERS = {
     Cause.LINK: Owner.NODE,
 }
 """A collector pauses for what the process allocates: the job's own doing, whatever the node."""
+IN_DOUBT = (
+    "another rank computes slowly, and others wait for it: mend that first, then trace again and "
+    "see whether this remains"
+)
 PREDICATES = {
     Cause.LOADER: "waits {time} an iteration for its data loader, {over} over its peers",
     Cause.GC: "stands still {time} an iteration for garbage collection, {over} over its peers",
@@ -27,13 +31,14 @@ PREDICATES = {
 }
 
 
-def loss_findings(seen: Observations, found: LossSearch) -> list[Finding]:
-    """One finding a rank that loses time."""
-    return [_finding(seen, found, one) for one in found.suspects]
+def loss_findings(seen: Observations, found: LossSearch, slow: Bools) -> list[Finding]:
+    """One finding a rank that loses time; `slow` are the rows that compute slowly."""
+    return [_finding(seen, found, one, slow) for one in found.suspects]
 
 
-def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding:
+def _finding(seen: Observations, found: LossSearch, suspect: Suspect, slow: Bools) -> Finding:
     row, course, cause = suspect.row, suspect.course, found.loss.cause
+    in_doubt = cause == Cause.LINK and bool(slow.any()) and not slow[row]
     active = course.active
     own = float(np.nanmedian(found.loss.time_ns[row][active]))
     excess = np.where(active, np.maximum(found.excess_ns[row], 0.0), 0.0)
@@ -49,7 +54,7 @@ def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding
             ranks=members.workers[row],
             rows=(row,),
             cause=cause,
-            owner=_owner(seen, cause, suspect),
+            owner=Owner.UNDECIDED if in_doubt else _owner(seen, cause, suspect),
             slowdown=slowdown,
             interval=(
                 max(1.0, 1 + (slowdown - 1) * (1 - reach)),
@@ -61,7 +66,7 @@ def _finding(seen: Observations, found: LossSearch, suspect: Suspect) -> Finding
             saved_ns=excess,
             subject=f"{ranks_of(members, row)} ({place(members, row)})",
             predicate=PREDICATES[cause].format(time=milliseconds(own), over=over),
-            evidence=_evidence(seen, found, suspect),
+            evidence=(*_evidence(seen, found, suspect), *((IN_DOUBT,) if in_doubt else ())),
         ),
     )
 

@@ -64,6 +64,7 @@ def _labelled(label: str, text: str) -> list[str]:
 
 def _finding(finding: Finding) -> list[str]:
     low, high = finding.slowdown_interval
+    least = "at least " if finding.slowdown_is_bound else ""
     owner = {
         Owner.NODE: "the node: look at this hardware",
         Owner.JOB: "the job itself: its partition, data or settings",
@@ -71,7 +72,9 @@ def _finding(finding: Finding) -> list[str]:
     }[finding.owner]
     lines = [
         *_labelled("cause", f"{finding.cause}, owner: {owner}"),
-        *_labelled("slowdown", f"{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"),
+        *_labelled(
+            "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        ),
         *_labelled("cost", _cost(finding)),
     ]
     if len(finding.episodes) > 1:

@@ -54,13 +54,13 @@ def observe(timeline: Timeline) -> Observations:
     phase = phases_of(index, work_rows, WORK_NAMES)
     loading = loading_time(index, work_rows, phase, data_rows)
     busy_ns = np.maximum(index.self_time(work_rows) - loading.inside_ns, 1.0)
-    own = OwnTimes((), busy_ns)
+    own = OwnTimes((), busy_ns, busy_ns)
     if not index.uses_cpu_time:
         own = own_times_of(index, work_rows, phase, busy_ns, MODULES)
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     collecting = collecting_time(index, work_rows, gc_rows)
     paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
-    own_ns = own.time_ns - collecting.inside_ns
+    own_ns = own.unwaited_ns - collecting.inside_ns
     stalled_ns = _stalled(index, members.stage, work_rows, phase, time_ns=busy_ns, own_ns=own_ns)
     busy_ns = busy_ns - stalled_ns
     iteration_rows = equals(index.table, "kind", Kind.ITERATION)

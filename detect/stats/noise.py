@@ -37,6 +37,8 @@ class Usual:
     bursty: bool = False
     """Comes in rare bursts on healthy ranks too, which a median deviation would not see."""
     level_error: float = 0.0
+    scattered: bool = True
+    """Whether single odd iterations, if many, speak of a fault."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Noise:
     degrees: float
     """Degrees of freedom of the t law that `sigma` was estimated with."""
     between_degrees: float = MAX_DEGREES
+    of_data: float = 0.0
+    """Part of `between` that comes from data known through few ranks."""
+
+    def chance(self, num_iterations: float) -> float:
+        """Standard error of the usual rank's level without lasting differences of devices."""
+        return float(np.sqrt(robust.median(self._in_time(num_iterations)) + self.of_data**2))
 
     def level_error(self, num_iterations: float) -> Floats:
         """Standard error of each rank's level over so many iterations."""
@@ -113,6 +121,7 @@ def estimate_noise(value: Floats, excluded: Bools, usual: Usual) -> Noise:
         inflation=inflation,
         degrees=float(np.clip(num_free * (1 - again**2) / (1 + again**2), 3, MAX_DEGREES)),
         between_degrees=between_degrees,
+        of_data=usual.level_error,
     )
 
 

@@ -11,7 +11,7 @@ original values most iterations of the stretch must exceed those beside it, and 
 chance would give at the rate at which healthy ranks do. A two-state path (normal, slow) found by
 dynamic programming then gives onset, end and flapping.
 
-Limit: a fault that switches more often than every `min_iterations` looks like noise.
+A fault that switches more often than every `min_iterations` has no stretch; `flapping` finds it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,26 @@ from scipy import special
 
 from detect.observations import Bools, Floats, Ints
 from detect.stats import robust
+from detect.stats.flapping import scattered_stretches
 from detect.stats.noise import Noise
+from detect.stats.stretches import Stretch
 
 MIN_INSIDE = 0.7
 """Share of a stretch's iterations that must lie above the middle between slow and normal."""
+MIN_ABOVE = 0.25
+"""Share of a change by which its slow part lies above the peers: of two ranks that mirror each
+other, the one that was slower before its peer changed is not at fault."""
 MIN_OUTSIDE = 3
 """Iterations beside a stretch that it is compared with, at least."""
 SWITCH_PENALTY = 5.0
-"""Log-likelihood that each change of state must gain."""
+FLAPPING_PENALTY = 0.5
+"""Log-likelihood that each change of state must gain; little where changes are the rule."""
 WORTH_CHARGING = 0.01
 """Larger p-values can lead to nothing."""
+PRIOR = 0.5
+"""Hits and misses that healthy rows are taken to have had before any was seen (Jeffreys)."""
 OWN_LEVEL = 0.02
 """A rank whose normal level is this close to its peers' (log units) is measured by its change."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Best evidence of one rank: iterations [first, last], effect in log units."""
-
-    row: int
-    first: int
-    last: int
-    effect: float
-    p_value: float
-    normal: float = 0.0
-    """The rank's level beside the stretch; 0, its peers', for the whole window."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +61,12 @@ class Course:
 
 
 def best_stretches(
-    value: Floats, noise: Noise, min_iterations: int, excluded: Bools
+    value: Floats, noise: Noise, min_iterations: int, excluded: Bools, *, scattered: bool = True
 ) -> list[Stretch]:
     """The most telling verified stretch of every row of (row, iteration).
 
-    Rows that are `excluded` do not speak for what healthy rows do.
+    Rows that are `excluded` do not speak for what healthy rows do. `scattered` looks for rows that
+    are slow in single iterations, too.
     """
     num_rows, num_iterations = value.shape
     whole = _whole_window(value, noise)
@@ -92,7 +88,14 @@ def best_stretches(
                 best = Stretch(row, first, last, effect, p_value, normal)
                 break
         result.append(best)
-    return [_charged(one, value, excluded, num_tried) for one in result]
+    charged = [_charged(one, value, excluded, num_tried) for one in result]
+    if not scattered:
+        return charged
+    flapping = scattered_stretches(value, noise, min_iterations, excluded)
+    return [
+        other if other is not None and other.p_value < one.p_value / 4 else one
+        for one, other in zip(charged, flapping, strict=True)
+    ]
 
 
 def _charged(stretch: Stretch, value: Floats, excluded: Bools, num_tried: int) -> Stretch:
@@ -114,7 +117,7 @@ def _charged(stretch: Stretch, value: Floats, excluded: Bools, num_tried: int) -
     tried, above = 1, others > middle
     if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
         tried, above = num_tried, _changes(others) > middle - stretch.normal
-    rate = (int(above.sum()) + 1.0) / (int(np.isfinite(others).sum()) + 2.0)
+    rate = (int(above.sum()) + PRIOR) / (int(np.isfinite(others).sum()) + 2 * PRIOR)
     by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
     return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
 
@@ -179,17 +182,23 @@ def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | 
     effect = float(robust.centre(inside))
     level = float(robust.centre(beside)) if np.isfinite(beside).any() else 0.0
     lasts = float(robust.mean((inside > (effect + level) / 2).astype(np.float64))) >= MIN_INSIDE
-    return (effect, level) if effect > 0 and lasts and effect - level > effect / 2 else None
+    change = effect - level
+    above = effect > 0 and effect >= MIN_ABOVE * change  # else it is its peers that changed
+    return (effect, level) if above and lasts and change > effect / 2 else None
 
 
 def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
     """Two-state path of a suspect: where it was slow, and by how much."""
     sigma = max(float(noise.sigma[start.row]), 1e-6)
+    penalty = SWITCH_PENALTY
+    if start.scattered:  # the rank's own noise is mostly the fault
+        sigma = max(min(sigma, start.sigma), 1e-6)
+        penalty = FLAPPING_PENALTY
     normal, slow = start.normal, start.effect
     active = np.zeros(len(series), dtype=bool)
     active[start.first : start.last + 1] = True
     for _ in range(4):
-        path = _two_state_path(series, normal, slow, sigma)
+        path = _two_state_path(series, normal, slow, sigma, penalty)
         if not path.any():
             break
         active = path
@@ -205,7 +214,9 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
     return Course(active, slow - own, float(error), share, episodes)
 
 
-def _two_state_path(series: Floats, normal: float, slow: float, sigma: float) -> Bools:
+def _two_state_path(
+    series: Floats, normal: float, slow: float, sigma: float, penalty: float
+) -> Bools:
     """Viterbi path between two levels, normal noise clipped at 4 sigma."""
     cost = np.stack([_cost(series, normal, sigma), _cost(series, slow, sigma)], axis=1)
     num = len(series)
@@ -214,7 +225,7 @@ def _two_state_path(series: Floats, normal: float, slow: float, sigma: float) ->
     best[0] = cost[0]
     for step in range(1, num):
         for state in (0, 1):
-            stay, switch = best[step - 1, state], best[step - 1, 1 - state] + SWITCH_PENALTY
+            stay, switch = best[step - 1, state], best[step - 1, 1 - state] + penalty
             origin[step, state] = state if stay <= switch else 1 - state
             best[step, state] = min(stay, switch) + cost[step, state]
     path = np.zeros(num, dtype=bool)

@@ -95,14 +95,18 @@ def peer_groups(work: Work, members: Members) -> list[Ints]:
     return together if min(len(rows) for rows in together) > 1 else groups
 
 
+def data_vary(work: Work, members: Members, groups: list[Ints]) -> bool:
+    """Whether what ranks work on varies enough to be taken out of their times."""
+    return _data(work, members, groups).used
+
+
 def data_level_error(work: Work, members: Members, groups: list[Ints]) -> float:
     """Standard error of a rank's level from data that nobody can tell from it, log units.
 
     Where few replicas of few ranks work on varying data, the mean length of a rank's own data over
     the window is known by chance only: the spread of the data over the root of their number.
     """
-    nobody = np.zeros(len(members), dtype=bool)
-    _, data = _without_data(work, members, groups, nobody)
+    data = _data(work, members, groups)
     if not data.used or data.told_apart:
         return 0.0
     num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
@@ -155,6 +159,11 @@ class _Data:
     used: bool = False
     told_apart: bool = False
     spread: float = 0.0
+
+
+def _data(work: Work, members: Members, groups: list[Ints]) -> _Data:
+    nobody = np.zeros(len(members), dtype=bool)
+    return _without_data(work, members, groups, nobody)[1]
 
 
 def _without_data(

@@ -113,19 +113,31 @@ def repetition(series: Floats) -> float:
     """Lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
 
     For noise that repeats itself from one iteration to the next, squared differences over two
-    iterations are (1 + r) times those over one. Large ones are cut, so that a step counts little,
-    and an r that so few samples can show by chance (within two standard errors) is drawn to 0.
+    iterations are (1 + r) times those over one. Large ones are cut, and a change that lasts is left
+    out: as one difference over one iteration, but two over two, it would pass for an r. An r that
+    so few samples can show by chance (within two standard errors) is drawn to 0.
     """
     if series.shape[1] < 6:
         return 0.0
-    one, two = (np.abs(series[:, lag:] - series[:, :-lag]) for lag in (1, 2))
-    limit = CUT * MAD_TO_SIGMA * float(median(one))
-    near, far = (float(mean(np.minimum(steps, limit) ** 2)) for steps in (one, two))
-    if not near > 0:
+    one, two = (series[:, lag:] - series[:, :-lag] for lag in (1, 2))
+    limit = CUT * MAD_TO_SIGMA * float(median(np.abs(one)))
+    lasting = _lasting(series, one, limit)
+    one, two = np.clip(one, -limit, limit), np.clip(two, -limit, limit)
+    one[lasting] = np.nan
+    two[lasting[:, 1:] | lasting[:, :-1]] = np.nan
+    near, far = float(mean(one**2)), float(mean(two**2))
+    if not near > 0 or not np.isfinite(far):
         return 0.0
     again = float(np.clip(far / near - 1.0, 0.0, 1.0))
     by_chance = 2.0 * DIFFERENCES_ERROR / np.sqrt(max(int(np.isfinite(one).sum()), 1))
     return float(again * min(1.0, again / by_chance))
+
+
+def _lasting(series: Floats, steps: Floats, limit: float) -> Bools:
+    """Which large steps lead to another level: the medians of three on either side differ."""
+    smooth = np.pad(three_point_median(series), ((0, 0), (1, 1)), mode="edge")
+    change = np.abs(smooth[:, 3:] - smooth[:, :-3])
+    return np.asarray((np.abs(steps) > limit) & (change > limit))
 
 
 def three_point_median(series: Floats) -> Floats:

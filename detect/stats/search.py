@@ -21,14 +21,15 @@ import numpy as np
 from detect.observations import Bools, Floats, Ints
 from detect.settings import DetectorSettings
 from detect.stats.noise import Noise, Usual, estimate_noise
-from detect.stats.persistence import Course, Stretch, best_stretches, follow
+from detect.stats.persistence import Course, best_stretches, follow
+from detect.stats.stretches import Stretch
 
 INTERVAL_SIGMAS = 1.96
-FLAPPING_SHARE = 0.4
+FLAPPING_SHARE = 0.3
 """Of the iterations between the first and the last episode of a fault that comes and goes."""
-NEAR_FLOOR = 0.8
+NEAR_FLOOR = 0.75
 """A floor of 3 % must not hide a true 3 % in half of the cases: the estimate itself may fall short
-of the floor by a fifth when its interval reaches it."""
+of the floor by a quarter when its interval reaches it."""
 PATIENCE = 4
 """So many suspects in a row may be insignificant before the search ends."""
 
@@ -127,7 +128,8 @@ def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> 
     mask = _mask(excluded, task.num_rows)
     value = task.compare(mask)
     noise = estimate_noise(value, mask, task.usual)
-    stretches = best_stretches(value, noise, settings.min_iterations, mask)
+    scattered = task.usual.scattered and not task.usual.bursty
+    stretches = best_stretches(value, noise, settings.min_iterations, mask, scattered=scattered)
     return _View(value, noise, stretches)
 
 

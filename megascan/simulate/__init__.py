@@ -1,5 +1,6 @@
 """A discrete-event model of a Megatron job that writes ordinary rank files."""
 
+from megascan.fault_kinds import FaultKind
 from megascan.simulate.costs import (
     CostModel,
     Machine,
@@ -8,7 +9,7 @@ from megascan.simulate.costs import (
     compute_bound,
     derive_costs,
 )
-from megascan.simulate.faults import Fault, FaultKind, parse_fault
+from megascan.simulate.faults import Fault, parse_fault
 from megascan.simulate.folder import (
     GROUND_TRUTH_FILE,
     ground_truth,

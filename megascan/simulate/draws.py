@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megascan.simulate.faults import Fault, FaultKind, rank_factors
+from megascan.fault_kinds import FaultKind
+from megascan.simulate.faults import Fault, rank_factors
 from megascan.simulate.grid import CROSS_STAGE_AXES, Flags, Floats, Grid, Integers
 from megascan.simulate.job import JobModel
 from megascan.simulate.program import StageProgram, Work

@@ -9,37 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from megascan.errors import ConfigError, UsageError
+from megascan.fault_kinds import FaultKind
 from megascan.header import Json
 from megascan.topology import Layout
-
-
-class FaultKind(StrEnum):
-    """What a fault slows.
-
-    COMPUTE multiplies every computation of the rank. LINK multiplies the transfer time of the
-    rank's communications, or of those with one peer. HOST makes the host need `factor` times the
-    device time to launch an operation, which starves the device (on the CPU: takes the thread away
-    for the excess). LOADER
-    multiplies the time to load a microbatch. GC adds collector pauses of `factor` - 1 times the
-    rank's computation.
-    """
-
-    COMPUTE = "compute"
-    LINK = "link"
-    HOST = "host"
-    LOADER = "loader"
-    GC = "gc"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault of one rank, in iterations first..last (from 1; both included, None: to the end).
+
+    COMPUTE multiplies every computation of the rank. LINK multiplies the transfer time of the
+    rank's communications, or of those with one peer. HOST makes the host need `factor` times the
+    device time to launch an operation, which starves the device (on the CPU: takes the thread away
+    for the excess). LOADER multiplies the time to load a microbatch. GC adds collector pauses of
+    `factor` - 1 times the rank's computation.
 
     `peer` (links only) restricts it to one pair; `period` switches it on and off every so many
     iterations. Raises ConfigError for values that mean nothing.

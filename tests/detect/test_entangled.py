@@ -72,7 +72,7 @@ def test_the_partner_of_a_slow_rank_only_waits():
 def test_weight_gradients_hidden_in_the_wait_do_not_make_a_rank_fast():
     """Everything slower by half; the partner computes weight gradients while it waits."""
     slow, partner, sound = (150, 5, 150), (100, 150, 55), (100, 5, 100)
-    expected = [305 / 205, 1, 1, 1]
+    expected = [1.5, 1, 1, 1]
     assert own_ratios([slow, partner, sound, sound]) == pytest.approx(expected, abs=0.01)
 
 
@@ -81,3 +81,31 @@ def test_a_lead_gathered_over_many_modules_is_not_speed():
     behind, ahead = (100.5, 20, 85), (100, 40, 64.5)
     found = own_ratios([ahead, behind, (100, 20, 84.5), (100, 20, 84.5)])
     assert found == pytest.approx([1, 205.5 / 204.5, 1, 1], abs=0.002)
+
+
+@pytest.mark.parametrize("factor", [1.03, 1.2, 1.5, 2.0])
+def test_a_transfer_that_outlasts_the_weight_gradients_hides_no_slowness(factor):
+    """Nobody's weight gradients (35) reach beyond the transfer (90): only leads differ."""
+    lead = 100 * factor
+    slow, partner, sound = (lead, 90, 0), (100, lead - 100 + 90, 0), (100, 90, 0)
+    expected = [factor, 1, 1, 1]
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx(expected, abs=0.002)
+
+
+def test_a_slow_rank_whose_weight_gradients_outlast_the_transfer_is_not_exaggerated():
+    """Half slower: its weight gradients (60, slow 90) are now what its pass ends with."""
+    slow, partner, sound = (150, 65, 25), (100, 115, 0), (100, 65, 0)
+    expected = [1.5, 1, 1, 1]
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx(expected, abs=0.002)
+
+
+def test_two_slow_ranks_of_four_do_not_set_the_measure():
+    found = own_ratios([(120, 90, 0), (100, 110, 0), (110, 90, 0), (100, 100, 0)])
+    assert found == pytest.approx([1.2, 1, 1.1, 1], abs=0.002)
+
+
+def test_a_tensor_group_without_an_equal_shows_its_slow_rank():
+    assert own_ratios([(130, 90, 0), (100, 120, 0)]) == pytest.approx([1.3, 1], abs=0.002)
+    lead, waits = 130, (100, 35, 30)  # here weight gradients (35) outlast the transfer (5)
+    found = own_ratios([(lead, 5, 40.5), *[waits] * 7])
+    assert found == pytest.approx([1.3, *[1] * 7], abs=0.002)

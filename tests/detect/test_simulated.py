@@ -73,3 +73,31 @@ def test_tensor_group_cannot_be_split_at_base_granularity():
 def test_missing_rank_is_no_obstacle():
     report = report_of(Layout(dp=4, pp=2), "rank=6,kind=compute,factor=1.2", missing_ranks=(0, 5))
     assert on_nodes(report) == [((6,), "compute")]
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5])
+def test_slowdown_is_exact_where_transfers_hide_weight_gradients(factor):
+    fault = f"rank=3,kind=compute,factor={factor}"
+    report = report_of(Layout(tp=2, dp=2), fault, costs=communication_heavy)
+    assert on_nodes(report) == [((3,), "compute")]
+    assert report.findings[0].slowdown == pytest.approx(factor, rel=0.01)
+
+
+def test_late_ranks_downstream_of_a_slow_one_are_not_named():
+    layout = Layout(pp=4, vpp=2, dp=2)
+    report = report_of(layout, "rank=1,kind=compute,factor=2.0", num_microbatches=16)
+    named = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert named == [(1,)]
+    others = [one for one in report.findings if str(one.cause) == "link"]
+    assert all("mend that first" in one.evidence[-1] for one in others)
+
+
+def test_a_slowdown_in_an_untraced_tensor_group_is_a_lower_bound():
+    fault = "rank=12,kind=compute,factor=1.3"
+    report = report_of(Layout(tp=4, pp=2, dp=2), fault, granularity=Granularity.BASE)
+    finding = report.findings[0]
+    assert finding.ranks == (12, 13, 14, 15)
+    assert finding.slowdown_is_bound
+    assert finding.slowdown < 1.3
+    assert "at least" in finding.headline
+    assert finding.to_json()["slowdown_is_bound"] is True

@@ -1,0 +1,59 @@
+"""Small differences that sound devices and places in the job have: undecided, not a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Owner, render_text
+from megascan.topology import Layout
+
+
+def chips(levels):
+    return lambda slot: levels[slot.rank]
+
+
+def owners(report):
+    return [(one.ranks, one.owner) for one in report.findings]
+
+
+def test_the_slowest_of_uneven_chips_is_undecided(job):
+    levels = (1.0, 0.988, 1.012, 1.034)
+    report = job(layout=Layout(dp=4), work=chips(levels)).report()
+    assert owners(report) in ([], [((3,), Owner.UNDECIDED)])
+
+
+def test_the_same_slowness_among_even_chips_is_the_node(job):
+    report = job(layout=Layout(dp=4), work=chips((1.0, 0.998, 1.002, 1.034))).report()
+    assert owners(report) == [((3,), Owner.NODE)]
+
+
+def test_a_large_slowness_among_uneven_chips_is_the_node(job):
+    report = job(layout=Layout(dp=4), work=chips((1.0, 0.988, 1.012, 1.1))).report()
+    assert owners(report) == [((3,), Owner.NODE)]
+
+
+def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
+    report = job(layout=Layout(tp=2), work=chips((1.0, 1.035))).report()
+    assert owners(report) == [((1,), Owner.UNDECIDED)]
+    assert "two sound devices may differ by as much" in " ".join(render_text(report).split())
+
+
+@pytest.mark.parametrize(("factor", "owner"), [(1.05, Owner.UNDECIDED), (1.15, Owner.NODE)])
+def test_the_first_rank_of_the_only_tensor_group(job, factor, owner):
+    report = job(layout=Layout(tp=4), work=chips((factor, 1.0, 1.0, 1.0))).report()
+    assert owners(report) == [((0,), owner)]
+
+
+def test_another_rank_of_the_only_tensor_group_is_the_node(job):
+    report = job(layout=Layout(tp=4), work=chips((1.0, 1.0, 1.05, 1.0))).report()
+    assert owners(report) == [((2,), Owner.NODE)]
+
+
+def test_two_slow_ranks_at_one_place_that_are_not_alike_are_nodes(job):
+    report = job(layout=Layout(tp=4, dp=2), work=chips((1.2, 1, 1, 1, 1.1, 1, 1, 1))).report()
+    assert sorted(owners(report)) == [((0,), Owner.NODE), ((4,), Owner.NODE)]
+
+
+def test_a_window_of_three_iterations_shows_a_large_fault(job):
+    report = job(layout=Layout(dp=4), iterations=3, work=chips((1, 1, 1.2, 1))).report()
+    assert owners(report) == [((2,), Owner.NODE)]
