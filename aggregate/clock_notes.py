@@ -8,6 +8,7 @@ from aggregate.causality import Contradictions
 from aggregate.fitting import LARGEST_DRIFT_ERROR
 from aggregate.keys import FloatArray, IntArray
 from aggregate.robust import Lines
+from aggregate.steps import ClockStep
 
 _NUM_WORST_RANKS = 3
 _WORTH_A_NOTE_NS = 1e3
@@ -70,6 +71,15 @@ def _worst_ranks(rank: IntArray) -> str:
     ranks, counts = np.unique(rank, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
     return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
+
+
+def step_note(name: str, step: ClockStep) -> str:
+    """What was done about a clock that jumped."""
+    when = np.datetime64(step.at_ns, "ns").astype("datetime64[ms]")
+    return (
+        f"clock {name} jumped by {step.jump_ns / 1e3:+,.1f} µs while it was traced (at {when} by "
+        "itself); its later times were put back by as much"
+    )
 
 
 def order_notes(shift_ns: FloatArray, remaining: Contradictions) -> tuple[str, ...]:

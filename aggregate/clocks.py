@@ -8,7 +8,7 @@ ranks, then the lowest rank. Between components nothing is known but what the ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from aggregate.accuracy import Accuracy, distances
 from aggregate.causality import Causality, believed_gap, contradictions
-from aggregate.clock_notes import fit_method, fit_notes, order_notes
+from aggregate.clock_notes import fit_method, fit_notes, order_notes, step_note
 from aggregate.fitting import accuracy_of, causality_of, fit_clocks, relative_lines
 from aggregate.keys import FloatArray, IntArray
 from aggregate.match import Matches
 from aggregate.ordering import ordering_shift
 from aggregate.robust import Lines
+from aggregate.steps import MENDED_SHARE, MOST_STEPS, ClockStep, find_step, num_refused, unmended_ns
 from aggregate.ties import Ties, components, references, tie
 from megascan.header import RankHeader
-from megascan.timeline import ClockFit
+from megascan.timeline import ClockFit, numbers
 
 _LONGEST_RESIDUAL_NS = 2**40
 _ORDER_ROUNDS = 4
@@ -56,6 +57,10 @@ class Alignment:
     accuracy: Accuracy
     method: str
     notes: tuple[str, ...] = ()
+    num_refused: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """(domain,) ends of collectives that were not believed."""
+    step: ClockStep | None = None
+    """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
     def correct(self, position: IntArray, time_ns: IntArray) -> IntArray:
         """Common time of each time; `position` is that of its rank in `ranks`.
@@ -123,8 +128,11 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         **_residuals(ties, lines, accuracy),
         accuracy=accuracy,
         method="",
+        num_refused=num_refused(ties, lines),
+        step=find_step(ties, lines),
     )
     alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
+    alignment = _widened(alignment, unmended_ns(ties, lines))
     with_messages = len(ties.anchors.event) > ties.num_collective
     return replace(
         alignment,
@@ -161,6 +169,45 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
         "residual_p99_ns": quantile(0.99),
         "num_anchors": np.bincount(anchors.rank[believed], minlength=num_ranks).astype(np.int64),
     }
+
+
+def without_steps(
+    spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
+) -> tuple[IntArray, Alignment]:
+    """(shift of each span, alignment with them): clocks that jumped are put back, where that helps.
+
+    `clocks` is the alignment of the spans as they are.
+    """
+    position = np.searchsorted(clocks.ranks, numbers(spans, "rank"))
+    domain, shift = clocks.domain[position], np.zeros(spans.num_rows, dtype=np.int64)
+    notes: list[str] = []
+    for _ in range(MOST_STEPS):
+        step = clocks.step
+        if step is None:
+            break
+        start = numbers(spans, "start_ns") + shift
+        further = np.where((domain == step.domain) & (start > step.at_ns), -step.jump_ns, 0)
+        mended = align_clocks(_moved(spans, shift + further), matches, headers)
+        before, after = (int(each.num_refused.sum()) for each in (clocks, mended))
+        if after > MENDED_SHARE * before:
+            break
+        shift, clocks = shift + further, mended
+        notes.append(step_note(clocks.domain_names[step.domain], step))
+    return shift, replace(clocks, notes=(*notes, *clocks.notes))
+
+
+def _moved(spans: pa.Table, shift_ns: IntArray) -> pa.Table:
+    at = spans.schema.get_field_index("start_ns")
+    start = pa.array(numbers(spans, "start_ns") + shift_ns)
+    return spans.set_column(at, spans.schema.field(at), start)
+
+
+def _widened(alignment: Alignment, least_ns: FloatArray) -> Alignment:
+    """Error bars that hold what the fit has refused of a clock."""
+    if not least_ns.any():
+        return alignment
+    error_ns = np.maximum(alignment.accuracy.violation_ns, least_ns)
+    return replace(alignment, accuracy=replace(alignment.accuracy, violation_ns=error_ns))
 
 
 def _in_order(

@@ -7,8 +7,20 @@ wait = last member's start − own start, never negative, never beyond the span;
 For a message the other side is the only other member: a receive waits until the send started, a
 send until the receive was posted. Where the last start lies on another clock and no further off
 than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
-nothing links the two clocks, or the end is only a bound, neither is claimed (-1). Operations with
-a root are split the same way, although only the root can be waited for.
+nothing links the two clocks, or the end is only a bound, neither is claimed (-1).
+
+Nobody waits for who came after he had left:
+
+    send       ├──────┤                     buffered: it has not waited for the receive at all
+    receive                 ├──────────┤
+    broadcast  ├──────────┤    ╷            the last member that came before the end counts,
+    broadcast      ├──────┤    ╷            although only the root can be waited for
+    broadcast                  ├───┤
+    all_reduce ├──────┤                     impossible: nobody leaves before the last has come, so
+    all_reduce              ├──────────┤    the match is wrong; neither is claimed
+
+A collective or a receive that ends before its last member starts, by no more than the error bar,
+has waited all of its time.
 
 The self time of any other span is its duration less the union of the synchronous communication
 of its rank inside it; a bracket around collectives and the collectives in it count once.
@@ -22,6 +34,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from aggregate.anchors import ROOTED_OPS
 from aggregate.clocks import Alignment
 from aggregate.intervals import Cover, TimeAxis
 from aggregate.keys import BoolArray, IntArray, group_starts
@@ -30,6 +43,8 @@ from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import equals, numbers
 
 _BLOCK_ROWS = 1 << 16
+_ROUNDING_NS = 2.0
+"""Two times are rounded to whole ns each."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +89,14 @@ def rank_blocks(rank: IntArray) -> list[slice]:
 class _LastMembers:
     """Of each match: when its last member starts, and where that rank stands in `clocks.ranks`.
 
-    `comparable` is false where nothing links the clocks of two members.
+    `comparable` is false where nothing links the clocks of two members. `rooted` are all members of
+    operations with a root, which some leave before others come.
     """
 
     start_ns: IntArray
     position: IntArray
     comparable: BoolArray
+    rooted: _Arrivals
 
     @classmethod
     def of(
@@ -99,7 +116,36 @@ class _LastMembers:
             own, _, own_position = _matched(spans[block], match[block], clocks)
             error = clocks.error_between(own_position, position[own])
             comparable[own[np.isinf(error)]] = False
-        return cls(start_ns, position, comparable)
+        return cls(start_ns, position, comparable, _Arrivals.of(spans, match, clocks))
+
+
+@dataclass(frozen=True)
+class _Arrivals:
+    """Who started when in the operations with a root; all (member,), ordered by match and start."""
+
+    match: IntArray
+    start_ns: IntArray
+    position: IntArray
+
+    @classmethod
+    def of(cls, spans: pa.Table, match: IntArray, clocks: Alignment) -> _Arrivals:
+        rows = np.flatnonzero(equals(spans, "op", *ROOTED_OPS) & (match >= 0))
+        of_match, start_ns, position = _matched(spans.take(pa.array(rows)), match[rows], clocks)
+        order = np.lexsort((start_ns, of_match))
+        return cls(of_match[order], start_ns[order], position[order])
+
+    def last_before(self, match: IntArray, end_ns: IntArray) -> tuple[IntArray, IntArray]:
+        """(start, position) of the last member of each match that started by a time.
+
+        At least one has: whose end is asked for.
+        """
+        low = np.searchsorted(self.match, match)
+        high = np.searchsorted(self.match, match, side="right")
+        while (low + 1 < high).any():  # all of them halve their members together
+            middle = (low + high) // 2
+            came = self.start_ns[middle] <= end_ns
+            low, high = np.where(came, middle, low), np.where(came, high, middle)
+        return self.start_ns[low], self.position[low]
 
 
 def _matched(
@@ -138,10 +184,17 @@ def _split_waits(
     rows = np.flatnonzero(match >= 0)
     own, start, position = _matched(spans, match, clocks)
     duration = numbers(spans, "duration_ns")[rows]
-    lag = last.start_ns[own] - start
-    claimed = lag > clocks.error_between(position, last.position[own])
-    claimed_ns = np.where(claimed, np.minimum(lag, duration), 0)
+    awaited_ns, awaited = last.start_ns[own], last.position[own]
+    rooted = np.flatnonzero(equals(spans, "op", *ROOTED_OPS)[rows])
+    if len(rooted):
+        ends = start[rooted] + duration[rooted]
+        awaited_ns[rooted], awaited[rooted] = last.rooted.last_before(own[rooted], ends)
+    lag, error = awaited_ns - start, clocks.error_between(position, awaited)
+    missed = lag > duration + np.maximum(error, _ROUNDING_NS)
+    sends = equals(spans, "op", "send")[rows]
+    claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
     known = last.comparable[own] & (numbers(spans, "end_is_bound")[rows] != 1)
+    known &= sends | ~missed
     wait[rows] = np.where(known, claimed_ns, NOT_APPLICABLE)
     transfer[rows] = np.where(known, duration - claimed_ns, NOT_APPLICABLE)
     return wait, transfer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from aggregate.clocks import Alignment, align_clocks
+from aggregate.clocks import Alignment, align_clocks, without_steps
 from aggregate.decompose import Parts, decompose
 from aggregate.keys import BoolArray, IntArray
 from aggregate.match import Matches, match_spans
@@ -31,6 +31,9 @@ def build_timeline(trace: Trace) -> Timeline:
     if restarted:
         spans = _shifted(spans, restarted.shift_ns)
     clocks = align_clocks(spans, matches, trace.headers)
+    if clocks.step is not None:
+        shift_ns, clocks = without_steps(spans, matches, trace.headers, clocks)
+        spans = _shifted(spans, shift_ns)
     spans = _on_common_clock(spans, clocks)
     order = _order(spans)
     if order is not None:

@@ -18,7 +18,8 @@ _RARE = ("preempted", "unsplit", "dispatch")
 """Shares whose column is left out where no rank has any."""
 
 _HOW_TO_READ = (
-    "share of iteration time; the rank that waits least stands first: the others wait for it.",
+    "median iteration, and shares of the time of all; the rank that waits least stands first, the",
+    "others wait for it.",
     "Compare ranks of one stage (PP): stages with more work wait less in a healthy job, too.",
 )
 _WIDTH = 100
@@ -45,12 +46,12 @@ def _heading(summary: Summary) -> list[str]:
 
 def _table(summary: Summary, most_ranks: int) -> list[str]:
     shares = [share for share in SHARES if share not in _RARE or _any(summary, share)]
-    head = ("rank", "place", "iteration", *shares)
+    head = ("rank", "place", "median", *shares)
     rows = [
         (
             str(row["rank"]),
             summary.layout.label(row["rank"]),
-            f"{row['duration_ns'] / max(row['num_iterations'], 1) / 1e6:.2f} ms",
+            f"{row['iteration_median_ns'] / 1e6:.2f} ms",
             *(f"{100 * row[f'{share}_ratio']:.1f} %" for share in shares),
         )
         for row in summary.ranks.slice(0, most_ranks).to_pylist()

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from aggregate.keys import group_starts
+from aggregate.keys import IntArray, group_starts
 from aggregate.shares import SHARES, iteration_shares
 from megascan.header import Json, RankHeader
 from megascan.overhead import Overhead, measure_job
@@ -23,8 +23,9 @@ class Summary:
     """Numbers of one timeline.
 
     iterations  one row a rank and iteration: rank, iteration, duration_ns, `<share>_ns`
-    ranks       one row a rank, worst first: rank, num_iterations, duration_ns (of all its
-                iterations), `<share>_ns` and `<share>_ratio` of the duration
+    ranks       one row a rank, worst first: rank, num_iterations, iteration_median_ns (the first
+                iteration of a job, which loads and compiles, must not stand for the others),
+                duration_ns (of all its iterations), `<share>_ns` and `<share>_ratio` of duration_ns
 
     The ns of a row's shares add up to its duration. Worst is who waits for others least: everyone
     else waits for that rank.
@@ -114,10 +115,23 @@ def _clock_name(header: RankHeader) -> str:
     return f"{header.host} GPU {header.device.index}" if on_device else header.host
 
 
+def _medians(values: IntArray, rank: IntArray, starts: IntArray, count: IntArray) -> IntArray:
+    """(rank,) of values ordered by rank; between the middle two of an even number."""
+    ordered = values[np.lexsort((values, rank))]
+    low, high = ordered[starts + (count - 1) // 2], ordered[starts + count // 2]
+    medians: IntArray = low + (high - low) // 2
+    return medians
+
+
 def _by_rank(iterations: pa.Table) -> pa.Table:
     rank = numbers(iterations, "rank")
     starts = group_starts(rank)
-    columns = {"rank": rank[starts], "num_iterations": np.diff(np.r_[starts, len(rank)])}
+    count = np.diff(np.r_[starts, len(rank)])
+    columns = {
+        "rank": rank[starts],
+        "num_iterations": count,
+        "iteration_median_ns": _medians(numbers(iterations, "duration_ns"), rank, starts, count),
+    }
     for name in ("duration_ns", *(f"{share}_ns" for share in SHARES)):
         values = numbers(iterations, name)
         columns[name] = np.add.reduceat(values, starts) if len(starts) else values

@@ -12,6 +12,8 @@ of its own, and taken out by the alignment. How far apart matched ends lie must 
 the clocks must come back to where the alignment of the unskewed trace puts them. The traces are
 four gloo processes that this command starts (their host clock is one: the truth is known),
 production op tables, and any folders of rank files.
+
+The page is written anew by -o; notes on it stand in a file of their own beside it.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def _page(words: str, text: str) -> str:
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
     return (
         f"# Clock alignment\n\n{machine}; numpy {np.__version__}. Times are CPU seconds.\n\n"
-        f"    python -m benchmarks.alignment {words}\n\n```\n{text}```\n"
+        f"    python -m benchmarks.alignment {words}\n\n```\n{text}```\n\n"
+        "What it shows, and traces of GPUs: [alignment_notes.md](alignment_notes.md).\n"
     )
 
 

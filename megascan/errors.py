@@ -16,11 +16,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+_MOST = 1000
+"""Characters of a message: names in damaged files may be of any length."""
+
 
 class MegaScanError(Exception):
     """Base of every error that is printed as one sentence instead of a traceback."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """On one line, whatever a file's texts have brought into it."""
+        words = " ".join(super().__str__().splitlines())
+        return words if len(words) <= _MOST else f"{words[: _MOST // 2]} … {words[-_MOST // 4 :]}"
 
 
 class UsageError(MegaScanError):

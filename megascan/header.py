@@ -31,6 +31,8 @@ class Device:
     uuid: str = ""
 
 
+LATEST_NS = 1 << 62
+"""Unix time of the year 2116."""
 _MOST_ITERATIONS = 1 << 20
 MOST_RANKS = 1 << 20
 """A header that speaks of more is damaged."""
@@ -123,12 +125,14 @@ class RankHeader:
             groups = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
             fields["groups"] = {}  # checked by now: going through all members again would cost most
             fields["device"] = Device(**fields["device"])
-            fields["clock"] = ClockOrigin(**fields["clock"])
+            fields["clock"] = _clock_from_json(fields["clock"])
             fields["trace"] = TraceSettings(
                 **{**trace, "granularity": Granularity(trace["granularity"])}
             )
             return replace(checked(cls(**fields)), groups=groups)
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        except (
+            KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError,
+        ) as error:  # fmt: skip
             raise InputError(
                 f"{where}: damaged header ({error!s:.200}); restore the file or leave this rank "
                 "out (--allow-missing-ranks)"
@@ -171,7 +175,7 @@ class WindowRecord:
         try:
             fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
             return checked(cls(**fields))._checked_values()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{where}: damaged window mark ({error!s:.200}); restore the file or leave this "
                 "rank out (--allow-missing-ranks)"
@@ -186,6 +190,13 @@ class WindowRecord:
         if self.granularity:
             Granularity(self.granularity)
         return self
+
+
+def _clock_from_json(record: dict[str, Any]) -> ClockOrigin:
+    clock = checked(ClockOrigin(**record))
+    if not 0 <= clock.origin_unix_ns < LATEST_NS:
+        raise ValueError(f"clock begins at {clock.origin_unix_ns} ns, expected unix time")
+    return clock
 
 
 def layout_from_json(record: Json) -> Layout:

@@ -11,6 +11,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +36,14 @@ from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.commands.selection import add_selection_arguments, check_ranks, selection_from
 from megascan.errors import UsageError
-from megascan.export import Mark, check_free, check_output, encode_here, write_timeline
+from megascan.export import (
+    Mark,
+    check_free,
+    check_output,
+    encode_here,
+    leftovers,
+    write_timeline,
+)
 from megascan.header import Json
 from megascan.memory import give_back_freed_memory, keep_freed_memory
 
@@ -87,6 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
     if is_tuned(arguments) and not arguments.detect:
         raise UsageError("thresholds are those of a detection; pass -d, too")
     check_output(output, force=arguments.force)
+    for left in leftovers(output):
+        print(
+            f"warning: {left} is what a killed process left of a timeline; delete it, unless one "
+            "is still writing it",
+            file=sys.stderr,
+        )
     if arguments.json:
         _check_json(arguments.json, output, force=arguments.force)
     with cluster_from(arguments) as cluster:

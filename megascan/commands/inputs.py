@@ -60,9 +60,9 @@ def load_timeline(
     path: Path, arguments: argparse.Namespace, cluster: Cluster | None = None
 ) -> Timeline:
     """A timeline from a folder of rank files (aggregated on the way) or from a merged file."""
-    from megascan.reader import Format, read_timeline, sniff
+    from megascan.reader import MERGED_FORMATS, read_timeline, sniff
 
-    if path.is_file() and sniff(path) is Format.TIMELINE:
+    if path.is_file() and sniff(path) in MERGED_FORMATS:
         with stage(f"reading {path}"):
             return read_timeline(path)
     return aggregate_folder(path, arguments, cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megascan.commands.packages import require
-from megascan.reader import Format, RunTables, read_timeline, read_trace, run_tables, sniff
+from megascan.reader import MERGED_FORMATS, RunTables, read_timeline, read_trace, run_tables, sniff
 
 
 def read(
@@ -19,7 +19,7 @@ def read(
     `allow_missing_ranks`.
     """
     path = Path(path)
-    if path.is_file() and sniff(path) is Format.TIMELINE:
+    if path.is_file() and sniff(path) in MERGED_FORMATS:
         return run_tables(read_timeline(path))
     require("aggregate")
     from aggregate import build_timeline

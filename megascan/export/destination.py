@@ -79,13 +79,19 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     everything the file system refuses.
     """
     check_free(path, force=force)
-    partial = path.with_name(f".{path.name}.part")
+    partial, ours = _partial_of(path), None
     try:
         partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
+            ours = os.fstat(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if not _is(partial, ours):
+            raise OutputError(
+                f"{path}: another process is writing it, too; wait for that one, or give another "
+                "name"
+            )
         _check_name(path, force=force)
         partial.replace(path)
     except OSError as error:
@@ -94,7 +100,28 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             "free some space or choose another place"
         ) from error
     finally:
-        _remove_quietly(partial)
+        if ours is not None and _is(partial, ours):
+            _remove_quietly(partial)
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What killed processes have left of other timelines in the folder of `path`."""
+    found = path.parent.glob(".*.part")
+    endings = tuple(f"{suffix}.part" for suffix in _FORMATS)
+    own = _partial_of(path)
+    return sorted(each for each in found if each.name.endswith(endings) and each != own)
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _is(partial: Path, file: os.stat_result) -> bool:
+    """Whether a name still stands for a file, and not for what another process put there."""
+    try:
+        return os.path.samestat(partial.stat(), file)
+    except OSError:
+        return False
 
 
 def _check_name(path: Path, *, force: bool) -> None:

@@ -112,3 +112,12 @@ def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
         raise InputError(
             f"{path}: compressed data is damaged ({error}); restore the file from a good copy"
         ) from error
+
+
+def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
+    """A file's (decompressed) bytes piece by piece, and whether its stream was torn there.
+
+    For files that have no lines; errors as `read_blocks`.
+    """
+    for piece in _pieces(path, size):
+        yield piece.data, piece.torn

@@ -29,6 +29,7 @@ _FIRST_RECORD = re.compile(
 )
 _MARK = b"\x1e"
 """A control character: cannot stand in valid JSON except as an escape."""
+_MARKED_LINES = bytes.maketrans(b"\n" + _MARK, b" \n")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _separated(text: bytes, source: Iterator[Block], closing: bytes) -> Iterator
 
 def _one_a_line(text: bytes, closing: bytes, opening: bytes) -> bytearray:
     marked = text.replace(closing + b"," + opening, b"}" + _MARK + b"{")
-    return bytearray(marked.replace(b"\n", b" ").replace(_MARK, b"\n"))
+    return bytearray(marked).translate(_MARKED_LINES)
 
 
 def _whole_document(path: Path) -> Document:
@@ -94,7 +95,7 @@ def _whole_document(path: Path) -> Document:
         ) from error
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
-        raise InputError(f"{path} holds JSON without an array of events")
+        raise InputError(f"{path} holds JSON without an array of events; restore the file")
     rest = dict(document) if isinstance(document, dict) else {}
     rest["traceEvents"] = []
     lines = bytearray(b"\n".join(orjson.dumps(event) for event in events))

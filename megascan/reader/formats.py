@@ -31,6 +31,7 @@ class Format(StrEnum):
 
 
 RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
+MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
 
 _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
     (Format.TIMELINE, re.compile(rb'"name"\s*:\s*"megascan_timeline"')),

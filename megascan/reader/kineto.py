@@ -74,7 +74,7 @@ def _header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHeader:
     if profile.rank >= layout.world_size:
         raise InputError(
             f"{profile.path}: rank {profile.rank} is outside a world of {layout.world_size} ranks; "
-            "files of different jobs are mixed"
+            "files of different jobs are mixed, put each job into a folder of its own"
         )
     return RankHeader(
         run_id=RUN_ID,

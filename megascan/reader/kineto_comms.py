@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from megascan.header import MOST_RANKS
 from megascan.schema import NOT_APPLICABLE
 
 _AXES = {
@@ -34,6 +35,8 @@ _OPERATIONS = (
     ("send", ("send",)),
     ("recv", ("recv",)),
 )
+_LONGEST_LIST = 4000
+"""Characters of a list of ranks; the profiler shortens longer ones itself."""
 _PEER_TO_PEER = "sendrecv"
 """NCCL runs batched sends and receives as one kernel of this name."""
 
@@ -82,7 +85,7 @@ def configured_groups(config: object) -> dict[str, ProcessGroup]:
     groups = {}
     for entry in config if isinstance(config, list) else []:
         ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if ranks and isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+        if ranks and isinstance(ranks, list) and all(map(_is_rank, ranks)):
             name = str(entry.get("pg_name", ""))
             axis = axis_name(str(entry.get("pg_desc", "")), name)
             groups[name] = ProcessGroup(f"{axis}@{min(ranks)}", tuple(ranks))
@@ -100,7 +103,7 @@ def peer_rank(value: int, group: ProcessGroup, rank: int) -> int:
     """Global rank of a p2p partner, which is given by its place in the group."""
     if 0 <= value < len(group.ranks) and group.ranks[value] != rank:
         return group.ranks[value]
-    return value if value >= 0 and value != rank else NOT_APPLICABLE
+    return value if _is_rank(value) and value != rank else NOT_APPLICABLE
 
 
 def item_bytes(dtype: str) -> int:
@@ -114,4 +117,9 @@ def _ranks(text: str) -> tuple[int, ...]:
     """Members of "[0, 1, 2]"; none of a list that was shortened by dots."""
     if "..." in text:
         return ()
-    return tuple(int(number) for number in re.findall(r"\d+", text))
+    ranks = tuple(int(number) for number in re.findall(r"[0-9]+", text[:_LONGEST_LIST]))
+    return ranks if all(map(_is_rank, ranks)) else ()
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < MOST_RANKS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -27,6 +28,8 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _MESSAGES = ("send", "recv")
+_A_RANK = re.compile(r"[0-9]{1,9}")
+_MOST_ELEMENTS = 1 << 50
 _DESCRIBED = (
     "Collective name", "Process Group Name", "Process Group Description", "Process Group Ranks",
     "dtype", "Src Rank", "Dst Rank",
@@ -97,7 +100,8 @@ def _described(profile: Profile, rows: Integers, covered: Flags) -> Communicatio
     code = np.asarray(distinct.indices, dtype=np.int64)
     elements = events.column("In msg nelems").fill_null(NOT_APPLICABLE).to_numpy()
     sizes = np.array([sort.item_bytes for sort in sorts] or [0], dtype=np.int64)[code]
-    sizes = np.where((elements >= 0) & (sizes > 0), elements * sizes, NOT_APPLICABLE)
+    stated = (elements >= 0) & (elements < _MOST_ELEMENTS) & (sizes > 0)
+    sizes = np.where(stated, np.where(stated, elements, 0) * sizes, NOT_APPLICABLE)
     sequence = events.column("Seq").fill_null(NOT_APPLICABLE).to_numpy().copy()
     return _communication(rows, (code, sorts), (sizes, sequence), covered)
 
@@ -107,8 +111,7 @@ def _sort(words: list[str], profile: Profile) -> _Sort:
     group = process_group(name, description, ranks, profile.groups)
     op = operation_name(collective or kernel)
     value = target if op == "send" else source
-    known = op in _MESSAGES and value.lstrip("-").isdigit()
-    peer = peer_rank(int(value), group, profile.rank) if known else NOT_APPLICABLE
+    peer = _peer(value, group, profile.rank) if op in _MESSAGES else NOT_APPLICABLE
     return _Sort(op, group, peer, item_bytes(dtype))
 
 
@@ -134,7 +137,11 @@ def _stated_peer(arguments: Mapping[str, object], group: ProcessGroup, rank: int
     """Third input of c10d::send and c10d::recv_: the partner's place in the group."""
     inputs = cast("list[object]", arguments.get("Concrete Inputs") or [])
     value = str(inputs[2]) if len(inputs) > 2 else ""
-    return peer_rank(int(value), group, rank) if value.isdigit() else NOT_APPLICABLE
+    return _peer(value, group, rank)
+
+
+def _peer(text: str, group: ProcessGroup, rank: int) -> int:
+    return peer_rank(int(text), group, rank) if _A_RANK.fullmatch(text) else NOT_APPLICABLE
 
 
 def _stated_bytes(arguments: Mapping[str, object]) -> int:
@@ -146,7 +153,8 @@ def _stated_bytes(arguments: Mapping[str, object]) -> int:
         if sizes and all(isinstance(size, int) for size in sizes):
             width = item_bytes({"c10::BFloat16": "bfloat16", "c10::Half": "half"}.get(dtype, dtype))
             width = item_bytes("float") if dtype == "TensorList" else width
-            return math.prod(cast("list[int]", sizes)) * width if width > 0 else NOT_APPLICABLE
+            count = math.prod(cast("list[int]", sizes))
+            return count * width if width > 0 and 0 <= count < _MOST_ELEMENTS else NOT_APPLICABLE
     return NOT_APPLICABLE
 
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.errors import InputError
-from megascan.header import Json
+from megascan.header import MOST_RANKS, Json
 from megascan.reader.bytestream import Block
 from megascan.reader.columns import true_rows
 from megascan.reader.documents import open_document
 from megascan.reader.kineto_comms import ProcessGroup, configured_groups
 from megascan.reader.lines import GeneralParser, parse_block
+from megascan.typed import shown
 
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
@@ -55,6 +55,10 @@ _USED = (
     "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "user_annotation",
     "gpu_user_annotation", "cpu_op",
 )  # fmt: skip
+_STEP_NUMBER = re.compile(r"[0-9]{1,9}")
+LARGEST_MICROS = 2.0**52
+"""Absolute unix time in µs, as older versions write it, stays below."""
+LONGEST_NS = 1 << 62
 _SHAPED = re.compile(r"gloo:|c10d::(send|recv)")
 
 
@@ -83,7 +87,7 @@ def read_profile(path: Path) -> Profile:
     """Read a file. Raises InputError for damage, and for one that does not say its rank."""
     document = open_document(path)
     header = _header(document.preamble)
-    distributed = cast("dict[str, Json]", header.get("distributedInfo") or {})
+    distributed = _mapping(header.get("distributedInfo"))
     rank = _rank(path, distributed)
     tables: list[pa.Table] = []
     shapes: dict[int, dict[str, Json]] = {}
@@ -102,7 +106,7 @@ def read_profile(path: Path) -> Profile:
         rows = _shaped_rows(table)
         texts = events.rows_text([kept[row].as_py() for row in rows]) if rows else []
         shapes |= {
-            num_rows + row: orjson.loads(text).get("args") or {}
+            num_rows + row: _mapping(orjson.loads(text).get("args"))
             for row, text in zip(rows, texts, strict=True)
         }
         tables.append(_flat(table))
@@ -110,8 +114,8 @@ def read_profile(path: Path) -> Profile:
     return Profile(
         path=path,
         rank=rank,
-        world_size=cast("int | None", distributed.get("world_size")),
-        origin_unix_ns=int(cast("int", header.get("baseTimeNanoseconds") or 0)),
+        world_size=_whole_number(path, distributed, "world_size", MOST_RANKS),
+        origin_unix_ns=_whole_number(path, header, "baseTimeNanoseconds", LONGEST_NS) or 0,
         host=str(header.get("host_name") or ""),
         backend=str(distributed.get("backend") or ""),
         device=_device(header.get("deviceProperties")),
@@ -132,8 +136,8 @@ def _header(preamble: bytes) -> dict[str, Json]:
 
 
 def _rank(path: Path, distributed: dict[str, Json]) -> int:
-    rank = distributed.get("rank")
-    if isinstance(rank, int):
+    rank = _whole_number(path, distributed, "rank", MOST_RANKS - 1)
+    if rank is not None:
         return rank
     named = _RANK_IN_NAME.search(path.name)
     if named is None:
@@ -142,6 +146,23 @@ def _rank(path: Path, distributed: dict[str, Json]) -> int:
             "init_process_group); put it into the file's name, as in rank3.json"
         )
     return int(named[1])
+
+
+def _mapping(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> int | None:
+    """A number of the header, None without it. Raises InputError for anything else."""
+    value = record.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise InputError(
+            f"{path}: its header says {name} {shown(value)}, expected a number from 0 to {most}; "
+            "restore the file"
+        )
+    return value
 
 
 def _plain(block: Block) -> Block:
@@ -187,10 +208,20 @@ def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str,
     return tuple(notes)
 
 
-def times_ns(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(start, end) of events relative to the origin, each rounded to whole nanoseconds."""
-    micros = events.column("ts").fill_null(0.0).to_numpy()
-    lengths = events.column("dur").fill_null(0.0).to_numpy()
+def times_ns(profile: Profile) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(start, end) of events relative to the origin, each rounded to whole nanoseconds.
+
+    Raises InputError for times that cannot be, and for events that end before they begin.
+    """
+    micros = profile.events.column("ts").fill_null(0.0).to_numpy()
+    lengths = profile.events.column("dur").fill_null(0.0).to_numpy()
+    usable = (np.abs(micros) < LARGEST_MICROS) & (np.abs(micros + lengths) < LARGEST_MICROS)
+    for what, bad in (("no usable ts and dur", ~usable), ("a negative duration", lengths < 0)):
+        if bad.any():
+            raise InputError(
+                f"{profile.path}: {np.count_nonzero(bad)} events have {what}; the file is damaged, "
+                "restore it"
+            )
     return (
         np.rint(micros * 1000).astype(np.int64),
         np.rint((micros + lengths) * 1000).astype(np.int64),
@@ -205,5 +236,5 @@ def iterate_steps(events: pa.Table) -> Iterator[tuple[int, int]]:
     )
     for row in true_rows(is_step).to_pylist():
         number = names[row].as_py().partition("#")[2]
-        if number.isdigit():
+        if _STEP_NUMBER.fullmatch(number):
             yield row, int(number)

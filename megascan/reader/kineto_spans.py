@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.errors import InputError
 from megascan.reader.building import running_numbers, span_table
 from megascan.reader.kineto_communication import Communication, communication_of
 from megascan.reader.kineto_events import Profile, iterate_steps, times_ns
@@ -50,12 +49,7 @@ def profiled_spans(profile: Profile) -> Profiled:
     profiled thread that no other operator encloses.
     """
     events = profile.events
-    start, end = times_ns(events)
-    if (end < start).any():
-        raise InputError(
-            f"{profile.path}: {int(np.sum(end < start))} events have a negative duration; the file "
-            "is damaged, restore it"
-        )
+    start, end = times_ns(profile)
     steps = _Steps.of(events, start, end)
     launch = _launches(events, start)
     iteration = steps.iteration_at(np.where(launch >= 0, launch, start))

@@ -191,7 +191,7 @@ def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
         return None
     numbers = [number for number, _ in good]
     lines = [line for _, line in good]
-    table = _table(lines, parser) if lines else parser.empty()
+    table = _table_in_parts(lines, parser) if lines else parser.empty()
     faults = tuple(
         Damage(number, reason, bisect_left(numbers, number), reason is _MISFIT)
         for number, reason in sorted(damages.items())
@@ -208,9 +208,9 @@ def _events(line: bytes) -> list[bytes] | None:
         pass
     try:
         events = orjson.loads(b"[" + line + b"]")
-    except orjson.JSONDecodeError:
+        return [orjson.dumps(event) for event in events] if _are_objects(events) else None
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter for what nests too deep
         return None
-    return [orjson.dumps(event) for event in events] if _are_objects(events) else None
 
 
 def _are_objects(events: list[object]) -> bool:
@@ -225,6 +225,16 @@ def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
         return [lines[0][0]]
     middle = len(lines) // 2
     return _misfits(lines[:middle], parser) + _misfits(lines[middle:], parser)
+
+
+def _table_in_parts(lines: list[bytes], parser: LineParser) -> pa.Table:
+    """Columns of lines that fit, each of them or in halves; not all may fit beside each other."""
+    table = _table(lines, parser)
+    if table is not None or len(lines) == 1:
+        return parser.empty() if table is None else table
+    middle = len(lines) // 2
+    halves = (lines[:middle], lines[middle:])
+    return pa.concat_tables([_table_in_parts(half, parser) for half in halves])
 
 
 def _table(lines: list[bytes], parser: LineParser) -> pa.Table | None:

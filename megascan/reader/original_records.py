@@ -103,8 +103,8 @@ def _place(events: EventBlock, path: Path) -> Place | None:
     at = np.flatnonzero(_integers(events.table, "rel_ts") != NOT_APPLICABLE)
     if not len(at):
         return None
-    record = orjson.loads(events.rows_text([int(at[0])])[0])
     try:
+        record = orjson.loads(events.rows_text([int(at[0])])[0])
         return Place(*(int(record[key]) for key in ("g_rk", "dp_rk", "pp_rk", "tp_rk", "dev")))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(

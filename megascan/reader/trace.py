@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from megascan.errors import InputError
-from megascan.reader.formats import Format, sniff, sniff_folder
+from megascan.reader.formats import MERGED_FORMATS, Format, sniff, sniff_folder
 from megascan.reader.kineto import read_kineto
 from megascan.reader.original import read_original
 from megascan.reader.rank_file import read_rank_files
@@ -69,7 +69,7 @@ def _check_format(found: Format, path: Path) -> None:
         hint = (
             "; it is merged already: look at it with megascan view, or name the slow rank with "
             "megascan detect"
-            if found is Format.TIMELINE
+            if found in MERGED_FORMATS
             else ""
         )
         raise InputError(

@@ -30,9 +30,11 @@ def read_record(path: Path) -> Mapping[str, Json]:
             file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if gzipped else raw
             record = _found(file)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}); check its path and permissions"
+        ) from error
     if record is None:
-        raise InputError(f"{path}: is not a timeline of megascan aggregate")
+        raise InputError(f"{path}: is not a merged timeline; make one with megascan aggregate")
     return record
 
 

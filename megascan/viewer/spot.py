@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from megascan.errors import ConfigError, InputError, UsageError
 from megascan.export.naming import group_titles
-from megascan.header import Json
+from megascan.header import Json, layout_from_json
 from megascan.topology import Layout
 from megascan.viewer.record import read_record
 
@@ -66,9 +65,12 @@ def view_of(path: Path, spot: Spot) -> View:
 
 def _layout(record: Mapping[str, Json], path: Path) -> Layout:
     try:
-        return Layout(**cast("dict[str, Any]", record["layout"]))
-    except (KeyError, TypeError, ConfigError) as error:
-        raise InputError(f"{path}: its record has no usable layout ({error})") from error
+        return layout_from_json(record["layout"])
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise InputError(
+            f"{path}: its record has no usable layout ({error}); write it "
+            "again with megascan aggregate"
+        ) from error
 
 
 def _ranks(record: Mapping[str, Json]) -> set[int]:

@@ -31,8 +31,8 @@ def waits(build, rows, groups=None, domains=ONE_HOST, **options):
         ("both at once: all transfer", (0, 100), (0, 100), (0, 100)),
         ("the first waits for the last", (0, 100), (70, 100), (70, 30)),
         ("the last waits for nobody", (70, 100), (0, 100), (0, 30)),
-        ("never longer than the span", (0, 100), (150, 200), (100, 0)),
-        ("an empty span", (50, 50), (60, 80), (0, 0)),
+        ("left before the last had come: a wrong match", (0, 100), (150, 200), (-1, -1)),
+        ("an empty span", (50, 50), (20, 80), (0, 0)),
     ],
 )
 def test_wait_ends_when_the_last_member_starts(build, case, own, other, expected):
@@ -46,16 +46,65 @@ def test_wait_ends_when_the_last_member_starts(build, case, own, other, expected
         ("posted early: the receive waits", (60, 100), (0, 100), [(0, 40), (60, 40)]),
         ("posted late: the send waits", (0, 100), (60, 100), [(60, 40), (0, 40)]),
         (
-            "buffered: the send is all wait and no longer than itself",
+            "buffered: the send was over before the receive was posted",
             (0, 10),
             (60, 100),
-            [(10, 0), (0, 40)],
+            [(0, 10), (0, 40)],
+        ),
+        (
+            "received before it was sent: a wrong match",
+            (60, 100),
+            (0, 50),
+            [(0, 40), (-1, -1)],
         ),
     ],
 )
 def test_a_message_waits_for_its_other_side(build, case, sent, received, expected):
     found = waits(build, [build.send(0, 1, *sent), build.receive(1, 0, *received)])
     assert found == expected, case
+
+
+def test_nobody_waits_for_who_came_after_he_had_left(build):
+    """The root of a broadcast leaves at once, a member when the data is there."""
+    group = {"dp@0": (0, 1, 2)}
+    times = {0: (0, 10), 1: (4, 30), 2: (25, 45)}
+    rows = [build.collective(rank, "dp@0", *times[rank], op="broadcast") for rank in times]
+    assert waits(build, rows, group, ["host"] * 3, layout=Layout(dp=3)) == [
+        (4, 6),
+        (21, 5),
+        (0, 20),
+    ]
+    times = {0: (20, 30), 1: (0, 24), 2: (50, 60)}
+    rows = [build.collective(rank, "dp@0", *times[rank], op="broadcast") for rank in times]
+    assert waits(build, rows, group, ["host"] * 3, layout=Layout(dp=3)) == [
+        (0, 10),
+        (20, 4),
+        (0, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gap_ns", "expected"), [(1_000, (10**5, 0)), (400_000, (-1, -1))], ids=["within", "beyond"]
+)
+def test_an_end_before_the_last_start_is_a_wait_only_within_the_error_bar(build, gap_ns, expected):
+    """One collective of sixty in which rank 0 seems to leave before rank 1 has come."""
+    random = np.random.default_rng(0)
+    rows = [
+        build.collective(
+            rank, "tp@0", 10**6 * n, 10**6 * n + 10**5 + int(random.normal(0, 2000)), sequence=n
+        )
+        for n in range(60)
+        for rank in (0, 1)
+    ]
+    came = 70 * 10**6 + 10**5 + gap_ns
+    rows += [
+        build.collective(0, "tp@0", 70 * 10**6, 70 * 10**6 + 10**5, sequence=60),
+        build.collective(1, "tp@0", came, came + 10**4, sequence=60),
+    ]
+    timeline = build_timeline(build.trace(rows, PAIR))
+    assert timeline.clocks[1].error_ns < 100_000
+    wait, transfer = columns(timeline, "wait_ns", "transfer_ns")[60]
+    assert (wait, transfer) == pytest.approx(expected, abs=1000 if expected[0] > 0 else 0)
 
 
 def test_what_has_no_match_is_not_split(build):

@@ -180,6 +180,26 @@ def test_json_holds_all_and_is_json(timeline):
     assert record["num_matches"] == 40
 
 
+def test_a_slow_first_iteration_does_not_stand_for_the_others(build):
+    """Rank 0 loads for 900 ns first; its later iterations take 100, 110 and 120 ns."""
+    times = [(0, 900), (900, 1000), (1000, 1110), (1110, 1230)]
+    rows = [
+        build.span(rank, "iteration", "iteration", *time, iteration=number)
+        for rank in (0, 1)
+        for number, time in enumerate(times[rank:], start=1)
+    ]
+    summary = summarise(build_timeline(build.trace(rows)))
+    found = {row["rank"]: row for row in summary.to_json()["ranks"]}
+    assert found[0]["iteration_median_ns"] == 115
+    assert found[1]["iteration_median_ns"] == 110
+    assert (found[0]["duration_ns"], found[0]["num_iterations"]) == (1230, 4)
+    text = render_text(summary)
+    assert "median iteration, and shares of the time of all" in text
+    assert [line.split()[2:5] for line in text.splitlines() if " DP0 " in line] == [
+        ["0.00", "ms", "0.0"]
+    ]
+
+
 def test_a_large_job_is_shown_in_short(build):
     layout = Layout(tp=4, dp=8)
     trace, _ = build.skewed_job(layout, 12, jitter_ns=1e3)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from megascan.errors import OutputError, UsageError
-from megascan.export import check_output, write_timeline
+from megascan.export import check_output, leftovers, write_timeline
 from megascan.export.destination import Encoding, Format, format_of, replacing
 
 
@@ -70,6 +70,27 @@ def test_full_disk_leaves_the_old_file(tmp_path):
         raise full
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path):
+    """The second takes over the name of what is not complete; the first says so."""
+    path = tmp_path / "t.json"
+    first, second = replacing(path, force=False), replacing(path, force=False)
+    file = first.__enter__()
+    file.write(b"half of the")
+    with second as other:
+        other.write(b"whole")
+    with pytest.raises(OutputError, match="another process is writing it"):
+        first.__exit__(None, None, None)
+    assert path.read_bytes() == b"whole"
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_what_killed_writers_left_of_other_timelines_is_named(tmp_path):
+    for name in (".old.json.part", ".old.pftrace.gz.part", ".t.json.part", ".notes.part", "a.json"):
+        (tmp_path / name).write_bytes(b"")
+    found = [each.name for each in leftovers(tmp_path / "t.json")]
+    assert found == [".old.json.part", ".old.pftrace.gz.part"]
 
 
 def test_other_errors_leave_nothing(tmp_path):

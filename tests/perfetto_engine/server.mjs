@@ -98,7 +98,8 @@ class Engine {
 
 const engine = new Engine();
 await engine.start();
-http.createServer((request, response) => {
+// connections stay open between queries, however long a busy machine takes over them
+http.createServer({keepAliveTimeout: 0}, (request, response) => {
   const chunks = [];
   request.on('data', (chunk) => chunks.push(chunk));
   request.on('end', () => {

@@ -71,5 +71,5 @@ def test_cut_off_in_its_compression(merged: Path) -> None:
 
 
 def test_rank_files_are_no_timeline(folder: Folder) -> None:
-    with pytest.raises(InputError, match="holds rank_files, expected a merged timeline"):
+    with pytest.raises(InputError, match="holds rank files, expected a merged timeline"):
         read_timeline(folder.write())

@@ -1,0 +1,1 @@
+"""Damaged files by the hundred thousand, through every reader."""

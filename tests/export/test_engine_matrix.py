@@ -1,0 +1,238 @@
+"""Jobs of many makes in Perfetto's own engine, against the spans that were written.
+
+Layouts with interleaved stages, experts and context parallelism, rank files of the original
+MegaScan and profiles of PyTorch; as JSON and as protobuf; whole, and with each selection.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+
+from aggregate import build_timeline
+from benchmarks.aggregate_scale.original_files import write_original_files
+from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
+from benchmarks.fuzz.samples import write_profiles
+from megascan.export import Selection, write_timeline
+from megascan.reader import read_trace
+from megascan.schema import TIMELINE_COLUMNS, Kind
+from megascan.timeline import Timeline
+from megascan.topology import Layout
+from megascan.viewer import PRESETS, run_query
+from megascan.viewer.presets import span_view
+
+pytestmark = pytest.mark.browser
+
+LAYOUTS = {
+    "interleaved": Layout(pp=2, vpp=2, dp=2),
+    "experts": Layout(ep=2, dp=4),
+    "context": Layout(tp=2, cp=2, pp=2),
+}
+SOURCES = (*LAYOUTS, "original", "profiler")
+SELECTIONS = {
+    "whole": Selection(),
+    "ranks": Selection(ranks={1, 2, 5}),
+    "iterations": Selection(iterations={2}),
+    "kinds": Selection(kinds={Kind.COLLECTIVE, Kind.P2P}),
+    "all three": Selection(ranks={0, 1, 4}, iterations={1}, kinds={Kind.COMPUTE, Kind.P2P}),
+}
+CASES = [(source, "whole") for source in SOURCES] + [
+    (source, selection)
+    for source in ("interleaved", "context")
+    for selection in SELECTIONS
+    if selection != "whole"
+]
+
+
+def timeline_of(source: str, place: Path) -> Timeline:
+    if source in LAYOUTS:
+        job = ScaleJob(layout=LAYOUTS[source], num_spans=0, num_microbatches=4, num_layers=4)
+        return build_timeline(simulated(job, iterations=2))
+    folder = place / source
+    if source == "profiler":
+        write_profiles(folder)
+    else:
+        job = ScaleJob(layout=Layout(tp=2, pp=2), num_spans=400, num_microbatches=2, num_layers=4)
+        write_original_files(job, folder)
+    return build_timeline(read_trace(folder))
+
+
+@pytest.fixture(scope="module")
+def timelines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timeline]:
+    place = tmp_path_factory.mktemp("sources")
+    return {source: timeline_of(source, place) for source in SOURCES}
+
+
+class Case:
+    """A written file in the engine, and the spans that should be in it."""
+
+    def __init__(self, timeline: Timeline, selection: Selection, engine: TraceProcessor) -> None:
+        self.timeline = timeline
+        self.engine = engine
+        self.whole = timeline.spans.to_pandas()
+        self.chosen = selection.mask(timeline.spans.unify_dictionaries())
+        self.spans = self.whole[self.chosen]
+
+    def rows(self, sql: str) -> list[tuple]:
+        answer = self.engine.query(sql)
+        return [tuple(getattr(row, name) for name in answer.column_names) for row in answer]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(*case, suffix) for case in CASES for suffix in (".json.gz", ".pftrace")],
+    ids=" ".join,
+)
+def case(request, timelines, tmp_path_factory, trace_processor) -> Iterator[Case]:
+    source, selection, suffix = request.param
+    path = tmp_path_factory.mktemp("matrix") / f"timeline{suffix}"
+    write_timeline(timelines[source], path, selection=SELECTIONS[selection])
+    config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=120)
+    with TraceProcessor(trace=str(path), config=config) as engine:
+        engine.query(span_view())
+        yield Case(timelines[source], SELECTIONS[selection], engine)
+
+
+def test_every_span_is_there_with_all_it_says(case: Case) -> None:
+    names = [column.name for column in TIMELINE_COLUMNS]
+    shown = {"start_ns": "ts", "duration_ns": "dur"}
+    selected = ", ".join(shown.get(name, f'"{name}"') for name in names)
+    found = Counter(case.rows(f"select {selected} from megascan_span"))
+    source = case.spans.assign(start_ns=case.spans["start_ns"] - case.timeline.origin_ns)
+    columns = [source[name].astype(object).tolist() for name in names]
+    wanted = Counter(
+        tuple(None if value in (-1, "") else value for value in row)
+        for row in zip(*columns, strict=True)
+    )
+    assert len(case.spans) > 10
+    assert found == wanted
+    assert case.rows("select count(*) from slice where dur < 0") == [(0,)]
+
+
+def test_nothing_was_lost_on_import(case: Case) -> None:
+    sql = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+    assert case.rows(sql) == []
+
+
+def test_slices_of_a_track_nest(case: Case) -> None:
+    """A slice lies within its parent, and none crosses another of its depth."""
+    outside = """select count(*) from slice c join slice p on c.parent_id = p.id
+      where c.ts < p.ts or c.ts + c.dur > p.ts + p.dur or c.track_id != p.track_id"""
+    assert case.rows(outside) == [(0,)]
+    crossing = """select count(*) from (select ts + dur as ends, lead(ts) over
+      (partition by track_id, depth order by ts, ts + dur) as follows from slice)
+      where follows < ends"""
+    assert case.rows(crossing) == [(0,)]
+    talk = "select count(*) from megascan_span where kind in ('collective', 'p2p') and depth > 0"
+    assert case.rows(f"{talk} and dur > 0") == [(0,)]
+
+
+def test_compute_stands_within_what_encloses_it_in_the_source(case: Case) -> None:
+    """Depth is the number of compute spans of the rank around a span, where they all nest."""
+    compute = case.spans[case.spans["kind"] == "compute"]
+    found = case.rows(
+        "select rank, ts, dur, name, depth from megascan_span where kind = 'compute'"
+        " and track_id in (select min(track_id) from megascan_span where kind = 'compute'"
+        " group by rank)"
+    )
+    if len(found) != len(compute):
+        return  # several lanes: crossing kernels of several streams
+    depths: Counter[tuple] = Counter()
+    for rank, spans in compute.groupby("rank"):
+        start = spans["start_ns"].to_numpy() - case.timeline.origin_ns
+        end = start + spans["duration_ns"].to_numpy()
+        for row, (at, to, name) in enumerate(zip(start, end, spans["name"], strict=True)):
+            inside = (start <= at) & (end >= to)
+            inside &= (start < at) | (end > to) | (np.arange(len(start)) < row)
+            if to > at:
+                depths[rank, at, to - at, name, int(inside.sum())] += 1
+    lasting = Counter(row for row in found if row[2] > 0)
+    assert lasting == depths
+
+
+def test_arrows_join_the_members_of_a_match(case: Case) -> None:
+    """From the last to arrive to each other member, and from a send to its receive."""
+    found = case.rows(
+        "select o.match, i.match, min(o.rank, i.rank), max(o.rank, i.rank) from flow f"
+        " join megascan_span o on f.slice_out = o.id join megascan_span i on f.slice_in = i.id"
+    )
+    assert all(out == arriving for out, arriving, *_ in found)
+    assert case.rows("select count(*) from flow") == [(len(found),)]
+    matched = case.whole.assign(chosen=case.chosen)[case.whole["match"] >= 0]
+    wanted = 0
+    for _, members in matched.groupby("match"):
+        last = members["start_ns"].max()
+        late = members[members["start_ns"] == last]
+        others = len(members) - 1
+        if members["chosen"].all():
+            wanted += others
+        elif len(late) == 1 and bool(late["chosen"].iloc[0]) and len(members) > 2:
+            wanted += int(members["chosen"].sum()) - 1
+    assert len(found) == wanted
+
+
+def test_ranks_and_kinds_stand_in_order(case: Case) -> None:
+    layout = case.timeline.layout
+    in_protobuf = "select count(*) from track where name like 'run %'"
+    if case.rows(in_protobuf) != [(0,)]:
+        titles = case.rows(
+            "select name from track where name like '%· rank%' order by"
+            " extract_arg(source_arg_set_id, 'sibling_order_rank'), id"
+        )
+    else:
+        titles = case.rows("select name from process where name like '%· rank%' order by name")
+    found = [int(title.split(" · rank ")[1].split(" ")[0]) for (title,) in titles]
+    place = {rank: layout.coordinates(rank) for rank in found}
+    axes = ("dp", "pp", "cp", "ep", "tp")
+    assert found == sorted(found, key=lambda rank: [getattr(place[rank], axis) for axis in axes])
+    assert set(found) >= set(case.spans["rank"])
+
+
+def test_bandwidth_is_that_of_the_spans(case: Case) -> None:
+    found = {row[:3]: row[3:] for row in case.rows(PRESETS["bandwidth"])}
+    spans = case.spans[(case.spans["size_bytes"] > 0) & (case.spans["transfer_ns"] > 0)]
+    groups = spans.groupby(["kind", "op", "group"], observed=True)
+    wanted = groups.agg(num=("op", "size"), size=("size_bytes", "sum"), time=("transfer_ns", "sum"))
+    assert len(found) == min(len(wanted), 50)
+    for (kind, op, group), (num, size, time) in wanted.iterrows():
+        row = found.get((kind, op, group or None))
+        if row is not None or len(wanted) <= 50:
+            assert row == pytest.approx((num, size / 1e6, time / 1e6, size / time), abs=6e-4)
+
+
+def test_wait_shares_are_drawn_for_each_iteration(case: Case) -> None:
+    sql = """select count(*), min(c.value), max(c.value) from counter c join track t
+      on c.track_id = t.id where t.name like 'wait share%'"""
+    ((count, low, high),) = case.rows(sql)
+    iterations = case.whole[case.whole["kind"] == "iteration"][["rank", "iteration"]]
+    shown = pd.MultiIndex.from_frame(case.spans[["rank", "iteration"]].drop_duplicates())
+    wanted = int(pd.MultiIndex.from_frame(iterations).isin(shown).sum())
+    assert count >= wanted
+    assert 0 <= low <= high <= 100
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
+def test_suspects_alone(suffix, tmp_path, trace_processor) -> None:
+    """--focus: the slow rank and those that share a group with it, in the engine."""
+    from megascan.cli import main
+
+    trace, output = tmp_path / "trace", tmp_path / f"focus{suffix}"
+    words = "--tp 2 --pp 2 --dp 4 --layers 4 --microbatches 4 --iterations 12"
+    fault = ["--fault", "rank=5,kind=compute,factor=1.5"]
+    assert main(["simulate", *words.split(), *fault, "-o", str(trace)]) == 0
+    assert main(["aggregate", "-b", str(trace), "-d", "--focus", "-o", str(output)]) == 0
+    groups = read_trace(trace).headers[5].groups
+    wanted = {rank for ranks in groups.values() if len(ranks) < 16 for rank in ranks}
+    assert 5 in wanted
+    assert len(wanted) < 16
+    sql = "select rank, count(*) from megascan_span group by rank"
+    found = dict(run_query(output, sql, trace_processor=trace_processor).rows)
+    assert set(found) == wanted
+    sql = "select count(*) from slice where category = 'finding'"
+    assert run_query(output, sql, trace_processor=trace_processor).rows[0][0] >= 1
