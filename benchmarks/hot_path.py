@@ -191,6 +191,9 @@ def _backward_step(
 
 def least(folders: Sequence[Path], num_runs: int) -> list[Costs]:
     """The least of several runs of each checkout, whose processes take turns."""
+    for folder in folders:
+        if not (folder / "megascan" / "__init__.py").is_file():
+            raise SystemExit(f"{folder} is no checkout of MegaScan; give the root of one")
     found: list[list[Costs]] = [[] for _ in folders]
     for _ in range(num_runs):
         for runs, folder in zip(found, folders, strict=True):

@@ -25,10 +25,10 @@ from typing import TypeVar, cast
 from distributed import Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 
-from aggregate.cluster.tasks import WorkerView, look, make_block, read_file, read_files
+from aggregate.cluster.tasks import WorkerView, look, make_block, read_files
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
 from megascan.export import Block, Drawing
-from megascan.reader import Format, Segment
+from megascan.reader import Format, Segment, file_batches
 
 Result = TypeVar("Result")
 
@@ -95,10 +95,8 @@ class Cluster:
         """
         paths = [path.absolute() for path in files]
         self._check_files(paths)
-        if found is Format.RANK_FILES:
-            parts = self._ordered(partial(self._submit, read_file, found, path) for path in paths)
-        else:
-            parts = self._ordered([partial(self._submit, read_files, found, paths)])
+        batches = file_batches(paths) if found is Format.RANK_FILES else [paths]
+        parts = self._ordered(partial(self._submit, read_files, found, batch) for batch in batches)
         named = dict(zip(paths, files, strict=True))
         return [
             replace(segment, path=named.get(segment.path, segment.path))

@@ -12,7 +12,7 @@ from megascan.export import gzip_member
 from megascan.reader import Format, Segment, load_segments
 from megascan.schema import SCHEMA_VERSION
 
-_WORTH_THE_SAME = ("numpy", "pyarrow", "pandas", "isal", "perfetto")
+_WORTH_THE_SAME = ("numpy", "pyarrow", "isal", "perfetto")
 """Packages whose version may change a byte of the output."""
 
 
@@ -35,13 +35,8 @@ def look(paths: Sequence[Path]) -> WorkerView:
     return WorkerView(versions, sum(os.access(path, os.R_OK) for path in paths))
 
 
-def read_file(found: Format, path: Path) -> list[Segment]:
-    """Segments of one file."""
-    return load_segments(found, [path])
-
-
 def read_files(found: Format, paths: Sequence[Path]) -> list[Segment]:
-    """Segments of files whose meaning hangs together, in one place."""
+    """Segments of some files."""
     return load_segments(found, paths)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,20 +13,17 @@ from megascan.pipeline import num_workers
 from megascan.reader.columns import event_schema, rows_of, span_columns
 from megascan.reader.lines import EventBlock, parsed_blocks
 from megascan.reader.segments import Segment, in_parallel
-from megascan.reader.short_files import read_short_files
+from megascan.reader.short_files import file_batches, read_short_files
 from megascan.reader.spans import faulty_rows, is_mark
 from megascan.reader.templates import Templates
 from megascan.reader.windows import Fault, FileRuns, read_mark
 from megascan.schema import SPAN_COLUMNS
 from megascan.timeline import equals
 
-_SHORT_BYTES = 1 << 20
-_TOGETHER_BYTES = 2 << 20
-
 
 def read_rank_files(paths: Sequence[Path]) -> list[Segment]:
     """All runs of all files, read by as many threads as there are cores."""
-    batches = list(_batches(paths))
+    batches = list(file_batches(paths))
     read = partial(
         _read_batch,
         templates=Templates(event_schema(SPAN_COLUMNS)),
@@ -53,21 +50,6 @@ def read_rank_file(
         if block.torn:
             runs.tear()
     return runs.segments()
-
-
-def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Files to be read together: long ones alone, short ones up to some MB."""
-    batch: list[Path] = []
-    room = _TOGETHER_BYTES
-    for path in paths:
-        size = path.stat().st_size
-        if batch and (size > _SHORT_BYTES or size > room):
-            yield batch
-            batch, room = [], _TOGETHER_BYTES
-        batch.append(path)
-        room -= size
-    if batch:
-        yield batch
 
 
 def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -> list[Segment]:

@@ -30,6 +30,8 @@ from megascan.timeline import equals, numbers
 Integers = npt.NDArray[np.int64]
 
 _OPENING, _CLOSING = b"[\n", b"\n]"
+_SHORT_BYTES = 1 << 20
+_TOGETHER_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,21 @@ class _Mark:
     file: int
     line: int
     record: RankHeader | WindowRecord
+
+
+def file_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Rank files to be read in one go: long ones alone, short ones up to some MB."""
+    batch: list[Path] = []
+    room = _TOGETHER_BYTES
+    for path in paths:
+        size = path.stat().st_size
+        if batch and (size > _SHORT_BYTES or size > room):
+            yield batch
+            batch, room = [], _TOGETHER_BYTES
+        batch.append(path)
+        room -= size
+    if batch:
+        yield batch
 
 
 def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segment] | None:

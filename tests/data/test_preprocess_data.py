@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -255,6 +255,15 @@ def test_a_killed_worker_is_one_sentence(jsonl: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started heed SIGINT, even where a shell's `&` has us ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_command(tmp_path: Path, jsonl: Path, end: signal.Signals) -> None:
     (tmp_path / "long.jsonl").write_bytes(jsonl.read_bytes() * 1000)

@@ -23,6 +23,6 @@ def test_a_comparison_shows_both_and_their_ratio():
     assert "| collective | 4.00 | 3.00 | 0.75 |" in page
 
 
-def test_a_checkout_that_cannot_be_run_is_said(tmp_path):
-    with pytest.raises(SystemExit, match="No module named"):
+def test_a_folder_that_is_no_checkout_is_said(tmp_path):
+    with pytest.raises(SystemExit, match="is no checkout"):
         hot_path.least([tmp_path], 1)
