@@ -114,7 +114,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, cluster: Cluster | N
     require("aggregate")
     from aggregate import render_text, summarise
 
-    keep_freed_memory()
+    keep_freed_memory(_size_bytes(arguments.folder))
     selection = selection_from(arguments)
     settings = settings_from(arguments) if arguments.detect else None
     timeline = aggregate_folder(arguments.folder, arguments, cluster)
@@ -146,6 +146,15 @@ def _aggregate(arguments: argparse.Namespace, output: Path, cluster: Cluster | N
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
     return num_events
+
+
+def _size_bytes(folder: Path) -> int:
+    """Of the files in a folder, or of a file; 0 where they cannot be looked at."""
+    try:
+        files = folder.iterdir() if folder.is_dir() else [folder]
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
 
 
 def _check_json(path: Path, output: Path, *, force: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-BLOCK_ROWS = 3 << 13
+BLOCK_ROWS = 3 << 14
 """Spans a block: large enough for column operations, small enough to have a few in memory."""
 
 

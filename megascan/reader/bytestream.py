@@ -11,7 +11,7 @@ import numpy as np
 
 from megascan.errors import InputError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 _LINE_END = 10
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
