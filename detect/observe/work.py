@@ -7,6 +7,7 @@ import numpy as np
 from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Work
 from detect.observe.entangled import Entanglement, OwnTimes, own_times
 from detect.observe.span_index import SpanIndex
+from detect.stats import robust
 from megascan.schema import Kind, Track
 from megascan.timeline import codes, equals, numbers
 
@@ -84,7 +85,7 @@ def layers_of(index: SpanIndex) -> Work | None:
     work = work_of(index, rows, time_ns, LAYER_NAMES)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
     slots = np.unique(keys)
-    by_slot = [np.nanmean(work.log_ns[:, :, keys == key], axis=2) for key in slots]
+    by_slot = [robust.mean(work.log_ns[:, :, keys == key], axis=2) for key in slots]
     first = [int(np.flatnonzero(keys == key)[0]) for key in slots]
     return Work(
         log_ns=np.stack(by_slot, axis=2), phase=work.phase[first], microbatch=work.microbatch[first]

@@ -70,8 +70,8 @@ def read_index(prefix: str) -> IndexSummary:
     for path in (bin_path, idx_path):
         if not path.is_file():
             raise InputError(
-                f"{path} is not there: --data-path takes the name of a .bin/.idx pair without "
-                "its ending, as python -m training.preprocess_data prints it"
+                f"{path} is not there: a data set is given by the name of its .bin/.idx pair "
+                "without its ending, as python -m training.preprocess_data prints it"
             )
     with idx_path.open("rb") as file:
         header = file.read(INDEX_HEADER.size)
