@@ -22,10 +22,18 @@ from aggregate.keys import FloatArray, IntArray
 from aggregate.match import Matches
 from aggregate.ordering import ordering_shift
 from aggregate.robust import Lines
-from aggregate.steps import MENDED_SHARE, MOST_STEPS, ClockStep, find_step, num_refused, unmended_ns
+from aggregate.steps import (
+    MENDED_SHARE,
+    MOST_STEPS,
+    ClockStep,
+    find_step,
+    num_refused,
+    suspicious,
+    unmended_ns,
+)
 from aggregate.ties import Ties, components, references, tie
 from megascan.header import RankHeader
-from megascan.timeline import ClockFit, numbers
+from megascan.timeline import ClockFit, numbers, shifted
 
 _LONGEST_RESIDUAL_NS = 2**40
 _ORDER_ROUNDS = 4
@@ -117,6 +125,8 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     lines = fit_clocks(ties)
     offset, drift = relative_lines(lines, references(domain, component), component)
     accuracy = accuracy_of(ties, lines, component)
+    refused = num_refused(ties, lines)
+    suspects = suspicious(ties, lines, refused)
     alignment = Alignment(
         ranks=ranks,
         domain=domain,
@@ -128,11 +138,11 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         **_residuals(ties, lines, accuracy),
         accuracy=accuracy,
         method="",
-        num_refused=num_refused(ties, lines),
-        step=find_step(ties, lines),
+        num_refused=refused,
+        step=find_step(suspects),
     )
     alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
-    alignment = _widened(alignment, unmended_ns(ties, lines))
+    alignment = _widened(alignment, unmended_ns(suspects, ties.num_domains))
     with_messages = len(ties.anchors.event) > ties.num_collective
     return replace(
         alignment,
@@ -173,33 +183,26 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
 
 def without_steps(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
-) -> tuple[IntArray, Alignment]:
-    """(shift of each span, alignment with them): clocks that jumped are put back, where that helps.
+) -> tuple[pa.Table, Alignment]:
+    """(spans, their alignment): times of clocks that jumped are put back, where that helps.
 
     `clocks` is the alignment of the spans as they are.
     """
-    position = np.searchsorted(clocks.ranks, numbers(spans, "rank"))
-    domain, shift = clocks.domain[position], np.zeros(spans.num_rows, dtype=np.int64)
+    domain = clocks.domain[np.searchsorted(clocks.ranks, numbers(spans, "rank"))]
     notes: list[str] = []
     for _ in range(MOST_STEPS):
         step = clocks.step
         if step is None:
             break
-        start = numbers(spans, "start_ns") + shift
-        further = np.where((domain == step.domain) & (start > step.at_ns), -step.jump_ns, 0)
-        mended = align_clocks(_moved(spans, shift + further), matches, headers)
+        is_later = (domain == step.domain) & (numbers(spans, "start_ns") > step.at_ns)
+        moved = shifted(spans, np.where(is_later, -step.jump_ns, 0))
+        mended = align_clocks(moved, matches, headers)
         before, after = (int(each.num_refused.sum()) for each in (clocks, mended))
         if after > MENDED_SHARE * before:
             break
-        shift, clocks = shift + further, mended
+        spans, clocks = moved, mended
         notes.append(step_note(clocks.domain_names[step.domain], step))
-    return shift, replace(clocks, notes=(*notes, *clocks.notes))
-
-
-def _moved(spans: pa.Table, shift_ns: IntArray) -> pa.Table:
-    at = spans.schema.get_field_index("start_ns")
-    start = pa.array(numbers(spans, "start_ns") + shift_ns)
-    return spans.set_column(at, spans.schema.field(at), start)
+    return spans, replace(clocks, notes=(*notes, *clocks.notes))
 
 
 def _widened(alignment: Alignment, least_ns: FloatArray) -> Alignment:

@@ -13,7 +13,15 @@ from aggregate.keys import BoolArray, IntArray
 from aggregate.match import Matches, match_spans
 from aggregate.restarts import restarts
 from megascan.errors import InputError
-from megascan.timeline import TIMELINE_SCHEMA, Timeline, Trace, integer_column, numbers
+from megascan.timeline import (
+    TIMELINE_SCHEMA,
+    Timeline,
+    Trace,
+    integer_column,
+    numbers,
+    shifted,
+    with_column,
+)
 
 
 def build_timeline(trace: Trace) -> Timeline:
@@ -29,11 +37,10 @@ def build_timeline(trace: Trace) -> Timeline:
     matches = match_spans(spans, trace.headers)
     restarted = restarts(spans, matches, trace.headers)
     if restarted:
-        spans = _shifted(spans, restarted.shift_ns)
+        spans = shifted(spans, restarted.shift_ns)
     clocks = align_clocks(spans, matches, trace.headers)
     if clocks.step is not None:
-        shift_ns, clocks = without_steps(spans, matches, trace.headers, clocks)
-        spans = _shifted(spans, shift_ns)
+        spans, clocks = without_steps(spans, matches, trace.headers, clocks)
     spans = _on_common_clock(spans, clocks)
     order = _order(spans)
     if order is not None:
@@ -108,18 +115,8 @@ def _on_common_clock(spans: pa.Table, clocks: Alignment) -> pa.Table:
     recorded = numbers(spans, "start_ns")
     start = clocks.correct(position, recorded)
     end = clocks.correct(position, recorded + numbers(spans, "duration_ns"))
-    return _with_times(spans, start, end - start)
-
-
-def _shifted(spans: pa.Table, shift_ns: IntArray) -> pa.Table:
-    return _with_times(spans, numbers(spans, "start_ns") + shift_ns, numbers(spans, "duration_ns"))
-
-
-def _with_times(spans: pa.Table, start_ns: IntArray, duration_ns: IntArray) -> pa.Table:
-    for name, values in (("start_ns", start_ns), ("duration_ns", duration_ns)):
-        place = spans.schema.get_field_index(name)
-        spans = spans.set_column(place, spans.schema.field(name), pa.array(values))
-    return spans
+    spans = with_column(spans, "start_ns", start)
+    return with_column(spans, "duration_ns", end - start)
 
 
 def _timeline_table(spans: pa.Table, matches: Matches, parts: Parts) -> pa.Table:

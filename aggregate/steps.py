@@ -18,7 +18,7 @@ clock that jumps leaves every span but one as long as it was, and is the same fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,7 @@ class ClockStep:
 
 
 @dataclass(frozen=True)
-class _Suspect:
+class Suspect:
     """A domain and those of its ends, in the order of time, that another domain shares; (end,)."""
 
     domain: int
@@ -63,10 +63,10 @@ class _Suspect:
     distance_ns: FloatArray
     refused: BoolArray
 
-    def at(self, low: int, high: int) -> _Suspect:
+    def at(self, low: int, high: int) -> Suspect:
         """Ends from one place to another."""
         part = slice(low, high)
-        return _Suspect(
+        return Suspect(
             self.domain, self.label[part], self.time_ns[part], self.length_ns[part],
             self.distance_ns[part], self.refused[part],
         )  # fmt: skip
@@ -87,19 +87,19 @@ def num_refused(ties: Ties, lines: Lines) -> IntArray:
     return np.bincount(domain, minlength=ties.num_domains).astype(np.int64)
 
 
-def find_step(ties: Ties, lines: Lines) -> ClockStep | None:
+def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
     """The largest jump among the clocks whose ends are refused in numbers."""
-    found = [step for each in _suspicious(ties, lines) for step in _steps(each)]
+    found = [step for each in suspects for step in _steps(each)]
     return max(found, key=lambda step: abs(step.jump_ns), default=None)
 
 
-def unmended_ns(ties: Ties, lines: Lines) -> FloatArray:
+def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> FloatArray:
     """(domain,) what error bars must hold at least: how far refused ends lie, 0 where none count.
 
     A clock is at fault where ends of every class that it has in numbers are refused.
     """
-    error = np.zeros(ties.num_domains)
-    for each in _suspicious(ties, lines):
+    error = np.zeros(num_domains)
+    for each in suspects:
         count = np.bincount(each.label)
         many = count >= _NEAR_ENDS
         shares = np.bincount(each.label, each.refused)[many] / count[many]
@@ -111,9 +111,13 @@ def unmended_ns(ties: Ties, lines: Lines) -> FloatArray:
     return error
 
 
-def _suspicious(ties: Ties, lines: Lines) -> Iterator[_Suspect]:
-    """Domains with many refused ends; ends whose event has no other domain say nothing."""
-    refused = num_refused(ties, lines)
+def suspicious(ties: Ties, lines: Lines, refused: IntArray) -> tuple[Suspect, ...]:
+    """Domains with many refused ends, by `num_refused`; ends that no other domain shares say
+    nothing."""
+    return tuple(_suspects(ties, lines, refused))
+
+
+def _suspects(ties: Ties, lines: Lines, refused: IntArray) -> Iterator[Suspect]:
     if ties.num_domains < 2 or not (refused >= _SUSPICIOUS_SHARE * _FEWEST_ENDS).any():
         return
     anchors, num_ends = ties.anchors, ties.num_collective
@@ -127,7 +131,7 @@ def _suspicious(ties: Ties, lines: Lines) -> Iterator[_Suspect]:
     for each in np.flatnonzero(enough).tolist():
         rows = np.flatnonzero(shared & (domain == each))
         rows = rows[np.argsort(anchors.end_ns[rows], kind="stable")]
-        yield _Suspect(
+        yield Suspect(
             domain=each,
             label=anchors.label[rows],
             time_ns=anchors.end_ns[rows],
@@ -161,7 +165,7 @@ def _level(time_ns: IntArray, distance_ns: FloatArray) -> FloatArray:
     return level - np.median(level)
 
 
-def _steps(suspect: _Suspect) -> Iterator[ClockStep]:
+def _steps(suspect: Suspect) -> Iterator[ClockStep]:
     """The largest jump of one clock, where it stands out from how its ends scatter."""
     windows = np.lib.stride_tricks.sliding_window_view(suspect.distance_ns, _NEAR_ENDS)
     medians = np.median(windows, axis=1)

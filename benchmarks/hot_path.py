@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.jobs import environment_line
+from benchmarks.jobs import environment_line, publish
 from megascan.clock import HostClock, now_ns
 from megascan.config import TraceConfig
 from megascan.instrument.collectives import Collectives
@@ -247,9 +247,7 @@ def main() -> int:
     costs = least([*folders, ROOT], arguments.runs)
     command = f"python -m benchmarks.hot_path --runs {arguments.runs}"
     page = render(costs, command + (" --against CHECKOUT" if folders else ""))
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0
 
 

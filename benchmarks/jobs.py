@@ -86,3 +86,10 @@ def environment_line(device: str) -> str:
         check=True,
     ).stdout.splitlines()
     return f"{len(listing)} × {listing[0]}, NCCL, {software}"
+
+
+def publish(page: str, output: Path | None) -> None:
+    """Print a result page, and write it to a file where one is asked for."""
+    print(page)
+    if output:
+        output.write_text(page, encoding="utf-8")

@@ -14,6 +14,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -83,7 +84,7 @@ def _rank_file(folder: Path) -> Iterator[bytes]:
     text = next(folder.iterdir()).read_bytes().removesuffix(b"\n]\n")
     head, window = _before_spans(text)
     yield head
-    for number in _count():
+    for number in count():
         yield _moved(window, number)
 
 
@@ -115,7 +116,7 @@ def _profile(folder: Path) -> Iterator[bytes]:
     document = orjson.dumps(profile_document(0, world_size=1), option=orjson.OPT_INDENT_2)
     head = document[: document.index(b'"traceEvents": [') + len(b'"traceEvents": [')]
     separator = b""
-    for first in _count():
+    for first in count():
         events = [
             event
             for step in range(100 * first, 100 * first + 100)
@@ -125,13 +126,6 @@ def _profile(folder: Path) -> Iterator[bytes]:
         body = text[text.index(b"[") + 1 : text.rindex(b"]")].rstrip()
         yield (head if not first else b"") + separator + body
         separator = b","
-
-
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def _job() -> ScaleJob:

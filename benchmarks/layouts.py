@@ -34,6 +34,7 @@ from benchmarks.jobs import (
     LAYOUTS,
     environment_line,
     model,
+    publish,
     run_python,
     run_ranks,
 )
@@ -276,9 +277,7 @@ def main() -> int:
         if arguments.keep:
             (arguments.keep / ENVIRONMENT).write_text(environment, encoding="utf-8")
     page = render(results, arguments.device, _command(arguments), environment)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0 if all(result.right for result in results) else 1
 
 

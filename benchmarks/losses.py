@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.axes import SIZES, Family, families
-from benchmarks.jobs import DATA, environment_line, run_ranks
+from benchmarks.jobs import DATA, environment_line, publish, run_ranks
 from benchmarks.losses_ranks import Run, write_plan
 
 _RUN = re.compile(r"^run: (.*)$", re.MULTILINE)
@@ -131,9 +131,7 @@ def main() -> int:
         parser.error(f"--only {arguments.only}: no training's name holds that")
     command = f"python -m benchmarks.losses --device {arguments.device}"
     page = render(curves, arguments.device, arguments.iterations, command)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0 if all(each.unchanged or not each.repeats for each in curves) else 1
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import DATA, DEVICES, environment_line, model, run_ranks
+from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
 from benchmarks.overhead_ranks import Plan
 from benchmarks.paired import OFF, Cost, blocks_of, cost_of
 from megascan.schema import Granularity
@@ -130,9 +130,7 @@ def main() -> int:
     command = f"python -m benchmarks.overhead --device {arguments.device} --gpus {words}"
     command += f" --cycles {arguments.cycles} --window {arguments.window}"
     page = render(rows, arguments.device, arguments.window, command)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0
 
 

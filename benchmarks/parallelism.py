@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.jobs import DATA, DEVICES, environment_line, model, run_python, run_ranks
+from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_python, run_ranks
 
 NUM_RANKS = 2
 LLAMA = (
@@ -197,9 +197,7 @@ def main() -> int:
     left_out = [name for name in wanted if name not in runnable]
     command = f"python -m benchmarks.parallelism --device {arguments.device}"
     page = render(results, left_out, arguments.device, command)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0 if all(result.right for result in results) else 1
 
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.jobs import publish
 from training.data.subword import load_gpt2
 from training.data.tokenizers import Tokenizer
 from training.sample_corpus import main as sample_corpus
@@ -158,9 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with TemporaryDirectory() as name:
         page = _page(Path(name), options)
-    print(page)
-    if options.output:
-        options.output.write_text(page, encoding="utf-8")
+    publish(page, options.output)
 
 
 def _page(folder: Path, options: argparse.Namespace) -> str:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.jobs import publish
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -112,9 +114,7 @@ def main() -> int:
             runs.append(quickstart(Path(folder), rank, arguments.factor))
             print(runs[-1].row(), file=sys.stderr, flush=True)
     page = render(runs, arguments.factor)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    publish(page, arguments.output)
     return 0 if all(run.right for run in runs) else 1
 
 

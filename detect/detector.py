@@ -44,7 +44,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     classes = losses(seen, settings)
     num_tests = len(seen.members) * (1 + len(classes))
     compute = search_compute(seen, settings, num_tests)
-    slow = _rows_of(compute, len(seen.members))
+    slow = compute.slow_rows
     lost = [
         without_victims(
             seen,
@@ -79,16 +79,10 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     )
 
 
-def _rows_of(compute: ComputeSearch, num_rows: int) -> Bools:
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[[one.suspect.row for one in compute.slow]] = True
-    return mask
-
-
 def _forbidden(seen: Observations, compute: ComputeSearch, cause: Cause) -> Bools:
     """Slow computation explains gaps and late exits of the same rank, not its loader."""
     if cause in (Cause.HOST, Cause.LINK):
-        return _rows_of(compute, len(seen.members))
+        return compute.slow_rows
     return np.zeros(len(seen.members), dtype=bool)
 
 

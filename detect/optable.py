@@ -29,6 +29,7 @@ from detect.settings import DetectorSettings
 from detect.whatif.optable import OpTable, read_op_table
 from megascan.errors import InputError
 from megascan.header import Json
+from megascan.timeline import first_rows
 from megascan.topology import Layout
 
 NS_PER_SECOND = 1e9
@@ -106,8 +107,7 @@ def _work(table: OpTable, row: Ints, slot: Ints, duration: Floats, shape: tuple[
 
 
 def _members(table: OpTable, ranks: Ints, row: Ints) -> Members:
-    first = np.zeros(len(ranks), dtype=np.int64)
-    first[row[::-1]] = np.arange(len(row))[::-1]
+    first = first_rows(row, len(ranks))
     stage = np.asarray(table.stage, dtype=np.int64)[first]
     replica = np.asarray(table.dp_rank, dtype=np.int64)[first]
     layout = Layout(tp=table.gpus_per_worker, dp=int(replica.max()) + 1, pp=int(stage.max()) + 1)

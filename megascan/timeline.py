@@ -129,6 +129,30 @@ def numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     )
 
 
+def with_column(table: pa.Table, name: str, values: npt.NDArray[np.int64]) -> pa.Table:
+    """The same table with other integers in a column, in its place."""
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values))
+
+
+def shifted(spans: pa.Table, by_ns: int | npt.NDArray[np.int64]) -> pa.Table:
+    """Start times moved, all by one integer or each by its own."""
+    return with_column(spans, "start_ns", numbers(spans, "start_ns") + by_ns)
+
+
+def distinct(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each value's number, and the values, in the order of their first appearance."""
+    encoded = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
+
+
+def first_rows(code: npt.NDArray[np.int64], num_codes: int) -> npt.NDArray[np.int64]:
+    """Of each code, all of which occur, the first row that has it."""
+    first = np.empty(num_codes, dtype=np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return first
+
+
 def codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str]]:
     """A text column as (code of each row, text of each code)."""
     column = table.column(name).combine_chunks()

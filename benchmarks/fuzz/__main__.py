@@ -122,9 +122,7 @@ def _portion(seed: int, numbers: range, place: Path) -> Portion:
 def _make_again(seed: int, number: int, folder: Path) -> int:
     with TemporaryDirectory() as place:
         sample, content = Inputs(make_samples(Path(place)), seed)[number]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**sample.neighbours, sample.file_name: content}.items():
-        (folder / name).write_bytes(text)
+    sample.write(folder, content)
     print(f"wrote {sample.name}, damaged: {folder / sample.file_name}; next: megascan aggregate")
     return 0
 

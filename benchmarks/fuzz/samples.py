@@ -36,6 +36,12 @@ class Sample:
         """Whether it is a rank's file (of a folder) and not a merged timeline."""
         return bool(self.neighbours)
 
+    def write(self, folder: Path, content: bytes) -> None:
+        """The neighbours, and `content` in the place of the file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in {**self.neighbours, self.file_name: content}.items():
+            (folder / name).write_bytes(text)
+
     def packed(self) -> Sample:
         """The same, compressed."""
         return Sample(
@@ -57,8 +63,8 @@ def _plain(folder: Path) -> Iterator[Sample]:
         place = folder / name
         write_rank_files(_own_clocks(simulated(_job(layout), iterations=2)), place)
         yield _of_folder(f"rank files {name}", place)
+        timeline = build_timeline(read_trace(place))
         for suffix in (".json", ".pftrace"):
-            timeline = build_timeline(read_trace(place))
             output = folder / f"{name}{suffix}"
             write_timeline(timeline, output)
             yield Sample(

@@ -67,9 +67,7 @@ def main(words: list[str]) -> int:
 def trouble(sample: Sample, content: bytes, folder: Path, *, written: bool) -> tuple[str, str]:
     """What came of an input ("read", "refused" or "fault"), and what was wrong with that."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, text in {**sample.neighbours, sample.file_name: content}.items():
-        (folder / name).write_bytes(text)
+    sample.write(folder, content)
     try:
         with _limited(SECONDS_AN_INPUT):
             _use(sample, folder, written=written)

@@ -7,11 +7,11 @@ transformer layers of other stages, which have the same shape, join in, and a pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Members, Observations, Work
+from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Observations, Work
 from detect.settings import DetectorSettings
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual
@@ -19,8 +19,7 @@ from detect.stats.persistence import Course
 from detect.stats.residuals import (
     Residuals,
     compare_within,
-    data_level_error,
-    data_vary,
+    data_of,
     peer_groups,
 )
 from detect.stats.search import SearchTask, Suspect, search
@@ -65,6 +64,13 @@ class ComputeSearch:
     pool: Residuals | None
     """Against all stages' transformer layers; None where not needed or not traced."""
 
+    @property
+    def slow_rows(self) -> Bools:
+        """(row,) who computes slowly."""
+        mask = np.zeros(len(self.residuals.value), dtype=bool)
+        mask[[one.suspect.row for one in self.slow]] = True
+        return mask
+
 
 def search_compute(seen: Observations, settings: DetectorSettings, num_tests: int) -> ComputeSearch:
     """Slow rows by role; rows of lonely stages by the layers of all stages."""
@@ -77,21 +83,9 @@ def search_compute(seen: Observations, settings: DetectorSettings, num_tests: in
     found = _search(seen, _Field(seen.work, groups, across_stages=False), settings, num_tests)
     if not use_pool or seen.layers is None:
         return found
-    excluded = _mask(found.slow, len(seen.members))
-    pool = compare_within(seen.layers, seen.members, [np.arange(len(seen.members))], excluded)
-    return ComputeSearch(
-        slow=found.slow,
-        noise=found.noise,
-        num_compared=found.num_compared,
-        residuals=found.residuals,
-        pool=pool,
-    )
-
-
-def _mask(slow: tuple[SlowRow, ...], num_rows: int) -> Bools:
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[[one.suspect.row for one in slow]] = True
-    return mask
+    everybody = [np.arange(len(seen.members))]
+    pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
+    return replace(found, pool=pool)
 
 
 @dataclass(frozen=True)
@@ -111,6 +105,7 @@ def _search(
     is_cpu = seen.members.device_kind == "cpu"
     floor = float(np.log(least_slowdown(seen, settings)))
     spread = CPU_SPREAD if is_cpu else GPU_SPREAD
+    data = data_of(work, seen.members, groups)
     task = SearchTask(
         compare=lambda excluded: compare_within(work, seen.members, groups, excluded).value,
         num_rows=num_rows,
@@ -119,8 +114,8 @@ def _search(
         usual=Usual(
             floor=CPU_NOISE_FLOOR if is_cpu else GPU_NOISE_FLOOR,
             spread=min(spread, floor * MOST_OF_FLOOR),
-            level_error=_level_error(work, seen.members, groups),
-            scattered=not data_vary(work, seen.members, groups),
+            level_error=data.level_error,
+            scattered=not data.used,
         ),
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(groups),
@@ -142,13 +137,6 @@ def _search(
         residuals=residuals,
         pool=residuals if across_stages else None,
     )
-
-
-def _level_error(work: Work, members: Members, groups: list[Ints]) -> float:
-    """0 where ranks of one replica only, with the same data, are compared."""
-    if all(len(np.unique(members.replica[rows])) == 1 for rows in groups):
-        return 0.0
-    return data_level_error(work, members, groups)
 
 
 def _is_cache_effect(slow: SlowRow) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.causes.compute import ComputeSearch, SlowRow
-from detect.observations import Bools, Members, Observations
+from detect.observations import Members, Observations
 from detect.settings import DetectorSettings
 from detect.stats import robust
 
@@ -32,7 +32,6 @@ POSITION_REACH = float(np.log(1.07))
 
 def ordinary_difference(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
     """Why the slowness need not be the node's, as a sentence; None where it is."""
-    slow_rows = _slow_rows(found, len(seen.members))
     place = _of_position(seen.members, found, slow)
     if place is not None:
         return f"{place}: that may be the work of the place as well as the device"
@@ -42,7 +41,7 @@ def ordinary_difference(seen: Observations, found: ComputeSearch, slow: SlowRow)
         return None
     if slow.num_peers == 1:
         return "two sound devices may differ by as much, and it has one peer only"
-    levels = np.abs(robust.median(found.residuals.value[~slow_rows], axis=1))
+    levels = np.abs(robust.median(found.residuals.value[~found.slow_rows], axis=1))
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
         return None
@@ -56,12 +55,6 @@ def ordinary_difference(seen: Observations, found: ComputeSearch, slow: SlowRow)
         f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this one may be "
         "no more than the slowest of sound devices"
     )
-
-
-def _slow_rows(found: ComputeSearch, num_rows: int) -> Bools:
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[[one.suspect.row for one in found.slow]] = True
-    return mask
 
 
 def _of_position(members: Members, found: ComputeSearch, slow: SlowRow) -> str | None:

@@ -85,7 +85,7 @@ def peer_groups(work: Work, members: Members) -> list[Ints]:
     """Rows that are compared with each other: of a stage, or where data would blur that of a stage
     and replica, whose ranks (TP, CP) work on the same data."""
     groups = stage_groups(members)
-    if data_level_error(work, members, groups) == 0.0:
+    if data_of(work, members, groups).level_error == 0.0:
         return groups
     together = [
         rows[members.replica[rows] == replica]
@@ -93,24 +93,6 @@ def peer_groups(work: Work, members: Members) -> list[Ints]:
         for replica in np.unique(members.replica[rows])
     ]
     return together if min(len(rows) for rows in together) > 1 else groups
-
-
-def data_vary(work: Work, members: Members, groups: list[Ints]) -> bool:
-    """Whether what ranks work on varies enough to be taken out of their times."""
-    return _data(work, members, groups).used
-
-
-def data_level_error(work: Work, members: Members, groups: list[Ints]) -> float:
-    """Standard error of a rank's level from data that nobody can tell from it, log units.
-
-    Where few replicas of few ranks work on varying data, the mean length of a rank's own data over
-    the window is known by chance only: the spread of the data over the root of their number.
-    """
-    data = _data(work, members, groups)
-    if not data.used or data.told_apart:
-        return 0.0
-    num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
-    return float(2.0 * robust.CENTRE_LOSS * data.spread / np.sqrt(num_samples))
 
 
 def deviations(work: Work, groups: list[Ints], excluded: Bools) -> Floats:
@@ -153,31 +135,46 @@ def data_effects(
 
 
 @dataclass(frozen=True)
-class _Data:
+class Data:
     """Whether the data's share was taken out, how, and how much the data vary."""
 
     used: bool = False
     told_apart: bool = False
     spread: float = 0.0
+    num_samples: int = 1
+    """Of a rank in the window: iterations by microbatches."""
+
+    @property
+    def level_error(self) -> float:
+        """Standard error of a rank's level from data that nobody can tell from it, log units.
+
+        Where few replicas of few ranks work on varying data, the mean length of a rank's own data
+        over the window is known by chance only: the spread of the data over the root of their
+        number.
+        """
+        if not self.used or self.told_apart:
+            return 0.0
+        return float(2.0 * robust.CENTRE_LOSS * self.spread / np.sqrt(self.num_samples))
 
 
-def _data(work: Work, members: Members, groups: list[Ints]) -> _Data:
+def data_of(work: Work, members: Members, groups: list[Ints]) -> Data:
+    """What the work of all ranks, whoever is slow, tells of the data."""
     nobody = np.zeros(len(members), dtype=bool)
     return _without_data(work, members, groups, nobody)[1]
 
 
 def _without_data(
     work: Work, members: Members, groups: list[Ints], excluded: Bools
-) -> tuple[Floats, _Data]:
+) -> tuple[Floats, Data]:
     """Log times less the data's share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
     if within_replicas or len(members) < 4:
-        return work.log_ns, _Data()
+        return work.log_ns, Data()
     told_apart = _faults_are_told_apart(members, excluded)
     effect = data_effects(work, members, groups, excluded)
     spread = float(robust.spread(effect))
     if not spread >= MIN_DATA_SPREAD:
-        return work.log_ns, _Data()
+        return work.log_ns, Data()
     deviation = deviations(work, groups, excluded)
     taken = data_effects(work, members, groups, excluded, centred=not told_apart)
     result = work.log_ns.copy()
@@ -187,7 +184,8 @@ def _without_data(
         slope = _slope(effect[:, :, ops], deviation[:, :, ops])
         used = used or slope > 0
         result[:, :, ops] -= slope * np.nan_to_num(taken[:, :, ops])
-    return result, _Data(used=used, told_apart=told_apart, spread=spread)
+    num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
+    return result, Data(used=used, told_apart=told_apart, spread=spread, num_samples=num_samples)
 
 
 def _group_level(by_phase: Floats, groups: list[Ints], excluded: Bools) -> Floats:

@@ -43,10 +43,9 @@ from megascan.export.perfetto_packets import (
 )
 from megascan.export.perfetto_summary import SummarySlices, summarise
 from megascan.export.perfetto_tracks import TrackTree, build_tree
-from megascan.export.text_columns import distinct
 from megascan.export.wire import Part, interleaved
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import numbers
+from megascan.timeline import distinct, numbers
 
 Integers = npt.NDArray[np.int64]
 

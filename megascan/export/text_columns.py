@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from megascan.schema import NOT_APPLICABLE, Column
-from megascan.timeline import codes, numbers
+from megascan.timeline import codes, distinct, numbers
 
 Integers = npt.NDArray[np.int64]
 
@@ -41,12 +41,6 @@ def number_texts(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> pa.
 def microsecond_texts(values_ns: Integers) -> pa.StringArray:
     """Nanoseconds as microseconds with up to three decimals, exact below 50 days."""
     return number_texts(values_ns / 1000.0)
-
-
-def distinct(values: Integers) -> tuple[Integers, Integers]:
-    """Each value's number, and the values, in the order of their first appearance."""
-    encoded = pa.array(values).dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from megascan.reader.digits import MOST_DIGITS, Digits, Flags, Integers, UnfitError
 from megascan.schema import NOT_APPLICABLE
+from megascan.timeline import distinct, first_rows
 
 NONE = -1
 _LARGEST_EXACT = 2**53
@@ -174,8 +175,9 @@ class Filler:
             length = np.where(runs == NONE, 0, self._digits.length[runs])
             key = _combined(key, self._digits.value[runs] + 1)
             key = _combined(key, length.astype(np.int64))
-        code, first = _numbered_from_zero(key)
-        words = [self._text(column, line) for line in lines[first].tolist()]
+        code, keys = distinct(key)
+        samples = lines[first_rows(code, len(keys))]
+        words = [self._text(column, line) for line in samples.tolist()]
         found = [texts.setdefault(word, len(texts)) for word in words]
         return np.array(found, dtype=np.int32)[code]
 
@@ -202,16 +204,6 @@ def _combined(key: Integers, values: Integers) -> Integers:
     """One number for each pair of numbers ≥ 0."""
     most = int(values.max()) + 1
     if int(key.max()) + 1 >= _LARGEST_KEY // most:
-        key, values = _numbered_from_zero(key)[0], _numbered_from_zero(values)[0]
+        key, values = distinct(key)[0], distinct(values)[0]
         most = int(values.max()) + 1
     return key * most + values
-
-
-def _numbered_from_zero(values: Integers) -> tuple[Integers, Integers]:
-    """Values numbered in the order of their first use, and the row of each one's first use."""
-    array = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-    encoded = array.dictionary_encode()
-    code = encoded.indices.to_numpy().astype(np.int64)
-    first = np.empty(len(encoded.dictionary), dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    return code, first

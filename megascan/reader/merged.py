@@ -17,10 +17,10 @@ from megascan.reader.formats import Format, sniff
 from megascan.reader.lines import EventBlock, parsed_blocks
 from megascan.reader.merged_protobuf import read_protobuf
 from megascan.reader.merged_record import AGAIN, MergedRecord, merged_record
-from megascan.reader.spans import faulty_rows, shifted
+from megascan.reader.spans import faulty_rows
 from megascan.reader.templates import Templates
 from megascan.schema import TIMELINE_COLUMNS, TIMELINE_EVENT, Kind
-from megascan.timeline import Timeline, equals
+from megascan.timeline import Timeline, equals, shifted
 
 _COLUMNS = tuple(
     replace(column, event_key="args.track") if column.name == "track" else column
@@ -104,4 +104,4 @@ def _record(events: EventBlock, path: Path) -> MergedRecord:
         record = orjson.loads(events.rows_text([int(found[0])])[0]).get("args")
     except orjson.JSONDecodeError as error:  # a number that no double holds, too many brackets
         raise InputError(f"{path}: damaged {TIMELINE_EVENT} event ({error}); {AGAIN}") from error
-    return merged_record(record if isinstance(record, dict) else {}, path)
+    return merged_record(record, path)

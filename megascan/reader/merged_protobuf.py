@@ -21,7 +21,7 @@ from megascan.reader.merged_record import AGAIN, MergedRecord, merged_record
 from megascan.reader.protobuf import Wire
 from megascan.reader.track_events import BEGIN, END, Events, read_events
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column, Kind
-from megascan.timeline import TIMELINE_SCHEMA, Timeline
+from megascan.timeline import TIMELINE_SCHEMA, Timeline, with_column
 
 Integers = npt.NDArray[np.int64]
 
@@ -143,7 +143,7 @@ class _Reading:
             record = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise InputError(f"{self._path}: damaged {TIMELINE_EVENT} record; {AGAIN}") from error
-        return merged_record(record if isinstance(record, dict) else {}, self._path)
+        return merged_record(record, self._path)
 
     def _table(self, events: Events, begins: Integers) -> pa.Table:
         """Columns of the spans that begin in a piece; durations are not known yet."""
@@ -207,8 +207,7 @@ class _Reading:
         if self._record is None:
             raise self._foreign()
         spans = pa.concat_tables(self._spans) if self._spans else TIMELINE_SCHEMA.empty_table()
-        at = spans.schema.get_field_index("duration_ns")
-        spans = spans.set_column(at, spans.schema.field(at), pa.array(self._durations()))
+        spans = with_column(spans, "duration_ns", self._durations())
         return self._record.timeline([spans], self._path)
 
     def _durations(self) -> Integers:

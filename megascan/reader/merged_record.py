@@ -65,8 +65,9 @@ class MergedRecord:
             )
 
 
-def merged_record(record: Mapping[str, Any], path: Path) -> MergedRecord:
-    """Decode it. Raises InputError for one of a newer schema, and for damage."""
+def merged_record(found: object, path: Path) -> MergedRecord:
+    """Decode what was found in its place. Raises InputError for a newer schema, and for damage."""
+    record: Mapping[str, Any] = found if isinstance(found, dict) else {}
     version = record.get("schema")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise InputError(

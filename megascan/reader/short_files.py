@@ -21,11 +21,11 @@ from megascan.reader.bytestream import Block, read_all
 from megascan.reader.columns import rows_of, span_columns
 from megascan.reader.lines import EventBlock, parse_block
 from megascan.reader.segments import Segment
-from megascan.reader.spans import faulty_rows, is_mark, with_starts
+from megascan.reader.spans import faulty_rows, is_mark
 from megascan.reader.templates import Templates
 from megascan.reader.windows import FileRuns, read_mark
 from megascan.schema import SPAN_COLUMNS
-from megascan.timeline import equals, numbers
+from megascan.timeline import equals, numbers, shifted
 
 Integers = npt.NDArray[np.int64]
 
@@ -111,9 +111,8 @@ def _settled(table: pa.Table, marks: Sequence[_Mark]) -> list[pa.Table] | None:
     ):
         return None
     origin_ns = np.array([header.clock.origin_unix_ns for header in headers])
-    start_ns = numbers(spans, "start_ns")
-    order = np.lexsort((-numbers(spans, "duration_ns"), start_ns, mark))
-    spans = with_starts(spans, start_ns + origin_ns[mark]).take(pa.array(order))
+    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), mark))
+    spans = shifted(spans, origin_ns[mark]).take(pa.array(order))
     bounds = np.searchsorted(mark, np.arange(len(marks) + 1))
     return [spans.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
 

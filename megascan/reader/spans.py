@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megascan.reader.columns import LARGEST_MICROS
 from megascan.schema import HEADER_EVENT, WINDOW_EVENT, Kind
@@ -38,19 +37,6 @@ def faulty_rows(spans: pa.Table, events: pa.Table, rank: int | None) -> list[tup
 def is_mark(events: pa.Table) -> npt.NDArray[np.bool_]:
     """Events of a rank file that open a run or close a window."""
     return equals(events, "ph", "M") & equals(events, "name", HEADER_EVENT, WINDOW_EVENT)
-
-
-def shifted(spans: pa.Table, by_ns: int) -> pa.Table:
-    """Start times moved by an integer, without a detour over floats."""
-    at = spans.schema.get_field_index("start_ns")
-    moved = pc.add(spans.column(at), pa.scalar(by_ns, pa.int64()))
-    return spans.set_column(at, spans.schema.field(at), moved)
-
-
-def with_starts(spans: pa.Table, start_ns: npt.NDArray[np.int64]) -> pa.Table:
-    """The same spans at other times."""
-    at = spans.schema.get_field_index("start_ns")
-    return spans.set_column(at, spans.schema.field(at), pa.array(start_ns))
 
 
 def in_order(spans: pa.Table) -> pa.Table:

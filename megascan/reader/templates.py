@@ -27,6 +27,7 @@ from megascan.reader.digits import Integers, UnfitError, split_digits
 from megascan.reader.filling import NONE, Filler, Pattern, Shape
 from megascan.reader.lines import Bounds, GeneralParser
 from megascan.schema import NOT_APPLICABLE
+from megascan.timeline import first_rows
 
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
@@ -86,8 +87,7 @@ class Templates:
     ) -> list[Shape]:
         known = [self._shapes.get(kind) for kind in kinds]
         if None in known:
-            first = np.zeros(len(kinds), dtype=np.int64)
-            first[code[::-1]] = np.arange(len(code))[::-1]
+            first = first_rows(code, len(kinds))
             for place, kind in enumerate(kinds):
                 if known[place] is None:
                     line = bytes(text[bounds[first[place]] : bounds[first[place] + 1]])

@@ -12,9 +12,9 @@ import pyarrow as pa
 from megascan.errors import InputError
 from megascan.header import Json, RankHeader, WindowRecord
 from megascan.reader.segments import Segment
-from megascan.reader.spans import in_order, shifted
+from megascan.reader.spans import in_order
 from megascan.schema import HEADER_EVENT
-from megascan.timeline import TRACE_SCHEMA
+from megascan.timeline import TRACE_SCHEMA, shifted
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,22 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
+# Writes its variables and words to a file instead of training.
+RECORDER = """#!/usr/bin/env bash
+[[ $* != *check_flags.py* && $1 != -c ]] || exit 0
+{ env | grep -E '^(OMP_|CUDA_DEV|GLOO|NCCL|PYTHON(PATH|UNB))' | sort; pwd
+  printf '<%s>\\n' "$@"; } > "$RECORD"
+exit "${CODE:-0}"
+"""
+GPUS = """#!/usr/bin/env bash
+for ((i = 0; i < ${NUM_GPUS:-4}; i++)); do echo "GPU $i: Stand-in (UUID: GPU-$i)"; done
+"""
+ADDRESSES = """#!/usr/bin/env bash
+echo "1: lo    inet 127.0.0.1/8 scope host lo\\\\ valid_lft forever"
+echo "2: ib0    inet 10.1.0.2/24 brd 10.1.0.255 scope global ib0\\\\ valid_lft forever"
+echo "2: ib0    inet6 fd00::2/64 scope global ib0\\\\ valid_lft forever"
+"""
+
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Callable[[str, str], Path]:
@@ -29,6 +45,24 @@ def programs(tmp_path: Path) -> Callable[[str, str], Path]:
         return program
 
     return write
+
+
+@pytest.fixture
+def gpus(programs: Callable[[str, str], Path]) -> None:
+    """A machine with four GPUs, or as many as the variable NUM_GPUS says."""
+    programs("nvidia-smi", GPUS)
+
+
+@pytest.fixture
+def addresses(programs: Callable[[str, str], Path]) -> None:
+    """A machine whose address is 10.1.0.2."""
+    programs("ip", ADDRESSES)
+
+
+@pytest.fixture
+def recorder(programs: Callable[[str, str], Path]) -> str:
+    """An interpreter that trains nothing."""
+    return str(programs("recorder", RECORDER))
 
 
 @pytest.fixture
