@@ -29,6 +29,7 @@ FULL_RECOMPUTE: Flags = ("--recompute-granularity", "full", "--recompute-method"
 OVERLAP: Flags = (
     *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
 )
+OFFLOAD: Flags = ("--use-distributed-optimizer", "--optimizer-cpu-offload", "--bf16")
 DYNAMIC_SCALE: Flags = (
     *("--fp16", "--initial-loss-scale", "65536", "--min-loss-scale", "4"),
     *("--loss-scale-window", "4", "--hysteresis", "1"),
@@ -114,7 +115,21 @@ def families(device: str) -> list[Family]:
             },
         ),
     ]
-    return [*common, *(_gpu_only() if device == "gpu" else [])]
+    return [*common, _experts_and_tensors(device), *(_gpu_only() if device == "gpu" else [])]
+
+
+def _experts_and_tensors(device: str) -> Family:
+    """Experts that are tensor parallel inside, too: a grid of ranks of their own."""
+    dispatcher = {"gpu": "alltoall", "cpu": "allgather"}[device]  # gloo gathers equal shares only
+    return Family(
+        name="TP2 EP2",
+        num_ranks=4,
+        sizes=(
+            *("--tensor-model-parallel-size", "2", "--expert-model-parallel-size", "2"),
+            "--sequence-parallel",
+        ),
+        axes={f"TP2 EP2, {dispatcher}, bf16": (*EXPERTS, dispatcher, "--bf16")},
+    )
 
 
 def _gpu_only() -> list[Family]:
@@ -124,21 +139,12 @@ def _gpu_only() -> list[Family]:
             name="optimizer on the CPU",
             num_ranks=2,
             axes={
-                "DP2, optimizer offloaded": ("--optimizer-cpu-offload", "--bf16"),
+                "DP2, distributed optimizer offloaded": OFFLOAD,
                 "DP2, half of the distributed optimizer offloaded": (
-                    *("--use-distributed-optimizer", "--optimizer-cpu-offload", "--bf16"),
+                    *OFFLOAD,
                     *("--optimizer-offload-fraction", "0.5"),
                 ),
             },
-        ),
-        Family(
-            name="TP2 EP2",
-            num_ranks=4,
-            sizes=(
-                *("--tensor-model-parallel-size", "2", "--expert-model-parallel-size", "2"),
-                "--sequence-parallel",
-            ),
-            axes={"TP2 EP2, all-to-all": (*EXPERTS, "alltoall", "--bf16")},
         ),
         Family(
             name="TP2 PP2",

@@ -36,6 +36,8 @@ from megascan.instrument.position import Position
 from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
 from megascan.tracer.cuda import CudaTimer
+from megascan.tracer.device import TensorState
+from megascan.tracer.torch_device import state_of
 
 ROOT = Path(__file__).parents[1]
 NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8
@@ -52,6 +54,9 @@ class _Idle:
 
     def record(self, event: object = None) -> None:
         del event
+
+    def state_of(self, tensor: object) -> TensorState | None:
+        return state_of(tensor)
 
     def submit(self, window: object) -> bool:
         del window

@@ -1,6 +1,6 @@
 """Is the right rank named? Real training on four ranks in several layouts, healthy and with faults.
 
-    python -m benchmarks.layouts [--device cpu|gpu] [--only TEXT] [-o RESULT.md] [--keep DIR]
+    python -m benchmarks.layouts [--device cpu|gpu] [--trial second] [--only TEXT] [--keep DIR]
     python -m benchmarks.layouts --device gpu --judge DIR    (kept runs again, on any machine)
 
 Every layout is one job of four ranks (gloo on the CPU, NCCL on GPUs) that goes through its cases
@@ -33,79 +33,18 @@ from benchmarks.jobs import (
     DEVICES,
     LAYOUTS,
     environment_line,
-    model,
     publish,
     run_python,
     run_ranks,
 )
+from benchmarks.layout_cases import NUM_RANKS, TRIALS, Case, Trial, all_cases
 from benchmarks.layout_ranks import Plan, Stage
 
-NUM_RANKS = 4
 ENVIRONMENT = "environment.txt"
 """Beside kept runs: what they ran on."""
 MANY_CORES = 16
 """With so many, verdicts are reached while the next layout trains."""
-MODELS: dict[str, tuple[str, ...]] = {
-    "cpu": (
-        *model(layers=8, hidden=256, heads=4, sequence=128, micro_batch=2),
-        *("--global-batch-size", "32"),
-    ),
-    "gpu": (
-        *model(layers=8, hidden=6144, heads=48, sequence=2048),
-        *("--global-batch-size", "8"),
-    ),
-}
 NUM_ITERATIONS = {"cpu": 25, "gpu": 20}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """How a rank is made slow, and the cause that a verdict must give."""
-
-    cause: str | None = None
-    inject: str | None = None
-    hog: str | None = None
-
-
-FAULTS = {
-    "healthy": Fault(),
-    "compute × 1.5": Fault(cause="compute", inject="kind=compute,factor=1.5"),
-    "GPU hog": Fault(cause="compute", hog="gpu"),
-    "CPU hog": Fault(cause="host", hog="cpu"),
-    "loader": Fault(cause="loader", inject="kind=loader,delay=100"),
-    "gc": Fault(cause="gc", inject="kind=gc,delay=150"),
-    "host": Fault(cause="host", inject="kind=host,factor={host}"),
-    "link × 3": Fault(cause="link", inject="kind=link,factor=3"),
-}
-HOST_FACTOR = {"cpu": 2, "gpu": 6}
-"""A GPU that is given its work early enough does not notice a host of half the speed."""
-EVERYWHERE = ("healthy", "compute × 1.5", "GPU hog", "CPU hog")
-"""Cases of every layout; the others are made in TP2 DP2 only, which has peers on two axes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A layout and what is wrong with which rank of it."""
-
-    layout: str
-    fault_name: str
-    rank: int
-
-    @property
-    def fault(self) -> Fault:
-        """What is wrong."""
-        return FAULTS[self.fault_name]
-
-    @property
-    def name(self) -> str:
-        """Shown in the table."""
-        where = f", rank {self.rank}" if self.fault.cause else ""
-        return f"{self.layout} {self.fault_name}{where}"
-
-    @property
-    def file_name(self) -> str:
-        """The same for files."""
-        return self.name.replace(",", "").replace("× ", "x").replace(" ", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,21 +81,9 @@ class Result:
         )
 
 
-def all_cases(device: str) -> list[Case]:
-    """Every layout's cases, with another faulty rank each time."""
-    cases = []
-    for number, layout in enumerate(LAYOUTS):
-        names = FAULTS if layout == "TP2 DP2" else EVERYWHERE
-        for place, name in enumerate(names):
-            if FAULTS[name].hog == "gpu" and device == "cpu":
-                continue
-            # Of the ranks of a tensor-parallel pair only the first loads data.
-            rank = 2 if name == "loader" else (number + place) % NUM_RANKS
-            cases.append(Case(layout=layout, fault_name=name, rank=rank))
-    return cases
-
-
-def train(cases: Sequence[Case], device: str, folder: Path, num_iterations: int) -> None:
+def train(
+    cases: Sequence[Case], trial: Trial, device: str, folder: Path, num_iterations: int
+) -> None:
     """Run the job of one layout; leaves a folder of rank files a case."""
     stages = tuple(
         Stage(folder=str(folder / case.file_name), hog=case.fault.hog, rank=case.rank)
@@ -168,11 +95,10 @@ def train(cases: Sequence[Case], device: str, folder: Path, num_iterations: int)
     for number, case in enumerate(cases):
         if case.fault.inject is not None:
             first, last = plan.span_of(number)
-            what = case.fault.inject.format(host=HOST_FACTOR[device])
-            spec = f"rank={case.rank},{what},from={first},to={last}"
+            spec = f"rank={case.rank},{case.fault.inject},from={first},to={last}"
             faults += ["--inject-fault", spec]
     layout = LAYOUTS[cases[0].layout]
-    words = [*MODELS[device], *layout, *DATA, *DEVICES[device], *faults]
+    words = [*trial.models[device], *layout, *DATA, *DEVICES[device], *faults]
     run_ranks(NUM_RANKS, ["benchmarks.layout_ranks", str(folder / "plan.json"), *words])
 
 
@@ -199,7 +125,7 @@ def judge(case: Case, folder: Path, keep: Path | None) -> Result:
     )
 
 
-def render(results: Sequence[Result], device: str, command: str, environment: str) -> str:
+def render(results: Sequence[Result], model: Sequence[str], command: str, environment: str) -> str:
     """The result page."""
     faulty = [result for result in results if result.case.fault.cause]
     healthy = [result for result in results if not result.case.fault.cause]
@@ -207,10 +133,10 @@ def render(results: Sequence[Result], device: str, command: str, environment: st
     num_found = sum(result.right for result in faulty)
     return "\n".join(
         [
-            f"# Real runs on four ranks ({device})",
+            "# Real runs on four ranks",
             "",
             f"`{command}` on {environment}. "
-            f"GPT: `{' '.join(MODELS[device])}`, mock data; 4 of every 5 iterations traced at "
+            f"GPT: `{' '.join(model)}`, mock data; 4 of every 5 iterations traced at "
             "`full`.",
             "",
             f"- right rank and cause: {num_found} of {len(faulty)} faulty runs",
@@ -233,7 +159,8 @@ def run_layout(
     """Train one layout's cases and have them judged."""
     folder.mkdir(parents=True)
     started = time.monotonic()
-    train(cases, arguments.device, folder, arguments.iterations or NUM_ITERATIONS[arguments.device])
+    num_iterations = arguments.iterations or NUM_ITERATIONS[arguments.device]
+    train(cases, TRIALS[arguments.trial], arguments.device, folder, num_iterations)
     seconds = time.monotonic() - started
     print(f"{cases[0].layout}: trained in {seconds:.0f} s", file=sys.stderr, flush=True)
     judged = [pool.submit(_judged, case, folder, arguments.keep) for case in cases]
@@ -252,7 +179,13 @@ def _judged(case: Case, folder: Path, keep: Path | None) -> Result:
 def main() -> int:
     """Run the cases, print the page, exit 1 when one was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
+    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument(
+        "--trial",
+        choices=list(TRIALS),
+        default="first",
+        help="another model, other faulty ranks, milder faults (first)",
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
     parser.add_argument("--iterations", type=int, help="of a case (cpu: 25, gpu: 20)")
     parser.add_argument(
@@ -263,7 +196,8 @@ def main() -> int:
     )
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
-    wanted = [case for case in all_cases(arguments.device) if arguments.only in case.name]
+    trial = TRIALS[arguments.trial]
+    wanted = [case for case in all_cases(arguments.device, trial) if arguments.only in case.name]
     if not wanted:
         parser.error(f"--only {arguments.only}: no case's name holds that")
     if arguments.keep:
@@ -276,7 +210,8 @@ def main() -> int:
         results = run_all(wanted, arguments)
         if arguments.keep:
             (arguments.keep / ENVIRONMENT).write_text(environment, encoding="utf-8")
-    page = render(results, arguments.device, _command(arguments), environment)
+    model = trial.models[arguments.device]
+    page = render(results, model, _command(arguments), environment)
     publish(page, arguments.output)
     return 0 if all(result.right for result in results) else 1
 
@@ -304,7 +239,8 @@ def judge_again(case: Case, kept: Path) -> Result:
 def _command(arguments: argparse.Namespace) -> str:
     only = f' --only "{arguments.only}"' if arguments.only else ""
     judge = " --judge DIR" if arguments.judge else ""
-    return f"python -m benchmarks.layouts --device {arguments.device}{only}{judge}"
+    trial = "" if arguments.trial == "first" else f" --trial {arguments.trial}"
+    return f"python -m benchmarks.layouts --device {arguments.device}{trial}{only}{judge}"
 
 
 if __name__ == "__main__":

@@ -50,12 +50,19 @@ def modes_of(num_cycles: int) -> list[str]:
     return modes
 
 
-def measure(device: str, num_ranks: int, num_cycles: int, window: int) -> dict[str, list[Cost]]:
-    """Costs by model of each granularity; SystemExit with the output when the run fails."""
+def measure(
+    device: str, num_ranks: int, num_cycles: int, window: int, only: str
+) -> dict[str, list[Cost]]:
+    """Costs of each granularity by model, those whose name holds `only`.
+
+    SystemExit with the output when the run fails.
+    """
     common = (*LAYOUTS[num_ranks][1], *DATA, *DEVICES[device])
     with TemporaryDirectory() as folder:
         plan = Plan(
-            models={name: [*sizes, *common] for name, sizes in MODELS[device].items()},
+            models={
+                name: [*sizes, *common] for name, sizes in MODELS[device].items() if only in name
+            },
             modes=modes_of(num_cycles),
             num_warmup=NUM_WARMUP,
             block_length=BLOCK_LENGTH,
@@ -113,15 +120,20 @@ def main() -> int:
     parser.add_argument("--gpus", metavar="N,N", help="numbers of ranks (gpu: 1,2,4; cpu: 1,2)")
     parser.add_argument("--cycles", type=int, default=8, help="blocks of each granularity (8)")
     parser.add_argument("--window", type=int, default=1, help="iterations in a window (1)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="models whose name holds TEXT")
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
+    if not any(arguments.only in name for name in MODELS[arguments.device]):
+        parser.error(f"--only {arguments.only}: no model's name holds that")
     words = arguments.gpus or DEFAULT_RANKS[arguments.device]
     ranks = [int(word) for word in words.split(",")]
     if unknown := [number for number in ranks if number not in LAYOUTS]:
         parser.error(f"--gpus {words}: no layout of {unknown[0]} ranks, only 1, 2 and 4")
     rows = []
     for num_ranks in ranks:
-        costs = measure(arguments.device, num_ranks, arguments.cycles, arguments.window)
+        costs = measure(
+            arguments.device, num_ranks, arguments.cycles, arguments.window, arguments.only
+        )
         measured = [
             row(name, num_ranks, cost) for name, by_mode in costs.items() for cost in by_mode
         ]
@@ -129,6 +141,7 @@ def main() -> int:
         rows += measured
     command = f"python -m benchmarks.overhead --device {arguments.device} --gpus {words}"
     command += f" --cycles {arguments.cycles} --window {arguments.window}"
+    command += f" --only {arguments.only}" if arguments.only else ""
     page = render(rows, arguments.device, arguments.window, command)
     publish(page, arguments.output)
     return 0

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Protocol
 from benchmarks.paired import OFF
 from megascan.config import TraceConfig
 from megascan.errors import report_errors
+from megascan.instrument import start
 from megascan.schema import Granularity
 from megascan.tracer import Tracer
 from training.callback import Callback
@@ -102,10 +103,17 @@ class GpuClock:
 class Alternation(Callback):
     """Switches tracing at the begin of each block and marks the begin of each iteration."""
 
-    def __init__(self, plan: Plan, folder: Path, clock: _Clock) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        clock: _Clock,
+        start: Callable[[TraceConfig], Tracer] = start,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._clock = clock
+        self._start = start
         self._tracer = Tracer()
 
     @contextmanager
@@ -126,11 +134,12 @@ class Alternation(Callback):
             yield
 
     def _switch(self, block: int) -> None:
-        from megascan.instrument import start
-
         self._tracer.close()
         mode = self._plan.modes[block]
-        self._tracer = Tracer() if mode == OFF else start(self._config(block, Granularity(mode)))
+        if mode == OFF:
+            self._tracer = Tracer()
+        else:
+            self._tracer = self._start(self._config(block, Granularity(mode)))
 
     def _config(self, block: int, granularity: Granularity) -> TraceConfig:
         return TraceConfig(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -17,10 +17,22 @@ _MOST_WORKERS = 8
 
 
 def num_workers() -> int:
-    """Threads worth having on this machine."""
+    """Threads or processes worth having on this machine."""
     allowed = getattr(os, "sched_getaffinity", None)  # a container's share, where it can be asked
     available = len(allowed(0)) if allowed else os.cpu_count() or 1
     return min(available, _MOST_WORKERS)
+
+
+class Spread(Protocol):
+    """A way to work on many items at once."""
+
+    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Results of `work` in the order of `items`."""
+
+
+def across_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """By as many threads as there are cores."""
+    return ordered_map(work, items, num_workers())
 
 
 def ordered_map(

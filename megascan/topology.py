@@ -6,13 +6,19 @@ ranks). The whole grid is one reshape:
 
     tp=2, dp=2, pp=2, order tp-dp-pp:   rank 5 = 1 + 0·2 + 1·4  →  TP1 DP0 PP1
 
-Expert parallelism splits the same ranks a second time (its own grid over TP·CP·DP inside one
-stage) and therefore appears as a coordinate, not as a factor of the world size. Source:
-megatron.core.parallel_state.RankGenerator.
+Expert parallelism splits the ranks of a stage a second time, by a grid of its own in the same
+order (expert tensor parallel × expert parallel × replicas), and therefore appears as a coordinate,
+not as a factor of the world size:
+
+    tp=2, dp=2, ep=2, etp=2:   rank 1 = TP1 DP0 and EP0, rank 2 = TP0 DP1 and EP1
+    tp=2, dp=2, ep=2, etp=1:   rank 1 = TP1 DP0 and EP1, rank 2 = TP0 DP1 and EP0
+
+Source: megatron.core.parallel_state.RankGenerator.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
@@ -36,6 +42,9 @@ class Coordinates:
 class Layout:
     """Sizes of the parallel axes of a job; `vpp` is the number of model chunks a stage holds.
 
+    `etp` is the size of tensor parallelism inside experts, of importance with expert parallelism
+    only. Megatron takes that of the rest of the model unless told otherwise.
+
     Raises ConfigError for a size below 1 or an order that does not name every axis above 1.
     """
 
@@ -45,6 +54,7 @@ class Layout:
     dp: int = 1
     pp: int = 1
     vpp: int = 1
+    etp: int = 1
     order: str = DEFAULT_ORDER
 
     def __post_init__(self) -> None:
@@ -58,47 +68,48 @@ class Layout:
                 f"rank order is {self.order!r}, expected tp, cp, ep, dp and pp once "
                 f"each, for example {DEFAULT_ORDER}"
             )
-        if (self.tp * self.cp * self.dp) % self.ep:
+        experts = f"{self.ep}" if self.etp == 1 else f"{self.ep} x expert tensor size {self.etp}"
+        if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
             raise ConfigError(
-                f"expert parallel size {self.ep} does not divide TP×CP×DP = "
+                f"expert parallel size {experts} does not divide TP×CP×DP = "
                 f"{self.tp * self.cp * self.dp}"
             )
 
     def _sizes(self) -> dict[str, int]:
-        return {axis: getattr(self, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp")}
+        return {axis: getattr(self, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp", "etp")}
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the job."""
         return self.tp * self.cp * self.dp * self.pp
 
-    def _strides(self) -> Iterator[tuple[str, int, int]]:
+    def _strides(self, *axes: str) -> Iterator[tuple[str, int, int]]:
+        """(axis, stride, size) of the digits of a rank's number, or of those axes alone."""
         stride = 1
         for axis in self.order.split("-"):
-            if axis == "ep":
-                continue
-            size = getattr(self, axis)
-            yield axis, stride, size
-            stride *= size
+            if axis in (axes or ("tp", "cp", "dp", "pp")):
+                size = getattr(self, axis)
+                yield axis, stride, size
+                stride *= size
 
     def coordinates(self, rank: int) -> Coordinates:
         """Place of a global rank. Raises ConfigError outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside a world of {self.world_size} ranks")
         place = {axis: rank // stride % size for axis, stride, size in self._strides()}
-        return Coordinates(**place, ep=self._expert_coordinate(place))
+        return Coordinates(**place, ep=self._local(place) // self._expert_stride() % self.ep)
 
-    def _expert_coordinate(self, place: Mapping[str, int]) -> int:
-        """Expert ranks are consecutive within a stage (expert TP 1).
+    def _local(self, place: Mapping[str, int]) -> int:
+        """Number of a rank within its stage."""
+        return sum(place[axis] * stride for axis, stride, _ in self._strides("tp", "cp", "dp"))
 
-        The stage-local number modulo EP.
-        """
-        local, stride = 0, 1
-        for axis in self.order.split("-"):
-            if axis in ("tp", "cp", "dp"):
-                local += place[axis] * stride
-                stride *= getattr(self, axis)
-        return local % self.ep
+    def _expert_stride(self) -> int:
+        """How far apart in a stage two neighbours of an expert-parallel group are."""
+        replicas = self.tp * self.cp * self.dp // (self.ep * self.etp)
+        sizes = {"tp": self.etp, "cp": 1, "dp": replicas, "pp": 1}
+        axes = self.order.split("-")
+        before = axes[: axes.index("ep")] if "ep" in axes else ["tp"]
+        return math.prod(sizes[axis] for axis in before)
 
     def rank_of(self, place: Coordinates) -> int:
         """Global rank at a place: the inverse of `coordinates`."""
@@ -106,11 +117,24 @@ class Layout:
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
         """Ranks that differ from `rank` on one axis only, itself included, in axis order."""
+        if axis == "ep":
+            return self._expert_group(rank)
         for name, stride, size in self._strides():
             if name == axis:
                 first = rank - rank // stride % size * stride
                 return tuple(first + step * stride for step in range(size))
         raise ConfigError(f"axis {axis!r} is not part of the rank order {self.order!r}")
+
+    def _expert_group(self, rank: int) -> tuple[int, ...]:
+        place = asdict(self.coordinates(rank))
+        stride = self._expert_stride()
+        first = self._local(place) - place["ep"] * stride
+        members = []
+        for local in range(first, first + self.ep * stride, stride):
+            for axis, own_stride, size in self._strides("tp", "cp", "dp"):
+                place[axis] = local // own_stride % size
+            members.append(self.rank_of(Coordinates(**place)))
+        return tuple(members)
 
     def to_json(self) -> dict[str, int | str]:
         """As it stands in a rank file's header."""

@@ -1,8 +1,9 @@
 """Settings for every test, the real command, and what costly tests share."""
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,3 +58,11 @@ def once(
         return _made[key]  # type: ignore[return-value]
 
     return get
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started heed SIGINT, even where a shell's `&` has us ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -35,7 +35,8 @@ class IterationResult:
     skipped: bool
     grad_norm: float | None
     learning_rate: float
-    loss_scale: float
+    loss_scale: torch.Tensor
+    """On the device: reading it makes the host wait, so it is read when it is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ class TrainingLog:
             learning_rate=last.learning_rate,
             global_batch_size=self._sizes.global_batch_size,
             loss=sum(finite) / len(finite) if finite else None,
-            loss_scale=last.loss_scale,
+            loss_scale=float(last.loss_scale),
             grad_norm=last.grad_norm,
             num_skipped=sum(result.skipped for result in self._since),
             num_nan=len(losses) - len(finite),
@@ -176,7 +177,7 @@ class TrainingLog:
     def _write_points(self, writer: SummaryWriter, result: IterationResult) -> None:
         points = {
             "learning-rate": result.learning_rate,
-            "loss-scale": result.loss_scale,
+            "loss-scale": float(result.loss_scale),
             "batch-size": float(self._sizes.global_batch_size),
         }
         if result.grad_norm is not None:

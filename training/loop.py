@@ -141,7 +141,7 @@ class Trainer:
             skipped=not stepped,
             grad_norm=None if grad_norm is None else float(grad_norm),
             learning_rate=_learning_rate(state.optimizer),
-            loss_scale=float(state.optimizer.get_loss_scale()),
+            loss_scale=state.optimizer.get_loss_scale(),
         )
 
     def _evaluate_if_due(self, progress: Progress) -> Progress:

@@ -83,8 +83,14 @@ class MicrobatchStream(Iterator[Microbatch]):
         mask = self._empty_mask("cpu")
         if self._shape.has_attention_mask:
             mask = loaded["attention_mask"].to(torch.uint8)
-        device = self._shape.device
-        return packed.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+        return self._moved(packed), self._moved(mask)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device; from pinned memory, for a copy from other memory waits for all
+        that the device has been given so far."""
+        if self._shape.device == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._shape.device, non_blocking=True)
 
     def _room(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tensors to receive into."""

@@ -28,7 +28,7 @@ from distributed.client import FutureCancelledError
 from aggregate.cluster.tasks import WorkerView, look, make_block, read_files
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
 from megascan.export import Block, Drawing
-from megascan.reader import Format, Segment, file_batches
+from megascan.reader import Format, Packed, Segment, file_batches
 
 Result = TypeVar("Result")
 
@@ -101,7 +101,7 @@ class Cluster:
         return [
             replace(segment, path=named.get(segment.path, segment.path))
             for part in parts
-            for segment in cast("list[Segment]", part)
+            for segment in cast("Packed", part).segments()
         ]
 
     def encode(self, blocks: Iterable[Block], *, gzipped: bool) -> Iterator[tuple[int, bytes]]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from megascan.export import gzip_member
-from megascan.reader import Format, Segment, load_segments
+from megascan.reader import Format, Packed, load_segments
 from megascan.schema import SCHEMA_VERSION
 
 _WORTH_THE_SAME = ("numpy", "pyarrow", "isal", "perfetto")
@@ -35,9 +35,9 @@ def look(paths: Sequence[Path]) -> WorkerView:
     return WorkerView(versions, sum(os.access(path, os.R_OK) for path in paths))
 
 
-def read_files(found: Format, paths: Sequence[Path]) -> list[Segment]:
+def read_files(found: Format, paths: Sequence[Path]) -> Packed:
     """Segments of some files."""
-    return load_segments(found, paths)
+    return Packed.of(load_segments(found, paths))
 
 
 def make_block(make: Callable[..., bytes | memoryview], gzipped: bool, *arguments: object) -> bytes:

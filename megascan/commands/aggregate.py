@@ -15,7 +15,6 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from megascan.commands.detection import (
     add_detector_arguments,
@@ -25,30 +24,27 @@ from megascan.commands.detection import (
     ranks_in_focus,
     settings_from,
 )
-from megascan.commands.inputs import (
-    add_run_arguments,
-    add_scheduler_argument,
-    aggregate_folder,
-    cluster_from,
-)
+from megascan.commands.inputs import add_run_arguments, aggregate_folder
 from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
 from megascan.commands.selection import add_selection_arguments, check_ranks, selection_from
+from megascan.commands.workers import (
+    Workers,
+    add_scheduler_argument,
+    size_bytes,
+    workers_from,
+)
 from megascan.errors import UsageError
 from megascan.export import (
     Mark,
     check_free,
     check_output,
-    encode_here,
     leftovers,
     write_timeline,
 )
 from megascan.header import Json
 from megascan.memory import give_back_freed_memory, keep_freed_memory
-
-if TYPE_CHECKING:
-    from aggregate.cluster import Cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,21 +99,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         _check_json(arguments.json, output, force=arguments.force)
-    with cluster_from(arguments) as cluster:
-        num_events = _aggregate(arguments, output, cluster)
+    with workers_from(arguments, arguments.folder) as workers:
+        num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
     return 0
 
 
-def _aggregate(arguments: argparse.Namespace, output: Path, cluster: Cluster | None) -> int:
+def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:
     """Number of events written."""
     require("aggregate")
     from aggregate import render_text, summarise
 
-    keep_freed_memory(_size_bytes(arguments.folder))
+    keep_freed_memory(size_bytes(arguments.folder))
     selection = selection_from(arguments)
     settings = settings_from(arguments) if arguments.detect else None
-    timeline = aggregate_folder(arguments.folder, arguments, cluster)
+    timeline = aggregate_folder(arguments.folder, arguments, workers)
     give_back_freed_memory()
     check_ranks(selection, timeline)
     summary = summarise(timeline)
@@ -141,20 +137,11 @@ def _aggregate(arguments: argparse.Namespace, output: Path, cluster: Cluster | N
             force=arguments.force,
             selection=selection,
             marks=marks,
-            encode=cluster.encode if cluster else encode_here,
+            encode=workers.encode,
         )
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
     return num_events
-
-
-def _size_bytes(folder: Path) -> int:
-    """Of the files in a folder, or of a file; 0 where they cannot be looked at."""
-    try:
-        files = folder.iterdir() if folder.is_dir() else [folder]
-        return sum(file.stat().st_size for file in files)
-    except OSError:
-        return 0
 
 
 def _check_json(path: Path, output: Path, *, force: bool) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
-from megascan.errors import InputError, MissingError
+from megascan.commands.workers import Cores, Workers
+from megascan.errors import InputError
 
 if TYPE_CHECKING:
-    from aggregate.cluster import Cluster
     from megascan.timeline import Timeline, Trace
 
 
@@ -28,71 +26,44 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare the flag that moves work to a Dask cluster."""
-    parser.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="let the workers of this Dask scheduler (tcp://host:8786) do what can be divided; "
-        "the result is the same to the bit (docs/scale.md)",
-    )
-
-
-@contextmanager
-def cluster_from(arguments: argparse.Namespace) -> Iterator[Cluster | None]:
-    """The cluster that --scheduler names while the block runs, None without it."""
-    if arguments.scheduler is None:
-        yield None
-        return
-    require("aggregate")
-    try:
-        from aggregate.cluster import connect
-    except ModuleNotFoundError as error:
-        raise MissingError(
-            f"--scheduler needs {error.name}, which is not installed; install MegaScan with its "
-            "extra `cluster` (pip install 'megascan[cluster]') or leave out --scheduler"
-        ) from error
-    with connect(arguments.scheduler) as cluster:
-        yield cluster
-
-
 def load_timeline(
-    path: Path, arguments: argparse.Namespace, cluster: Cluster | None = None
+    path: Path, arguments: argparse.Namespace, workers: Workers | None = None
 ) -> Timeline:
-    """A timeline from a folder of rank files (aggregated on the way) or from a merged file."""
+    """A timeline from a folder of rank files (aggregated on the way) or from a merged file.
+
+    Rank files are read by `workers`; without any, by this machine's cores.
+    """
     from megascan.reader import MERGED_FORMATS, read_timeline, sniff
 
     if path.is_file() and sniff(path) in MERGED_FORMATS:
         with stage(f"reading {path}"):
             return read_timeline(path)
-    return aggregate_folder(path, arguments, cluster)
+    return aggregate_folder(path, arguments, workers or Cores.for_trace(path))
 
 
-def aggregate_folder(
-    path: Path, arguments: argparse.Namespace, cluster: Cluster | None = None
-) -> Timeline:
-    """Rank files of `path`, read here or by a cluster, matched and put on one clock."""
+def aggregate_folder(path: Path, arguments: argparse.Namespace, workers: Workers) -> Timeline:
+    """Rank files of `path`, matched and put on one clock."""
     require("aggregate")
     from aggregate import build_timeline
 
     trace = [
-        _trace(path, arguments, cluster)
+        _trace(path, arguments, workers)
     ]  # popped: what alignment replaces must not outlive it
     with stage(f"aligning {len(trace[0].headers)} ranks, {len(trace[0].spans):,} spans"):
         return build_timeline(trace.pop())
 
 
-def _trace(path: Path, arguments: argparse.Namespace, cluster: Cluster | None) -> Trace:
+def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> Trace:
     """Rank files of `path` as recorded; warns of missing ranks."""
     from megascan.memory import give_back_freed_memory
-    from megascan.reader import load_segments, read_trace
+    from megascan.reader import read_trace
 
     with stage(f"reading rank files of {path}"):
         trace = read_trace(
             path,
             run=arguments.run,
             allow_missing_ranks=arguments.allow_missing_ranks,
-            load=cluster.load if cluster else load_segments,
+            load=workers.load,
         )
     give_back_freed_memory()
     if trace.completeness.missing_ranks:

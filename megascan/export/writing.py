@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Protocol
 
 from megascan.export.block import Block
@@ -12,7 +13,7 @@ from megascan.export.compression import block_encoder
 from megascan.export.destination import Encoding, format_of, replacing
 from megascan.export.drawing import Drawing, make_drawing
 from megascan.export.selection import Mark, Selection
-from megascan.pipeline import num_workers, ordered_map
+from megascan.pipeline import Spread, across_threads
 from megascan.timeline import Timeline
 
 
@@ -26,13 +27,16 @@ class Encoder(Protocol):
 
 
 def encode_here(
-    blocks: Iterable[Block], *, gzipped: bool
+    blocks: Iterable[Block], *, gzipped: bool, spread: Spread = across_threads
 ) -> Iterator[tuple[int, bytes | memoryview]]:
-    """By threads of this process."""
+    """On this machine."""
     encode = block_encoder(gzipped)
-    return ordered_map(
-        lambda block: (block.num_events, encode(block.make())), blocks, num_workers()
-    )
+
+    def encoded(block: Block) -> tuple[int, PickleBuffer]:
+        return block.num_events, PickleBuffer(encode(block.make()))
+
+    for count, data in spread(encoded, list(blocks)):
+        yield count, memoryview(data)
 
 
 def write_timeline(

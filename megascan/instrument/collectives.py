@@ -41,14 +41,19 @@ class PendingWork:
         self._span = span
         self._watched = watched
         self._keep = keep
+        self._result: object = None
+
+    def completes(self, result: object) -> None:
+        """The tensor that is complete once it is done."""
+        self._result = result
 
     def wait(self, *arguments: object) -> object:
         """Wait as the work does."""
         done = self._work.wait(*arguments)
-        self._keep = None
+        self._keep, result, self._result = None, self._result, None
         if not self._watched and self._span.end is None:
             try:
-                self._span.end = self._tracer.mark()
+                self._span.end = self._tracer.mark_after(result)
             except Exception as error:
                 self._tracer.fail(error)
         return done
@@ -87,6 +92,7 @@ class Collectives:
     def _wrap(self, operation: Operation, original: Function) -> Function:
         group_of = argument_reader(original, "group")
         payload_of = argument_reader(original, operation.payload)
+        result_of = argument_reader(original, operation.result)
         tracer = self._tracer
 
         def enter(call: Call) -> bool:
@@ -96,18 +102,21 @@ class Collectives:
             name = self._name_if_wanted(group)
             if name is None:
                 return False
-            arguments = self._describe(operation.name, name, size_bytes_of(payload_of(call)))
-            call.memory = (arguments, tracer.mark())
+            payload = payload_of(call)
+            arguments = self._describe(operation.name, name, size_bytes_of(payload))
+            call.memory = (arguments, tracer.mark_before(payload))
             return True
 
         def leave(call: Call, result: object) -> object:
             arguments, begin = cast("tuple[Arguments, Mark]", call.memory)
             if _is_work(result):
                 keep = (call.positional, call.named)
-                return self._follow(
-                    cast("AsyncWork", result), operation.name, begin, arguments, keep
-                )
-            tracer.add(Kind.COLLECTIVE, operation.name, begin, tracer.mark(), arguments)
+                work = cast("AsyncWork", result)
+                pending = self._follow(work, operation.name, begin, arguments, keep)
+                pending.completes(result_of(call))
+                return pending
+            end = tracer.mark_after(result_of(call))
+            tracer.add(Kind.COLLECTIVE, operation.name, begin, end, arguments)
             return result
 
         return around(tracer, original, enter, leave)

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig
@@ -77,6 +78,7 @@ def read_topology() -> tuple[Layout, Coordinates]:
         dp=parallel_state.get_data_parallel_world_size(),
         pp=parallel_state.get_pipeline_model_parallel_world_size(),
         vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        etp=_expert_tensor_size(parallel_state),
     )
     coordinates = Coordinates(
         tp=parallel_state.get_tensor_model_parallel_rank(),
@@ -86,6 +88,14 @@ def read_topology() -> tuple[Layout, Coordinates]:
         pp=parallel_state.get_pipeline_model_parallel_rank(),
     )
     return replace(layout, order=find_order(layout, own_groups(), dist.get_rank())), coordinates
+
+
+def _expert_tensor_size(parallel_state: ModuleType) -> int:
+    """1 without expert parallelism, where it says nothing."""
+    if parallel_state.get_expert_model_parallel_world_size() == 1:
+        return 1
+    size: int = parallel_state.get_expert_tensor_parallel_world_size()
+    return size
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
@@ -99,6 +109,8 @@ def own_groups() -> dict[str, tuple[int, ...]]:
         "dp": parallel_state.get_data_parallel_group(),
         "pp": parallel_state.get_pipeline_model_parallel_group(),
     }
+    if parallel_state.get_expert_model_parallel_world_size() > 1:
+        groups["ep"] = parallel_state.get_expert_model_parallel_group()
     return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in groups.items()}
 
 

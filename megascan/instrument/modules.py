@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.instrument.place import Call, Function, around
 from megascan.instrument.position import Position
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import torch
 
 _BACKWARD = str(Phase.BACKWARD)
+_Entered: TypeAlias = "tuple[tuple[int | None, Phase | None], Mark, torch.Tensor | None]"
+"""Position outside of a module, its begin, and the activation that it was given."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,9 +76,9 @@ class _GradientHook:
     def __call__(self, gradient: torch.Tensor) -> None:
         try:
             for backward in self._ends:
-                self._spans.end(backward)
+                self._spans.end(backward, gradient)
             for backward in reversed(self._begins):
-                self._spans.begin(backward)
+                self._spans.begin(backward, gradient)
         except Exception as error:
             self._spans.fail(error)
 
@@ -110,24 +112,24 @@ class BackwardSpans(IterationListener):
             hook = self._hooks[id(tensor)] = _GradientHook(self, tensor)
         return hook
 
-    def begin(self, backward: _Backward) -> None:
+    def begin(self, backward: _Backward, gradient: torch.Tensor) -> None:
         """The gradient of a module's output is complete."""
         if self._tracer.active:
-            mark = self._tracer.mark()
+            mark = self._tracer.mark_at(gradient)
             backward.opened = _Open(backward.name, dict(backward.arguments), mark)
             self._stack.append(backward.opened)
 
-    def end(self, backward: _Backward) -> None:
+    def end(self, backward: _Backward, gradient: torch.Tensor) -> None:
         """The gradient of a module's input is complete."""
         opened, backward.opened = backward.opened, None
         if opened is not None:
-            self._end(opened)
+            self._end(opened, gradient)
 
-    def _end(self, span: _Open) -> None:
+    def _end(self, span: _Open, gradient: torch.Tensor | None) -> None:
         """End a span and whatever is still open inside it."""
         if span not in self._stack or not self._tracer.active:
             return
-        now = self._tracer.mark()
+        now = self._tracer.mark_at(gradient, span.begin)
         while self._stack:
             inner = self._stack.pop()
             self._tracer.add(Kind.COMPUTE, inner.name, inner.begin, now, inner.arguments)
@@ -141,7 +143,7 @@ class BackwardSpans(IterationListener):
     def end_all(self) -> None:
         """The whole backward is over: end what is still open."""
         if self._stack:
-            self._end(self._stack[0])
+            self._end(self._stack[0], None)
 
 
 class Modules:
@@ -194,28 +196,28 @@ class Modules:
                 position.layer = layer
             if position.phase is Phase.BACKWARD:
                 position.phase = Phase.RECOMPUTE
-            call.memory = (outer, tracer.mark())
+            source = _first_activation((*call.positional[1:], *call.named.values()))
+            call.memory = (outer, tracer.mark_at(source), source)
             return True
 
         def leave(call: Call, result: object) -> object:
-            (layer, phase), begin = cast(
-                "tuple[tuple[int | None, Phase | None], Mark]", call.memory
-            )
+            (layer, phase), begin, source = cast("_Entered", call.memory)
             arguments = position.arguments()
             repeated = position.phase is Phase.RECOMPUTE
             title = f"{name}-recompute" if repeated else name
-            tracer.add(Kind.COMPUTE, title, begin, tracer.mark(), arguments)
-            self._watch_backward(name, arguments, call, result)
+            output = result[0] if isinstance(result, tuple) else result
+            tracer.add(Kind.COMPUTE, title, begin, tracer.mark_at(output, begin), arguments)
+            self._watch_backward(name, arguments, source, output)
             position.layer, position.phase = layer, phase
             return result
 
         return around(tracer, original, enter, leave)
 
-    def _watch_backward(self, name: str, arguments: Arguments, call: Call, result: object) -> None:
-        output = result[0] if isinstance(result, tuple) else result
+    def _watch_backward(
+        self, name: str, arguments: Arguments, source: torch.Tensor | None, output: object
+    ) -> None:
         if getattr(output, "grad_fn", None) is None:
             return  # no gradients here: evaluation, or the first pass of a recomputed part
-        source = _first_activation((*call.positional[1:], *call.named.values()))
         if source is not output:
             self._backward_spans.watch(name, arguments, source, cast("torch.Tensor", output))
 

@@ -17,28 +17,30 @@ _NOWHERE = sys.maxsize
 class Operation:
     """A function of torch.distributed: the name we give it and the argument that is its payload.
 
-    `coalesces` says that inside a coalescing manager it is only noted down, and launched later.
+    `result` is the argument that is complete afterwards, where that is one tensor. `coalesces` says
+    that inside a coalescing manager it is only noted down, and launched later.
     """
 
     function: str
     name: str
     payload: str | None
+    result: str | None = None
     coalesces: bool = False
 
 
 OPERATIONS = (
-    Operation("all_reduce", "all_reduce", "tensor", coalesces=True),
-    Operation("all_gather_into_tensor", "all_gather", "input_tensor", coalesces=True),
-    Operation("all_gather_single", "all_gather", "input_tensor", coalesces=True),
-    Operation("_all_gather_base", "all_gather", "input_tensor", coalesces=True),
-    Operation("reduce_scatter_tensor", "reduce_scatter", "input", coalesces=True),
-    Operation("reduce_scatter_single", "reduce_scatter", "input", coalesces=True),
-    Operation("_reduce_scatter_base", "reduce_scatter", "input", coalesces=True),
+    Operation("all_reduce", "all_reduce", "tensor", "tensor", True),
+    Operation("all_gather_into_tensor", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("all_gather_single", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("_all_gather_base", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("reduce_scatter_tensor", "reduce_scatter", "input", "output", True),
+    Operation("reduce_scatter_single", "reduce_scatter", "input", "output", True),
+    Operation("_reduce_scatter_base", "reduce_scatter", "input", "output", True),
     Operation("all_gather", "all_gather", "tensor"),
     Operation("reduce_scatter", "reduce_scatter", "input_list"),
-    Operation("all_to_all_single", "all_to_all", "input"),
+    Operation("all_to_all_single", "all_to_all", "input", "output"),
     Operation("all_to_all", "all_to_all", "input_tensor_list"),
-    Operation("broadcast", "broadcast", "tensor"),
+    Operation("broadcast", "broadcast", "tensor", "tensor"),
     Operation("reduce", "reduce", "tensor"),
     Operation("gather", "gather", "tensor"),
     Operation("scatter", "scatter", "tensor"),

@@ -31,12 +31,18 @@ def reduces_in_backward(model: torch.nn.Module) -> bool:
     from torch.nn.parallel import DistributedDataParallel
 
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    return isinstance(model, (DistributedDataParallel, sharded))
+    return isinstance(uncompiled(model), (DistributedDataParallel, sharded))
 
 
 def reduces_now(model: torch.nn.Module) -> bool:
     """Whether the backward under way does so: not within DDP's `no_sync`."""
-    return bool(getattr(model, "require_backward_grad_sync", True))
+    return bool(getattr(uncompiled(model), "require_backward_grad_sync", True))
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """What `torch.compile` was given, where it has wrapped a model."""
+    inside: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inside
 
 
 def reduce_visibly(model: torch.nn.Module) -> None:
@@ -47,6 +53,7 @@ def reduce_visibly(model: torch.nn.Module) -> None:
     """
     from torch.nn.parallel import DistributedDataParallel
 
+    model = uncompiled(model)
     if not isinstance(model, DistributedDataParallel):
         return
     if getattr(model, "_comm_hooks", None):

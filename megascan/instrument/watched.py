@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-_OpenLayer: TypeAlias = "tuple[Mark, Phase | None, object]"
-"""When a layer was called, in which phase, and with what."""
+_OpenLayer: TypeAlias = "tuple[Mark, Phase | None, torch.Tensor | None]"
+"""When a layer was called, in which phase, and with which activation."""
 
 
 class WatchedModels(IterationListener):
@@ -59,8 +59,10 @@ class WatchedModels(IterationListener):
         self._backward_arguments: Arguments = {}
         for chunk, model in enumerate(models):
             self._watch_model(model, chunk)
+            compiled = _inside_compiled(model)
             for number, layer in enumerate(layers_of(model) if tracer.full else ()):
-                self._watch_layer(layer, number + 1)
+                if layer not in compiled:
+                    self._watch_layer(layer, number + 1)
             reduce_visibly(model)
 
     def iteration_begins(self) -> None:
@@ -169,7 +171,8 @@ class WatchedModels(IterationListener):
         def begin(inputs: tuple[object, ...]) -> None:
             if position.is_elsewhere:
                 return
-            opened.append((self._tracer.mark(), position.phase, inputs))
+            source = _first_tensor(inputs)
+            opened.append((self._tracer.mark_at(source), position.phase, source))
             position.layer = number
             if position.phase is Phase.BACKWARD:
                 position.phase = Phase.RECOMPUTE
@@ -177,12 +180,13 @@ class WatchedModels(IterationListener):
         def end(output: object) -> None:
             if not opened or position.is_elsewhere:
                 return
-            began, phase, inputs = opened.pop()
+            began, phase, source = opened.pop()
             repeated = position.phase is Phase.RECOMPUTE
             arguments = position.arguments()
             name = "layer-recompute" if repeated else "layer"
-            self._tracer.add(Kind.COMPUTE, name, began, self._tracer.mark(), arguments)
-            source, result = _first_tensor(inputs), _first_tensor(output)
+            result = _first_tensor(output)
+            now = self._tracer.mark_at(result, began)
+            self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
             if result is not None and result.grad_fn is not None and source is not result:
                 self._backward_spans.watch("layer", arguments, source, result)
             position.phase, position.layer = phase, None
@@ -230,6 +234,16 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
         return list(model)
     lists = [part for part in inside if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential)]
     return [layer for part in lists for layer in cast("Sequence[torch.nn.Module]", part)] or inside
+
+
+def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Modules that `torch.compile` sees whole: a hook of ours would cut its graphs in pieces."""
+    return {
+        inner
+        for module in model.modules()
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for inner in module.modules()
+    }
 
 
 def _first_tensor(value: object) -> torch.Tensor | None:

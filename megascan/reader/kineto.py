@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from megascan.errors import InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.pipeline import Spread, across_threads
 from megascan.reader.kineto_comms import ProcessGroup
 from megascan.reader.kineto_events import Profile, read_profile
 from megascan.reader.kineto_spans import Profiled, profiled_spans
-from megascan.reader.segments import Segment, in_parallel
+from megascan.reader.segments import Packed, Segment
 from megascan.schema import Granularity
 from megascan.topology import Layout
 
 RUN_ID = "kineto"
 
 
-def read_kineto(paths: Sequence[Path]) -> list[Segment]:
+def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
     """Every rank's profile as a segment of one run.
 
     Iteration is the number of `ProfilerStep#N` plus one, or 1 throughout without such marks.
     Parallel sizes come from the descriptions of Megatron's process groups; without them all ranks
     count as data parallel. Raises InputError for damaged files and ones that do not say their rank.
     """
-    profiles = in_parallel(read_profile, paths)
+    profiles = list(spread(read_profile, paths))
     layout = _layout(profiles)
-    return [_segment(profile, layout) for profile in profiles]
+    place = partial(_segment, layout=layout)
+    return [segment for part in spread(place, profiles) for segment in part.segments()]
 
 
 def _layout(profiles: Sequence[Profile]) -> Layout:
@@ -51,7 +54,7 @@ def _largest(profiles: Sequence[Profile], axis: str) -> int:
     )
 
 
-def _segment(profile: Profile, layout: Layout) -> Segment:
+def _segment(profile: Profile, layout: Layout) -> Packed:
     profiled = profiled_spans(profile)
     header = _header(profile, profiled, layout)
     window = WindowRecord(
@@ -61,13 +64,14 @@ def _segment(profile: Profile, layout: Layout) -> Segment:
         last_iteration=profiled.last_iteration,
         num_spans=profiled.spans.num_rows,
     )
-    return Segment(
+    segment = Segment(
         path=profile.path,
         header=header,
         windows=(window,) if profiled.spans.num_rows else (),
         spans=profiled.spans,
         notes=(*profile.notes, *profiled.notes),
     )
+    return Packed.of([segment])
 
 
 def _header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHeader:

@@ -24,10 +24,11 @@ from megascan.header import (
     TraceSettings,
     WindowRecord,
 )
+from megascan.pipeline import Spread, across_threads
 from megascan.reader.original_records import RECORD_SCHEMA, Place, Recorded, read_records
 from megascan.reader.original_spans import original_spans
 from megascan.reader.runs import listed
-from megascan.reader.segments import Segment, in_parallel
+from megascan.reader.segments import Packed, Segment
 from megascan.reader.templates import Templates
 from megascan.schema import Granularity
 from megascan.topology import Layout
@@ -37,19 +38,20 @@ RUN_ID = "original"
 Integers = npt.NDArray[np.int64]
 
 
-def read_original(paths: Sequence[Path]) -> list[Segment]:
+def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
     """Every rank's file as a segment of one run.
 
     Sizes of the parallel axes are the smallest that fit all files, for they name no sizes.
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
     read = partial(read_records, templates=Templates(RECORD_SCHEMA))
-    recorded = [one for one in in_parallel(read, paths) if one is not None]
+    recorded = [one for one in spread(read, paths) if one is not None]
     if not recorded:
         return []
     layout = _layout(recorded)
     starts = _step_starts(recorded)
-    return [_segment(one, layout, starts) for one in recorded]
+    place = partial(_segment, layout=layout, starts=starts)
+    return [segment for part in spread(place, recorded) for segment in part.segments()]
 
 
 def _layout(recorded: Sequence[Recorded]) -> Layout:
@@ -86,7 +88,7 @@ def _step_starts(recorded: Sequence[Recorded]) -> Integers:
     return np.cumsum(pause) + np.r_[0, np.cumsum(length)[:-1]] if num_steps else pause
 
 
-def _segment(one: Recorded, layout: Layout, starts: Integers) -> Segment:
+def _segment(one: Recorded, layout: Layout, starts: Integers) -> Packed:
     header = _header(one.place, layout)
     num_steps = len(one.wall_ns)
     spans = original_spans(one, layout, starts)
@@ -97,7 +99,7 @@ def _segment(one: Recorded, layout: Layout, starts: Integers) -> Segment:
         last_iteration=num_steps,
         num_spans=spans.num_rows,
     )
-    return Segment(
+    segment = Segment(
         path=one.path,
         header=header,
         windows=(window,) if num_steps else (),
@@ -105,6 +107,7 @@ def _segment(one: Recorded, layout: Layout, starts: Integers) -> Segment:
         num_unfinished_spans=one.num_unfinished_spans,
         notes=one.notes,
     )
+    return Packed.of([segment])
 
 
 def _header(place: Place, layout: Layout) -> RankHeader:

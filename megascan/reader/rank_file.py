@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from megascan.pipeline import num_workers
+from megascan.pipeline import Spread, across_threads, num_workers
 from megascan.reader.columns import event_schema, rows_of, span_columns
 from megascan.reader.lines import EventBlock, parsed_blocks
-from megascan.reader.segments import Segment, in_parallel
+from megascan.reader.segments import Packed, Segment
 from megascan.reader.short_files import file_batches, read_short_files
 from megascan.reader.spans import faulty_rows, is_mark
 from megascan.reader.templates import Templates
@@ -21,15 +21,15 @@ from megascan.schema import SPAN_COLUMNS
 from megascan.timeline import equals
 
 
-def read_rank_files(paths: Sequence[Path]) -> list[Segment]:
-    """All runs of all files, read by as many threads as there are cores."""
+def read_rank_files(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
+    """All runs of all files, the files being read side by side."""
     batches = list(file_batches(paths))
     read = partial(
         _read_batch,
         templates=Templates(event_schema(SPAN_COLUMNS)),
         num_threads=num_workers() // max(len(batches), 1),
     )
-    return [segment for part in in_parallel(read, batches) for segment in part]
+    return [segment for part in spread(read, batches) for segment in part.segments()]
 
 
 def read_rank_file(
@@ -52,12 +52,12 @@ def read_rank_file(
     return runs.segments()
 
 
-def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -> list[Segment]:
+def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -> Packed:
     found = read_short_files(paths, templates) if len(paths) > 1 else None
-    if found is not None:
-        return found
-    parts = (read_rank_file(path, templates, num_threads) for path in paths)
-    return [segment for part in parts for segment in part]
+    if found is None:
+        parts = (read_rank_file(path, templates, num_threads) for path in paths)
+        found = [segment for part in parts for segment in part]
+    return Packed.of(found)
 
 
 def _follow(runs: FileRuns, events: EventBlock, path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from megascan.header import RankHeader, WindowRecord
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from megascan.pipeline import Spread
+from megascan.timeline import TRACE_SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +32,37 @@ class Segment:
     notes: tuple[str, ...] = ()
 
 
-Importer: TypeAlias = Callable[[Sequence[Path]], list[Segment]]
+@dataclass(frozen=True)
+class Packed:
+    """Segments with all their spans in one table without gaps: what goes from process to process.
+
+    A slice of a table would take the whole table with it.
+    """
+
+    spans: pa.Table
+    bare: tuple[Segment, ...]
+    bounds: tuple[int, ...]
+    """(segment + 1,) rows of `spans` where each segment's begin."""
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Packed:
+        """Made of segments that were read together."""
+        empty = TRACE_SCHEMA.empty_table()
+        tables = [segment.spans for segment in segments]
+        return cls(
+            spans=pa.concat_tables(tables or [empty]).combine_chunks(),
+            bare=tuple(replace(segment, spans=empty) for segment in segments),
+            bounds=tuple(np.cumsum([0, *(table.num_rows for table in tables)]).tolist()),
+        )
+
+    def segments(self) -> list[Segment]:
+        """What it was made of."""
+        return [
+            replace(segment, spans=self.spans.slice(begin, end - begin))
+            for segment, (begin, end) in zip(self.bare, pairwise(self.bounds), strict=True)
+        ]
+
+
+Importer: TypeAlias = Callable[[Sequence[Path], Spread], list[Segment]]
 """Reads the rank files of a folder: a segment for every rank and run in them, none for a file that
 ends before it says whose it is. Raises InputError for damage inside finished windows."""
-
-
-def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Files read by as many threads as there are cores (the parser holds no interpreter lock)."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(read, items))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from megascan.errors import InputError
+from megascan.pipeline import Spread, across_threads
 from megascan.reader.formats import MERGED_FORMATS, Format, sniff, sniff_folder
 from megascan.reader.kineto import read_kineto
 from megascan.reader.original import read_original
@@ -19,9 +20,11 @@ Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
 """Reads the files of a format, as `load_segments` does."""
 
 
-def load_segments(found: Format, files: Sequence[Path]) -> list[Segment]:
-    """What all files of one format hold, by this process."""
-    return _IMPORTERS[found](files)
+def load_segments(
+    found: Format, files: Sequence[Path], spread: Spread = across_threads
+) -> list[Segment]:
+    """What all files of one format hold, read on this machine."""
+    return _IMPORTERS[found](files, spread)
 
 
 def read_trace(

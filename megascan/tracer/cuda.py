@@ -11,115 +11,36 @@ narrowest of several is kept. Two ties give the device clock's rate against the 
 drift inside a long window is taken out. What remains is the width of a tie, some µs, and
 differs from rank to rank: every rank's GPU is a clock domain of its own.
 
-CUDA gives differences of events as float32 milliseconds, which is exact to 30 ns below half a
-second only. Marks are therefore measured against a reference that moves along with them.
+An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
+share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
+done in between.
 """
 
 from __future__ import annotations
 
 import bisect
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from collections.abc import Sequence
+from typing import cast
 
 from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
+from megascan.tracer.device import Device, EventPool, TensorState
+from megascan.tracer.device_times import (
+    CudaMark,
+    DeviceTimes,
+    HostMark,
+    Tie,
+    distinct_marks,
+    wait_for,
+)
 from megascan.tracer.span import Mark, Span
 from megascan.tracer.timer import AsyncWork, ClockCheck, Step, WindowTimes, no_step
 
 _TIE_ATTEMPTS = 5
 _TIE_TIMEOUT_NS = 10_000_000_000
 """A device that hangs (a peer died in a collective) must not keep the process from ending."""
-_MAX_REFERENCE_DISTANCE_MS = 250.0
-_RATE_TOLERANCE = 5e-6
-"""Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
-
-
-class Event(Protocol):
-    """What is used of torch.cuda.Event."""
-
-    def record(self, stream: object = None) -> None:
-        """Take the time when the stream (the current one) gets here."""
-
-    def query(self) -> bool:
-        """Whether the time is taken."""
-
-    def synchronize(self) -> None:
-        """Wait until the time is taken."""
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds until another event."""
-
-
-class Device(Protocol):
-    """What the timer needs of a GPU; `TorchDevice` has it from torch.cuda."""
-
-    name: str
-    can_wait_aside: bool
-    """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
-
-    def new_event(self) -> Event:
-        """An event that takes time."""
-
-    def record(self, event: Event) -> None:
-        """Record on the current stream, with as little ado as can be."""
-
-    def record_aside(self, event: Event) -> None:
-        """Record on a stream of the timer's own, on which nothing else ever runs."""
-
-    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
-        """Record when `work` is done, on a stream of the timer's own, one for each lane."""
-
-    def counters(self) -> dict[str, float]:
-        """Readings of the device, empty without NVML."""
-
-
-@dataclass(slots=True)
-class _CudaMark:
-    event: Event
-    launch_ns: int
-
-
-@dataclass(slots=True)
-class _HostMark:
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class Tie:
-    """The device passed `event` when the host's clock read `host_ns`, give or take `width_ns`/2."""
-
-    event: Event
-    host_ns: int
-    width_ns: int
-
-
-class EventPool:
-    """Events that are used again: making one costs more than recording it.
-
-    Taken on the training thread, given back by the writer's; a deque needs no lock for that.
-    """
-
-    def __init__(self, make: Callable[[], Event]) -> None:
-        self._make = make
-        self._free: deque[Event] = deque()
-
-    def take(self) -> Event:
-        """A free event, or a new one."""
-        try:
-            return self._free.popleft()
-        except IndexError:
-            return self._make()
-
-    def give_back(self, events: Sequence[Event]) -> None:
-        """These have been read."""
-        self._free.extend(events)
-
-    def __len__(self) -> int:
-        return len(self._free)
 
 
 class CudaTimer:
@@ -136,17 +57,39 @@ class CudaTimer:
         self._device = device
         self._record_launches = record_launches
         self._pool = EventPool(device.new_event)
+        self._newest: CudaMark | None = None
+        self._complete: TensorState | None = None
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
 
     def mark(self) -> Mark:
         """An event on the current stream, and the host time of its launch."""
         event = self._pool.take()
         self._device.record(event)
-        return _CudaMark(event, now_ns())
+        self._complete = None
+        return CudaMark(event, now_ns())
+
+    def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
+        """The newest mark if the same tensor was complete at it, else a new one."""
+        state, newest = self._complete, self._newest
+        if state is not None and newest is not unless and state.is_that_of(tensor):
+            return newest
+        return self.mark_after(tensor)
+
+    def mark_before(self, tensor: object) -> Mark:
+        """As `mark_at`; from now on the tensor no longer counts as complete."""
+        mark = self.mark_at(tensor)
+        self._complete = None
+        return mark
+
+    def mark_after(self, tensor: object) -> Mark:
+        """A new mark, at which this tensor is complete."""
+        mark = self.mark()
+        self._newest, self._complete = cast(CudaMark, mark), self._device.state_of(tensor)
+        return mark
 
     def mark_host(self) -> Mark:
         """Now, on the host."""
-        return _HostMark(now_ns())
+        return HostMark(now_ns())
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Record the work's end on a stream of our own that waits for it, which costs no one time.
@@ -159,7 +102,7 @@ class CudaTimer:
             return False
         event = self._pool.take()
         self._device.record_after(event, work, span.lane)
-        span.end = _CudaMark(event, now_ns())
+        span.end = CudaMark(event, now_ns())
         return True
 
     def tie(self) -> Tie:
@@ -183,17 +126,17 @@ class CudaTimer:
     ) -> list[SpanRecord]:
         """Read the events back, in ns relative to the origin; waits for the last one."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
-        marks = _distinct_marks(spans)
-        host = _DeviceTimes(marks, opened, closed, step)
+        marks = distinct_marks(spans)
+        host = DeviceTimes(marks, opened, closed, step)
         records = [self._record(span, host, step) for span in spans]
         self._pool.give_back([mark.event for mark in marks])
         self._pool.give_back([opened.event, closed.event])
         return _in_lanes(spans, records)
 
-    def _record(self, span: Span, host: _DeviceTimes, step: Step) -> SpanRecord:
+    def _record(self, span: Span, host: DeviceTimes, step: Step) -> SpanRecord:
         step()
         start_ns, end_ns = host.host_ns(span.begin), host.host_ns(span.end)
-        if self._record_launches and isinstance(span.begin, _CudaMark):
+        if self._record_launches and isinstance(span.begin, CudaMark):
             span.arguments["launch_ns"] = span.begin.launch_ns - start_ns
         duration_ns = max(0, end_ns - start_ns)
         start_ns -= self._clock.origin_ns
@@ -202,8 +145,8 @@ class CudaTimer:
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
         """Device time between two marks; waits for the last one."""
         durations = []
-        for begin, end in cast("Sequence[tuple[_CudaMark, _CudaMark]]", moments):
-            _await(end.event)
+        for begin, end in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
+            wait_for(end.event)
             durations.append(round(begin.event.elapsed_time(end.event) * 1e6))
             self._pool.give_back([begin.event, end.event])
         return durations
@@ -222,70 +165,6 @@ class CudaTimer:
     def counters(self) -> dict[str, float]:
         """Readings of the device for the window's record."""
         return self._device.counters()
-
-
-class _DeviceTimes:
-    """Host times of the events of one window."""
-
-    def __init__(self, marks: Sequence[_CudaMark], opened: Tie, closed: Tie, step: Step) -> None:
-        ordered = [mark.event for mark in sorted(marks, key=lambda mark: mark.launch_ns)]
-        self._times, closing_ms = self._read(ordered, opened.event, closed.event, step)
-        self._start_ns, self._ns_per_ms = _fit(opened, closed, closing_ms)
-
-    def _read(
-        self, events: Sequence[Event], opened: Event, closed: Event, step: Step
-    ) -> tuple[dict[int, float], float]:
-        """Milliseconds from the opening tie, by the identity of the event and to the closing tie.
-
-        Waits for those events that are still to come.
-        Launch order is nearly device order, so the reference moves forward along with the events.
-        """
-        times: dict[int, float] = {}
-        reference, reference_ms = opened, 0.0
-        for event in events:
-            _await(event)
-            elapsed_ms = reference.elapsed_time(event)
-            times[id(event)] = reference_ms + elapsed_ms
-            if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
-                reference, reference_ms = event, times[id(event)]
-            step()
-        return times, reference_ms + reference.elapsed_time(closed)
-
-    def host_ns(self, mark: Mark) -> int:
-        """Host time of a mark, rounded to ns."""
-        if isinstance(mark, _HostMark):
-            return mark.time_ns
-        elapsed_ms = self._times[id(cast(_CudaMark, mark).event)]
-        return round(self._start_ns + elapsed_ms * self._ns_per_ms)
-
-
-def _await(event: Event) -> None:
-    """Wait for an event; the query spares those that are done, nearly all, a change of threads."""
-    if not event.query():
-        event.synchronize()
-
-
-def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
-    """Host time of the opening tie, and ns a device millisecond.
-
-    The rate is taken from the ties only when they are far enough apart for their width to leave it
-    accurate; before that both clocks are taken to run alike, and the ties are averaged.
-    """
-    host_ns = closed.host_ns - opened.host_ns
-    if host_ns > 0 and (opened.width_ns + closed.width_ns) / host_ns < _RATE_TOLERANCE:
-        return float(opened.host_ns), host_ns / distance_ms
-    return opened.host_ns + (host_ns - distance_ms * 1e6) / 2, 1e6
-
-
-def _distinct_marks(spans: Sequence[Span]) -> list[_CudaMark]:
-    """Each mark once: the messages of one exchange share theirs."""
-    marks = {
-        id(mark): mark
-        for span in spans
-        for mark in (span.begin, span.end)
-        if isinstance(mark, _CudaMark)
-    }
-    return list(marks.values())
 
 
 def _in_lanes(spans: Sequence[Span], records: Sequence[SpanRecord]) -> list[SpanRecord]:

@@ -43,6 +43,13 @@ class RecordingTracer(Tracer):
     mark: Callable[[], Mark]
     """Now, where the work is executed: the timer's own method, called twice a span."""
 
+    mark_at: Callable[..., Mark]
+    """The timer's `mark_at(tensor, unless)`."""
+
+    mark_before: Callable[[object], Mark]
+
+    mark_after: Callable[[object], Mark]
+
     mark_host: Callable[[], Mark]
     """Now, on the host's clock."""
 
@@ -155,6 +162,8 @@ class RecordingTracer(Tracer):
         """How time is taken and where finished windows go; before the first iteration."""
         self._timer, self._writer = timer, writer
         self.mark, self.mark_host = timer.mark, timer.mark_host
+        self.mark_at, self.mark_before = timer.mark_at, timer.mark_before
+        self.mark_after = timer.mark_after
         self.run_id = writer.run_id
         self._ready = True
 

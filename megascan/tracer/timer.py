@@ -56,6 +56,18 @@ class Timer(Protocol):
     def mark(self) -> Mark:
         """Now, where the work is executed."""
 
+    def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
+        """Now, when a tensor is complete; it may be the newest mark, if that says the same.
+
+        Not where the newest mark is `unless`.
+        """
+
+    def mark_before(self, tensor: object) -> Mark:
+        """The same as `mark_at` before something is done to the tensor that it may not show."""
+
+    def mark_after(self, tensor: object) -> Mark:
+        """Now, behind what has just been done to a tensor."""
+
     def mark_host(self) -> Mark:
         """Now, on the host."""
 
@@ -104,6 +116,21 @@ class CpuTimer:
         return now_ns(), thread_time_ns()
 
     mark_host = mark
+
+    def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
+        """Now: time goes on between any two moments on the CPU."""
+        del tensor, unless
+        return self.mark()
+
+    def mark_before(self, tensor: object) -> Mark:
+        """Now."""
+        del tensor
+        return self.mark()
+
+    def mark_after(self, tensor: object) -> Mark:
+        """Now."""
+        del tensor
+        return self.mark()
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Take the end from the work's future; False for works that have none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from megascan.tracer.nvml import Nvml
 from megascan.tracer.timer import AsyncWork
 
 if TYPE_CHECKING:
-    from megascan.tracer.cuda import Event
+    from megascan.tracer.device import Event, TensorState
 
 
 class TorchDevice:
@@ -36,6 +36,10 @@ class TorchDevice:
         """Record on the stream that is current for this thread."""
         event.record(self._current.find())
 
+    def state_of(self, tensor: object) -> TensorState | None:
+        """Of a tensor on a GPU."""
+        return state_of(tensor)
+
     def record_aside(self, event: Event) -> None:
         """Record on the stream for ties."""
         with torch.cuda.stream(self._aside):
@@ -53,6 +57,46 @@ class TorchDevice:
     def counters(self) -> dict[str, float]:
         """Clock, power and temperature."""
         return self._nvml.read()
+
+
+class _WeakReference(Protocol):
+    def expired(self) -> bool: ...
+
+
+_WEAK_REFERENCE: Callable[[torch.Tensor], _WeakReference] | None = getattr(
+    torch._C, "_WeakTensorRef", None
+)
+"""Torch's own kind: Python's goes with the Python object, of which a tensor may have several."""
+
+
+class _TensorState:
+    """Where a tensor lies, and torch's count of changes to it.
+
+    The weak reference tells whether it still lies there: later tensors get the memory of earlier
+    ones, but not while those live.
+    """
+
+    __slots__ = ("_pointer", "_reference", "_version")
+
+    def __init__(self, tensor: torch.Tensor, reference: _WeakReference) -> None:
+        self._pointer, self._version = tensor.data_ptr(), tensor._version
+        self._reference = reference
+
+    def is_that_of(self, tensor: object) -> bool:
+        """Whether it is the same memory, or a part of it from its begin on, and unchanged."""
+        return (
+            type(tensor) is torch.Tensor
+            and tensor.data_ptr() == self._pointer
+            and tensor._version == self._version
+            and not self._reference.expired()
+        )
+
+
+def state_of(tensor: object) -> TensorState | None:
+    """Of a plain tensor; what others hold is in the memory of others."""
+    if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
+        return None
+    return _TensorState(tensor, _WEAK_REFERENCE(tensor))
 
 
 class CurrentStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 
 from benchmarks.hogs import core_hogged
 from benchmarks.jobs import ROOT
+from benchmarks.layout_cases import TRIALS, Case, all_cases
 from benchmarks.layout_ranks import NUM_WARMUP, Stage
 from benchmarks.layout_ranks import Plan as StagePlan
-from benchmarks.layouts import FAULTS, Case, Result, all_cases
+from benchmarks.layouts import Result
 from benchmarks.losses import Curves, read_curves
 from benchmarks.overhead import modes_of
 from benchmarks.overhead_ranks import Plan
@@ -88,11 +90,21 @@ def test_iterations_belong_to_the_stage_that_its_faults_act_in():
 
 
 def test_cases_name_ranks_that_can_have_their_fault():
-    for device in ("cpu", "gpu"):
-        cases = all_cases(device)
+    for device, trial in itertools.product(("cpu", "gpu"), TRIALS.values()):
+        cases = all_cases(device, trial)
         assert len({case.file_name for case in cases}) == len(cases)
-        assert {case.fault_name for case in cases if case.layout == "TP2 DP2"} >= {"loader", "gc"}
+        assert {case.fault.name for case in cases if case.layout == "TP2 DP2"} >= {"loader", "gc"}
         assert any(case.fault.hog == "gpu" for case in cases) == (device == "gpu")
+        assert all(case.rank in (0, 2) for case in cases if case.fault.cause == "loader")
+
+
+def test_another_trial_has_another_model_and_other_faulty_ranks():
+    first, second = (all_cases("gpu", trial) for trial in TRIALS.values())
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.fault.cause == other.fault.cause
+        assert one.fault.cause is None or one.rank != other.rank
+    assert len({trial.models["gpu"] for trial in TRIALS.values()}) == len(TRIALS)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +120,9 @@ def test_cases_name_ranks_that_can_have_their_fault():
     ],
 )
 def test_only_the_faulty_rank_with_its_cause_is_right(fault, accused, causes, right):
-    assert fault in FAULTS
+    (planted,) = (one for one in TRIALS["first"].faults("gpu") if one.name == fault)
     result = Result(
-        case=Case(layout="DP4", fault_name=fault, rank=1), verdict="", accused=accused,
+        case=Case(layout="DP4", fault=planted, rank=1), verdict="", accused=accused,
         causes=causes, slowdowns=(1.5,) * len(accused), alignment_p99_us=1.0, iteration_ms=2.0,
     )  # fmt: skip
     assert result.right is right

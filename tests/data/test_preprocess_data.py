@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,14 +253,6 @@ def test_a_killed_worker_is_one_sentence(jsonl: Path) -> None:
         for _ in encoded:
             pass
     assert not multiprocessing.active_children()
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Processes that are started heed SIGINT, even where a shell's `&` has us ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

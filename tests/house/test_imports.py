@@ -18,7 +18,8 @@ MAY_IMPORT = {
 COMPOSERS = ("megascan/cli.py", "megascan/commands/")
 # Lower rooms never import higher ones; commands stand above all.
 LEVELS = (
-    {"errors", "fault_kinds", "memory", "pipeline", "rank_lists", "typed"},
+    {"errors", "fault_kinds", "memory", "parcels", "pipeline", "rank_lists", "typed"},
+    {"processes"},
     {"schema"},
     {"topology"},
     {"header", "clock", "config"},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascan.errors import InputError
+from megascan.processes import across_processes
 from megascan.reader.columns import event_schema
 from megascan.reader.rank_file import read_rank_file, read_rank_files
 from megascan.reader.segments import Segment
@@ -73,6 +74,7 @@ def test_the_same_as_one_by_one(paths: list[Path]) -> None:
     assert len(found) == NUM_RANKS
     assert plain(found) == plain(one_by_one(paths))
     assert plain(read_rank_files(paths)) == plain(found)
+    assert plain(read_rank_files(paths, across_processes)) == plain(found)
 
 
 def test_unfinished_windows_are_left_out_with_the_same_words(paths: list[Path]) -> None:

@@ -140,3 +140,49 @@ def test_counters_of_the_device(timer):
     counters = timer.counters()
     assert 0 < counters["sm_clock_mhz"] <= counters["sm_clock_max_mhz"]
     assert {"clock_event_reasons", "power_w", "temperature_c"} <= set(counters)
+
+
+def test_moments_are_the_same_only_while_nothing_is_done_to_a_tensor(timer):
+    tensor = torch.ones(1 << 20, device="cuda")
+    first = timer.mark_at(tensor)
+    assert timer.mark_at(tensor) is first
+    assert timer.mark_at(tensor.view(2, -1)) is first
+    tensor.add_(1)
+    second = timer.mark_at(tensor)
+    assert second is not first
+    pointer = tensor.data_ptr()
+    del tensor
+    again = torch.empty(1 << 20, device="cuda")
+    assert again.data_ptr() == pointer  # the memory of the first one
+    assert timer.mark_at(again) is not second
+    assert timer.mark_at(None) is not timer.mark_at(None)
+
+
+def test_layers_in_a_row_share_the_mark_between_them(timer, make_tracer):
+    """In forward order by the tensor that is handed on, in backward by its gradient."""
+    from megascan.instrument.modules import BackwardSpans, Modules
+    from megascan.instrument.position import Position
+
+    tracer, _ = make_tracer(timer=timer, interval=5, window=3)
+    position = Position()
+    backward_spans = BackwardSpans(tracer, position)
+    modules = Modules(tracer, position, backward_spans)
+
+    class Layer(torch.nn.Linear):
+        pass
+
+    Layer.forward = modules.forward_of("layer")(torch.nn.Linear.forward)
+    layers = [Layer(64, 64, device="cuda") for _ in range(4)]
+    x = torch.ones(8, 64, device="cuda", requires_grad=True) * 1
+    with tracer.iteration(1):
+        for layer in layers:
+            x = layer(x)
+        x.sum().backward()
+        backward_spans.end_all()
+        spans = list(tracer._spans)
+    forward = [span for span in spans if span.name == "layer"]
+    backward = [span for span in spans if span.name == "layer-backward"]
+    assert len(forward) == len(backward) == 4
+    for row in (forward, backward):
+        for earlier, later in itertools.pairwise(row):
+            assert earlier.end is later.begin and earlier.begin is not earlier.end

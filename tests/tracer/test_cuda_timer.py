@@ -54,6 +54,9 @@ class Gpu:
         event.true_ns = max(self.busy_until_ns, self.host_ns)
         event.recorded = True
 
+    def state_of(self, tensor):
+        return tensor and FakeState(tensor)
+
     def record_aside(self, event):
         event.true_ns = self.host_ns + self.aside_ns
         event.recorded = True
@@ -86,6 +89,16 @@ class FakeEvent:
     def elapsed_time(self, end):
         milliseconds = (end.true_ns - self.true_ns) * self.gpu.rate / 1e6
         return struct.unpack("f", struct.pack("f", milliseconds))[0]  # float32, as CUDA's
+
+
+class FakeState:
+    """Of tensors that are lists here: a list is changed when it grows."""
+
+    def __init__(self, tensor):
+        self.tensor, self.length = tensor, len(tensor)
+
+    def is_that_of(self, tensor):
+        return tensor is self.tensor and len(tensor) == self.length
 
 
 @pytest.fixture
@@ -390,3 +403,60 @@ def test_where_torch_tells_no_handle_it_is_asked_for_the_stream(monkeypatch):
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"asked for {device}")
     assert CurrentStream(0).find() == "asked for 0"
+
+
+def test_what_is_complete_at_the_newest_mark_needs_no_other(gpu):
+    timer, tensor = make_timer(gpu()), [1]
+    first = timer.mark_at(tensor)
+    assert timer.mark_at(tensor) is first
+    assert timer.mark_at([1]) is not first  # another one that looks alike
+
+
+def test_what_was_changed_since_the_newest_mark_gets_a_mark_of_its_own(gpu):
+    timer, tensor = make_timer(gpu()), [1]
+    first = timer.mark_at(tensor)
+    tensor.append(2)
+    assert timer.mark_at(tensor) is not first
+
+
+def test_a_mark_of_anything_else_comes_between(gpu):
+    timer, tensor = make_timer(gpu()), [1]
+    first = timer.mark_at(tensor)
+    timer.mark()
+    assert timer.mark_at(tensor) is not first
+    assert timer.mark_at(None) is not timer.mark_at(None)
+
+
+def test_work_whose_change_nobody_sees_still_lasts(gpu):
+    """A collective fills its tensor, a module may return what it was given."""
+    device = gpu()
+    timer, tensor = make_timer(device), [1]
+    begin = timer.mark_at(tensor)
+    device.launch(5_000)
+    end = timer.mark_after(tensor)
+    assert end is not begin
+    assert timer.mark_at(tensor, end) is not end
+    opened = timer.tie()
+    device.host(10_000_000)
+    (record,) = timer.resolve([compute(timer, begin, end)], WindowTimes(opened, timer.tie()))
+    assert record[4] == pytest.approx(5_000, abs=100)
+
+
+def test_a_shared_event_is_given_back_once(gpu):
+    device = gpu()
+    timer, tensor = make_timer(device), [1]
+    opened = timer.tie()
+    marks = [timer.mark(), timer.mark_at(tensor), timer.mark_at(tensor), timer.mark()]
+    device.host(10_000_000)
+    spans = [compute(timer, begin, end) for begin, end in zip(marks[::2], marks[1::2], strict=True)]
+    timer.resolve(spans, WindowTimes(opened, timer.tie()))
+    assert len(timer._pool) == device.num_made
+
+
+def test_a_collective_that_goes_on_by_itself_leaves_nothing_complete(gpu):
+    """Torch does not count what it does to its tensor, and the wait for it takes no mark."""
+    timer, tensor = make_timer(gpu()), [1]
+    opened = timer.mark_at(tensor)
+    begin = timer.mark_before(tensor)
+    assert begin is opened
+    assert timer.mark_at(tensor) is not begin

@@ -107,6 +107,7 @@ BROKEN = [
     ("--lr-decay-style WSD", 1, "--lr-wsd-decay-iters"),
     ("--adam-beta2 1", 1, "--adam-beta2 is 1.0"),
     ("--optimizer-offload-fraction 2", 1, "--optimizer-offload-fraction is 2.0"),
+    ("--optimizer-cpu-offload --bf16", 1, "offload needs --use-distributed-optimizer"),
     ("--save-interval 5", 1, "--save-interval needs --save"),
     ("--finetune", 1, "need --load"),
     ("--recompute-granularity full", 1, "--recompute-method"),

@@ -78,6 +78,9 @@ def _check_switches(settings: Settings) -> None:
         raise ConfigError("--loss-scale has a meaning with --fp16 only; add it or leave it out")
     if parallel.overlap_param_gather and not parallel.use_distributed_optimizer:
         raise ConfigError("--overlap-param-gather needs --use-distributed-optimizer")
+    if settings.optimizer.optimizer_cpu_offload and not parallel.use_distributed_optimizer:
+        # megatron.core 0.16.1 fails in its first step (KeyError) for weights of half precision.
+        raise ConfigError("--optimizer-cpu-offload needs --use-distributed-optimizer; add it")
     if parallel.overlap_param_gather and not parallel.overlap_grad_reduce:
         raise ConfigError("--overlap-param-gather needs --overlap-grad-reduce")
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:

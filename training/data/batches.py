@@ -95,7 +95,6 @@ def build_data_iterator(
         _as_torch_dataset(dataset),
         batch_sampler=sampler,
         num_workers=num_workers,
-        pin_memory=torch.cuda.is_available(),
     )
     return iter(loader)
 
