@@ -23,6 +23,8 @@ class TorchDevice:
         self.name = f"GPU-{uuid}"
         self.can_wait_aside = can_wait_aside()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._from = torch.zeros(1, device="cuda")
+        self._to = torch.zeros(1).pin_memory()
         self._after: dict[str, torch.cuda.Stream] = {}
         self._current = CurrentStream(torch.cuda.current_device())
         self._nvml = Nvml(self.name)
@@ -41,8 +43,14 @@ class TorchDevice:
         return state_of(tensor)
 
     def record_aside(self, event: Event) -> None:
-        """Record on the stream for ties."""
+        """Record on the stream for ties, behind a copy of one number to the host.
+
+        Copies to the host have a queue of their own on the device. Without one the event would
+        queue up behind all kernels launched so far where all streams share one queue, as Megatron
+        has it (CUDA_DEVICE_MAX_CONNECTIONS=1): 40 ms instead of 40 µs with 40 ms of kernels ahead.
+        """
         with torch.cuda.stream(self._aside):
+            self._to.copy_(self._from, non_blocking=True)
             event.record()
 
     def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -133,6 +136,37 @@ def test_a_tie_is_reached_while_the_device_is_busy(timer):
     torch.cuda.synchronize()
     assert waited_s < 0.1 and tie.width_ns < 5_000_000
     assert timer.check(WindowTimes(tie, timer.tie())).tie_width_ns > 0
+
+
+_TIES = """
+import time, torch
+from megascan.clock import HostClock, now_ns
+from megascan.tracer.cuda import CudaTimer
+from megascan.tracer.torch_device import TorchDevice
+
+clock = HostClock(domain="host:boot", offset_ns=0, origin_ns=now_ns())
+timer = CudaTimer(clock, TorchDevice(), record_launches=True)
+timer.tie()
+torch.cuda.synchronize()
+for _ in range(20):
+    torch.cuda._sleep(20_000_000)
+begin = time.monotonic()
+timer.tie()
+waited_s = time.monotonic() - begin
+torch.cuda.synchronize()
+print(waited_s, time.monotonic() - begin)
+"""
+
+
+def test_nor_where_all_streams_share_one_queue():
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _TIES], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    waited_s, busy_s = map(float, done.stdout.split())
+    assert busy_s > 0.1  # else this has shown nothing
+    assert waited_s < busy_s / 10
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="needs nvidia-ml-py")
