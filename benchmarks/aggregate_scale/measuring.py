@@ -1,4 +1,4 @@
-"""One `megascan aggregate` in a process of its own: seconds, memory, stages."""
+"""One `megascan aggregate` in a process of its own and those it starts: seconds, memory, stages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import psutil
 
+_REST = 20
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Measurement:
     """What a run of the command took; `stages` are (wall, CPU) seconds by stage.
 
-    `seconds` and `cpu_seconds` are those of the whole process, interpreter and imports included;
-    `peak_bytes` is its largest resident set.
+    `seconds` and `cpu_seconds` are those of the whole process and its children, interpreter and
+    imports included; `peak_bytes` is the most memory that they have had together.
     """
 
     seconds: float
@@ -45,7 +49,8 @@ def measure(folder: Path, suffix: str) -> Measurement:
                 stdout=file,
                 stderr=file,
             )
-            _, status, usage = os.wait4(process.pid, 0)
+            with Watch(process.pid) as watch:
+                _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - began
         if process.returncode:
@@ -54,10 +59,48 @@ def measure(folder: Path, suffix: str) -> Measurement:
         return Measurement(
             seconds=seconds,
             cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_bytes=timed["peak_bytes"],
+            peak_bytes=max(timed["peak_bytes"], watch.peak_bytes),
             output_bytes=output.stat().st_size,
             stages={name: (timed["seconds"][name], cpu) for name, cpu in timed["cpu"].items()},
         )
+
+
+class Watch:
+    """Memory of a process and its children together, looked at a few times a second.
+
+    Pages that they share count once (proportional set sizes). Looking at a large process takes
+    long and holds it up, so it is done the more seldom.
+    """
+
+    def __init__(self, process_id: int) -> None:
+        self.peak_bytes = 0
+        self._process = psutil.Process(process_id)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        pause_s = 0.1
+        while not self._ended.wait(pause_s):
+            began = time.perf_counter()
+            with suppress(psutil.Error):
+                family = [self._process, *self._process.children(recursive=True)]
+                self.peak_bytes = max(self.peak_bytes, sum(map(_share_bytes, family)))
+            pause_s = max(0.1, _REST * (time.perf_counter() - began))
+
+
+def _share_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:  # it has ended meanwhile
+        return 0
 
 
 def reference_seconds() -> float:
