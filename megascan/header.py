@@ -97,6 +97,14 @@ class RankHeader:
     last_iteration_dropped: int = 0
     schema: int = SCHEMA_VERSION
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled with groups in short: thousands of headers name groups of thousands of ranks."""
+        return {**vars(self), "groups": {name: packed(each) for name, each in self.groups.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        groups = {name: unpacked(ranks) for name, ranks in state["groups"].items()}
+        vars(self).update(state, groups=groups)
+
     def to_json(self) -> dict[str, Json]:
         """As the `args` of the header event."""
         record: dict[str, Json] = asdict(replace(self, groups={}))

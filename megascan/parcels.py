@@ -10,9 +10,12 @@ into memory of its own, so that a column which is replaced later goes without th
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +67,20 @@ def receive_parcel(connection: socket.socket) -> object:
         pickled, *large = [_read(file, size) for size in _integers(file, count)]
     finally:
         os.close(file)
-    return pickle.loads(pickled.data, buffers=large)
+    with _no_collection():
+        return pickle.loads(pickled.data, buffers=large)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Objects that are just being made are no garbage, and looking at all of them takes long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _write(file: int, part: memoryview) -> None:

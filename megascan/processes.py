@@ -1,5 +1,8 @@
 """Work in forked processes, for steps that hold the interpreter's lock: results in order.
 
+Two threads that read rank files on two cores take a quarter more time than two processes, and
+more cores do not help threads; where work happens in libraries that release the lock, threads do.
+
 A child inherits the work and its items as they are, so nothing is copied on the way there. It takes
 numbers of items from a socket and sends back parcels (`megascan.parcels`); a closed socket ends
 it, also when its parent is killed.
@@ -7,6 +10,7 @@ it, also when its parent is killed.
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -161,6 +165,7 @@ def _serve(
 ) -> None:
     """Life of a worker: the parent alone answers an interrupt, and closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # all that the parent has would be looked at, and so be copied
     for each in parents:
         each.close()
     with suppress(ConnectionError):

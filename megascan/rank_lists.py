@@ -26,6 +26,11 @@ def packed(ranks: Sequence[int]) -> list[int] | str:
     """Ranks in their order, for JSON."""
     if len(ranks) <= _LONGEST_LIST:
         return list(ranks)
+    return _text(tuple(ranks))
+
+
+@lru_cache(maxsize=4096)  # as below
+def _text(ranks: tuple[int, ...]) -> str:
     return ",".join(_texts(ranks))
 
 

@@ -35,7 +35,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Cores:
-    """Threads or processes of this machine."""
+    """This machine's: files are read as `spread` says, output is made by threads."""
 
     spread: Spread
 
@@ -60,7 +60,7 @@ class Cores:
         """Make the blocks of an output file."""
         from megascan.export import encode_here
 
-        return encode_here(blocks, gzipped=gzipped, spread=self.spread)
+        return encode_here(blocks, gzipped=gzipped)
 
 
 def size_bytes(path: Path) -> int:

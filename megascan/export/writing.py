@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from pickle import PickleBuffer
 from typing import Protocol
 
 from megascan.export.block import Block
@@ -13,7 +12,7 @@ from megascan.export.compression import block_encoder
 from megascan.export.destination import Encoding, format_of, replacing
 from megascan.export.drawing import Drawing, make_drawing
 from megascan.export.selection import Mark, Selection
-from megascan.pipeline import Spread, across_threads
+from megascan.pipeline import num_workers, ordered_map
 from megascan.timeline import Timeline
 
 
@@ -27,16 +26,13 @@ class Encoder(Protocol):
 
 
 def encode_here(
-    blocks: Iterable[Block], *, gzipped: bool, spread: Spread = across_threads
+    blocks: Iterable[Block], *, gzipped: bool
 ) -> Iterator[tuple[int, bytes | memoryview]]:
-    """On this machine."""
+    """By threads of this process."""
     encode = block_encoder(gzipped)
-
-    def encoded(block: Block) -> tuple[int, PickleBuffer]:
-        return block.num_events, PickleBuffer(encode(block.make()))
-
-    for count, data in spread(encoded, list(blocks)):
-        yield count, memoryview(data)
+    return ordered_map(
+        lambda block: (block.num_events, encode(block.make())), blocks, num_workers()
+    )
 
 
 def write_timeline(

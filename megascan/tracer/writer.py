@@ -21,7 +21,7 @@ from megascan.rankfile import (
     rank_file_path,
     set_earlier_run_aside,
 )
-from megascan.schema import Granularity
+from megascan.schema import Granularity, Kind
 from megascan.topology import rank_file_name
 from megascan.tracer.pace import Pace
 from megascan.tracer.span import Mark, Span
@@ -81,6 +81,7 @@ class TraceWriter:
         self._file: LimitedFile | None = None
         self._num_windows = 0
         self._num_lost_spans = 0
+        self._has_passes = False
         self._voice = voice or Voice()
         self._queue: Queue[Window | None] = Queue(maxsize=MAX_WAITING_WINDOWS)
         self._pace = Pace(hurried=lambda: not self._queue.empty())
@@ -123,9 +124,20 @@ class TraceWriter:
                 self.num_steps += 1
             if self._file:
                 self._file.close()
+            self._say_what_is_missing()
         except Exception as error:  # whatever it is, training goes on without a trace
             self._on_failure(error)
             self._drain()
+
+    def _say_what_is_missing(self) -> None:
+        if self._num_windows and not self._has_passes:
+            self._voice.warn(
+                "no passes",
+                f"{self._num_windows} windows were traced, but no forward or backward pass was "
+                "seen: slow devices cannot be named; a trainer without megatron.core's schedules "
+                "gives its model to megascan.start(config, model=model), see "
+                "docs/other-trainers.md",
+            )
 
     def _drain(self) -> None:
         """Make room, so that nobody waits for a writer that is gone."""
@@ -175,6 +187,7 @@ class TraceWriter:
         self._pace.begin()
         check = self._timer.check(window.times)
         records = self._timer.resolve(window.spans, window.times, self._pace.step)
+        self._has_passes = self._has_passes or any(each[0] is Kind.COMPUTE for each in records)
         durations = self._timer.durations_ns([(begin, end) for _, _, begin, end in window.timed])
         record = WindowRecord(
             run_id=self._header.run_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -77,6 +78,12 @@ def test_bytes_come_as_a_buffer():
     assert [(count, bytes(memoryview(data))) for count, data in found] == [
         (len(block), block) for block in blocks
     ]
+
+
+def test_garbage_is_collected_as_before():
+    assert gc.isenabled()
+    assert list(across_processes(lambda number: [number], range(3))) == [[0], [1], [2]]
+    assert gc.isenabled()
 
 
 def test_an_error_is_the_error_of_the_work():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,19 @@ def test_a_header_does_not_grow_with_the_world(folder: Folder) -> None:
     header = replace(folder.header(0), groups={"world@0": world, "dp@0": world[::8]})
     assert len(orjson.dumps(header.to_json())) < 1_500
     assert RankHeader.from_json(header.to_json(), "x") == header
+
+
+def test_pickled_headers_are_short_and_share_the_ranks_of_a_group(folder: Folder) -> None:
+    """Thousands of them go from the processes that read files to the one that joins them."""
+    world = tuple(range(16_384))
+    headers = [
+        replace(folder.header(rank), groups={"world@0": world, "tp@0": (0, 1)}) for rank in (0, 1)
+    ]
+    pickled = [pickle.dumps(header) for header in headers]
+    assert max(map(len, pickled)) < 3_000
+    back = [pickle.loads(each) for each in pickled]
+    assert back == headers
+    assert back[0].groups["world@0"] is back[1].groups["world@0"]
 
 
 def test_headers_with_lists_are_read_as_before(folder: Folder) -> None:

@@ -175,3 +175,55 @@ def test_kill_in_mid_window_leaves_the_finished_windows(
         file = read_rank_file(path)
         assert [header["run_id"] for header in file.headers] == ["20261121-084512-3f9a", "later"]
         assert [w["run_id"] for w in file.windows] == [*["20261121-084512-3f9a"] * 2, "later"]
+
+
+def test_a_trace_without_passes_says_what_to_do(make_tracer, warnings_of_megascan):
+    tracer, _ = make_tracer(interval=2, window=2)
+    for iteration in (1, 2):
+        with tracer.iteration(iteration), tracer.span("step", Kind.OPTIMIZER):
+            pass
+    tracer.close()
+    (warning,) = warnings_of_megascan()
+    assert "1 windows were traced" in warning and "model=model" in warning
+
+
+def test_one_pass_is_enough(make_tracer, warnings_of_megascan):
+    tracer, _ = make_tracer(interval=1, window=1)
+    with tracer.iteration(1):
+        pass
+    train(tracer, [2])
+    tracer.close()
+    assert warnings_of_megascan() == []
+
+
+def test_what_was_never_traced_misses_nothing(make_tracer, warnings_of_megascan):
+    tracer, _ = make_tracer()
+    tracer.close()
+    assert warnings_of_megascan() == []
+
+
+@pytest.mark.parametrize("kind", ["read-only folder", "file", "named pipe"])
+def test_a_place_that_cannot_be_written_to(kind, tmp_path, make_tracer, warnings_of_megascan):
+    """Training goes on, one warning says why there is no trace, and nobody hangs."""
+    place = tmp_path / "place"
+    if kind == "read-only folder":
+        place.mkdir()
+        place.chmod(0o500)
+        if os.access(place, os.W_OK):
+            pytest.skip("root may write everywhere")
+    elif kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+        _, path = make_tracer(folder=place)
+        wait_until(path.exists)
+        path.unlink()
+        os.mkfifo(path)
+    begin = time.monotonic()
+    tracer, _ = make_tracer(interval=2, window=2, folder=place, resumed=True)
+    train(tracer, [1, 2])
+    tracer.close()
+    assert time.monotonic() - begin < 10
+    assert len(warnings_of_megascan()) == 1
+    if kind == "file":
+        assert place.read_text() == "mine"
