@@ -94,7 +94,10 @@ class _Worker(Generic[Item, Result]):
     def give(self, place: int) -> None:
         """Let it work on an item."""
         self.held.append(place)
-        self.connection.send(place.to_bytes(_NUMBER_BYTES, "little"))
+        try:
+            self.connection.send(place.to_bytes(_NUMBER_BYTES, "little"))
+        except ConnectionError as error:
+            raise self._death() from error
 
     def take(self) -> tuple[int, Result | _Failure]:
         """(place, outcome) of the item it has finished."""

@@ -110,6 +110,17 @@ def test_a_process_that_is_killed_is_said_so():
     assert not children()
 
 
+def test_a_process_that_is_gone_before_it_is_given_more_is_said_so():
+    found = across_processes(lambda number: number, range(1000))
+    assert next(found) == 0
+    for process in children():
+        process.kill()
+    time.sleep(0.3)
+    with pytest.raises(MissingError, match="SIGKILL"):
+        list(found)
+    assert not children()
+
+
 def test_nobody_is_left_when_results_are_no_longer_wanted():
     found = across_processes(lambda number: time.sleep(0.01) or number, range(1000))
     assert next(found) == 0
