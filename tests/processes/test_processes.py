@@ -29,12 +29,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux 
 @pytest.fixture(autouse=True)
 def forking(monkeypatch):
     """Three workers, whatever the machine and the test runner's own threads."""
+    BEFORE.clear()
+    BEFORE.update(children())
     monkeypatch.setattr(processes, "num_workers", lambda: 3)
     monkeypatch.setattr(processes, "can_fork", lambda: True)
 
 
+BEFORE = set()
+"""What other tests have left running."""
+
+
 def children():
-    return psutil.Process().children(recursive=True)
+    return set(psutil.Process().children(recursive=True)) - BEFORE
 
 
 def test_order_is_that_of_the_items_and_work_is_elsewhere():
