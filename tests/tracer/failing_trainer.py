@@ -108,7 +108,8 @@ def main() -> None:
         begin = time.monotonic()
         with tracer.iteration(iteration):
             trouble(rank, iteration, folder)
-            value = batch + rank
+            with tracer.span("forward", "compute"):
+                value = batch + rank
             dist.all_reduce(value)
             total += value
         longest_s = max(longest_s, time.monotonic() - begin)
