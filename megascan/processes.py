@@ -1,7 +1,7 @@
 """Work in forked processes, for steps that hold the interpreter's lock: results in order.
 
-Two threads that read rank files on two cores take a quarter more time than two processes, and
-more cores do not help threads; where work happens in libraries that release the lock, threads do.
+Between two calls of a library that releases the lock, a thread waits for it; the more threads, the
+longer. Where the calls are long (making output), threads do as well and share all memory.
 
 A child inherits the work and its items as they are, so nothing is copied on the way there. It takes
 numbers of items from a socket and sends back parcels (`megascan.parcels`); a closed socket ends

@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", metavar="LIST", help="millions of spans (0.1,1,4,20)")
     parser.add_argument("--max-spans", type=int, metavar="N", help="leave out larger traces")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument(
+        "--by", choices=["processes", "threads"], default="processes", help="what reads rank files"
+    )
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where traces are written")
     return parser
 
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
         for case in cases(_sizes(chosen.sizes), largest):
-            rows += _measured(case, Path(place) / "trace")
+            rows += _measured(case, Path(place) / "trace", chosen.by)
     print(to_markdown(rows, reference))
     if chosen.json:
         chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
@@ -66,7 +69,7 @@ def _sizes(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"--sizes is {text!r}, expected millions of spans like 0.1,1,4") from error
 
 
-def _measured(case: Case, folder: Path) -> Iterator[Row]:
+def _measured(case: Case, folder: Path, by: str) -> Iterator[Row]:
     print(f"{case.source} {case.name}, {case.num_events:,} events …", file=sys.stderr, flush=True)
     num_events = case.write(folder)
     try:
@@ -77,7 +80,7 @@ def _measured(case: Case, folder: Path) -> Iterator[Row]:
                 suffix=suffix,
                 num_events=num_events,
                 input_bytes=size,
-                measured=measure(folder, suffix),
+                measured=measure(folder, suffix, by),
             )
     finally:
         shutil.rmtree(folder)

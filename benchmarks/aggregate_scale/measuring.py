@@ -35,11 +35,14 @@ class Measurement:
     stages: dict[str, tuple[float, float]]
 
 
-def measure(folder: Path, suffix: str) -> Measurement:
-    """Aggregate a trace folder to a file of that suffix. RuntimeError with its words on failure."""
+def measure(folder: Path, suffix: str, by: str = "processes") -> Measurement:
+    """Aggregate a trace folder to a file of that suffix, read by `processes` or `threads`.
+
+    RuntimeError with the command's words on failure.
+    """
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
-        words = [str(report), "-b", str(folder), "-o", str(output)]
+        words = [str(report), by, "-b", str(folder), "-o", str(output)]
         log = Path(place) / "log.txt"
         began = time.perf_counter()
         with log.open("wb") as file:

@@ -1,9 +1,9 @@
 """One `megascan aggregate` under a stop watch: `python -m benchmarks.aggregate_scale.worker`.
 
-    worker REPORT.json -b DIR -o FILE
+    worker REPORT.json processes|threads -b DIR -o FILE
 
-runs the real command with the functions of its stages timed, and writes to REPORT.json what they
-took on the wall and on all cores.
+runs the real command, which reads rank files by one or the other, with the functions of its stages
+timed, and writes to REPORT.json what they took on the wall and on all cores.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class StopWatch:
 
 def main(arguments: list[str]) -> int:
     """Run the command; its exit code."""
-    report, words = Path(arguments[0]), arguments[1:]
+    report, by, words = Path(arguments[0]), arguments[1], arguments[2:]
+    workers = importlib.import_module("megascan.commands.workers")
+    workers.WORTH_PROCESSES_BYTES = {"processes": 0, "threads": sys.maxsize}[by]
     watch = StopWatch()
     command = watch.timed("command", importlib.import_module("megascan.cli").main)
     imported = watch.timed("import", importlib.import_module)

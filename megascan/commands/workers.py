@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from megascan.export import Block
     from megascan.reader import Format, Segment
 
-_WORTH_PROCESSES_BYTES = 8 << 20
+WORTH_PROCESSES_BYTES = 8 << 20
 """Of rank files: below, starting processes takes as long as it saves."""
 
 
@@ -42,7 +42,7 @@ class Cores:
     @classmethod
     def for_trace(cls, path: Path) -> Cores:
         """As it is worth for a folder of rank files, or one of them."""
-        if size_bytes(path) < _WORTH_PROCESSES_BYTES:
+        if size_bytes(path) < WORTH_PROCESSES_BYTES:
             return cls(across_threads)
         from megascan.processes import across_processes
 
