@@ -98,5 +98,9 @@ def _whole_document(path: Path) -> Document:
         raise InputError(f"{path} holds JSON without an array of events; restore the file")
     rest = dict(document) if isinstance(document, dict) else {}
     rest["traceEvents"] = []
-    lines = bytearray(b"\n".join(orjson.dumps(event) for event in events))
-    return Document(orjson.dumps(rest).removesuffix(b"[]}"), iter([Block(lines, 1)]))
+    try:
+        lines = bytearray(b"\n".join(map(orjson.dumps, events)))
+        preamble = orjson.dumps(rest).removesuffix(b"[]}")
+    except orjson.JSONEncodeError as error:  # for what nests too deep
+        raise InputError(f"{path} holds a damaged event ({error}); restore the file") from error
+    return Document(preamble, iter([Block(lines, 1)]))

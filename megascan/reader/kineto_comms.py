@@ -86,10 +86,15 @@ def configured_groups(config: object) -> dict[str, ProcessGroup]:
     for entry in config if isinstance(config, list) else []:
         ranks = entry.get("ranks") if isinstance(entry, dict) else None
         if ranks and isinstance(ranks, list) and all(map(_is_rank, ranks)):
-            name = str(entry.get("pg_name", ""))
-            axis = axis_name(str(entry.get("pg_desc", "")), name)
+            name = text_of(entry.get("pg_name"))
+            axis = axis_name(text_of(entry.get("pg_desc")), name)
             groups[name] = ProcessGroup(f"{axis}@{min(ranks)}", tuple(ranks))
     return groups
+
+
+def text_of(value: object) -> str:
+    """A text or number as text; nothing for what else a damaged file may hold in its place."""
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def only_group(groups: Iterable[ProcessGroup], rank: int) -> ProcessGroup:

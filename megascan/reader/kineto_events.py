@@ -18,7 +18,7 @@ from megascan.header import MOST_RANKS, Json
 from megascan.reader.bytestream import Block
 from megascan.reader.columns import true_rows
 from megascan.reader.documents import open_document
-from megascan.reader.kineto_comms import ProcessGroup, configured_groups
+from megascan.reader.kineto_comms import ProcessGroup, configured_groups, text_of
 from megascan.reader.lines import GeneralParser, parse_block
 from megascan.typed import shown
 
@@ -116,8 +116,8 @@ def read_profile(path: Path) -> Profile:
         rank=rank,
         world_size=_whole_number(path, distributed, "world_size", MOST_RANKS),
         origin_unix_ns=_whole_number(path, header, "baseTimeNanoseconds", LONGEST_NS) or 0,
-        host=str(header.get("host_name") or ""),
-        backend=str(distributed.get("backend") or ""),
+        host=text_of(header.get("host_name")),
+        backend=text_of(distributed.get("backend")),
         device=_device(header.get("deviceProperties")),
         groups=configured_groups(distributed.get("pg_config")),
         events=pa.concat_tables(tables) if tables else _flat(_SCHEMA.empty_table()),

@@ -35,13 +35,15 @@ class MergedRecord:
     num_spans: int | None
 
     def timeline(self, spans: Sequence[pa.Table], path: Path) -> Timeline:
-        """With its spans; InputError when there are fewer or more than were written."""
+        """With its spans; InputError when there are none, fewer or more than were written."""
         table = pa.concat_tables(spans) if spans else TIMELINE_SCHEMA.empty_table()
         if self.num_spans is not None and table.num_rows != self.num_spans:
             raise InputError(
                 f"{path} was written with {self.num_spans:,} spans and holds {table.num_rows:,}: "
                 f"it is damaged; {AGAIN}"
             )
+        if not table.num_rows:
+            raise InputError(f"{path} holds no spans; {AGAIN}")
         self._check_ranks(table, path)
         return Timeline(
             run_id=self.run_id,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from megascan.errors import InputError
 from megascan.header import (
@@ -34,6 +35,7 @@ from megascan.schema import Granularity
 from megascan.topology import Layout
 
 RUN_ID = "original"
+_MOST_TENSOR_RANKS = 4096
 
 Integers = npt.NDArray[np.int64]
 
@@ -59,7 +61,8 @@ def _layout(recorded: Sequence[Recorded]) -> Layout:
     places = [one.place for one in recorded]
     pp = 1 + max(place.pp for place in places)
     highest = max(place.rank for place in places)
-    for tp in range(1 + max(place.tp for place in places), highest + 2):
+    most = min(highest + 1, _MOST_TENSOR_RANKS)
+    for tp in range(1 + max(place.tp for place in places), most + 1):
         dp = max(_data_size(place, tp) for place in places)
         if all(place.rank == place.tp + tp * (place.dp + dp * place.pp) for place in places):
             return Layout(tp=tp, dp=dp, pp=pp)
@@ -91,7 +94,10 @@ def _step_starts(recorded: Sequence[Recorded]) -> Integers:
 def _segment(one: Recorded, layout: Layout, starts: Integers) -> Packed:
     header = _header(one.place, layout)
     num_steps = len(one.wall_ns)
-    spans = original_spans(one, layout, starts)
+    try:
+        spans = original_spans(one, layout, starts)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{one.path}: a value out of range ({error}); restore the file") from error
     window = WindowRecord(
         run_id=RUN_ID,
         window=0,

@@ -46,6 +46,13 @@ def test_random_damage_ends_in_a_result_or_a_sentence(inputs: Inputs, tmp_path: 
         assert outcome in ("read", "refused")
 
 
+@pytest.mark.parametrize("number", [52822, 58846, 64948, 70455, 71448, 71841, 96318])
+def test_inputs_of_a_campaign_that_once_failed(inputs: Inputs, tmp_path: Path, number: int) -> None:
+    """Numbers beyond 32 bits, ranks of billions, names within brackets, spans all lost."""
+    sample, content = inputs[number]
+    assert trouble(sample, content, tmp_path / "in", written=False)[1] == ""
+
+
 def test_a_short_campaign(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--inputs", "30", "--workers", "1", "--seed", "2"]) == 0
     assert "30 inputs in " in capfd.readouterr().out
