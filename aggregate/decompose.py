@@ -38,7 +38,7 @@ from aggregate.anchors import ROOTED_OPS
 from aggregate.clocks import Alignment
 from aggregate.intervals import Cover, TimeAxis
 from aggregate.keys import BoolArray, IntArray, group_starts
-from megascan.pipeline import num_workers, ordered_map
+from megascan.pipeline import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import equals, numbers
 
@@ -72,7 +72,7 @@ def decompose(spans: pa.Table, match: IntArray, clocks: Alignment) -> Parts:
         for field in fields(Parts):
             getattr(whole, field.name)[rows] = getattr(part, field.name)
 
-    for _ in ordered_map(split, blocks, num_workers()):
+    for _ in across_threads(split, blocks):
         pass
     return whole
 

@@ -30,7 +30,7 @@ from aggregate.decompose import rank_blocks
 from aggregate.intervals import Cover, TimeAxis, new_parts
 from aggregate.keys import BoolArray, IntArray, combine, group_starts
 from megascan.header import RankHeader
-from megascan.pipeline import num_workers, ordered_map
+from megascan.pipeline import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind, Track
 from megascan.timeline import Timeline, equals, numbers
 
@@ -47,7 +47,7 @@ def iteration_shares(timeline: Timeline) -> pa.Table:
     """
     table, headers = timeline.spans, timeline.headers
     blocks = rank_blocks(numbers(table, "rank"))
-    shares = ordered_map(lambda rows: _block_shares(table[rows], headers), blocks, num_workers())
+    shares = across_threads(lambda rows: _block_shares(table[rows], headers), blocks)
     return pa.concat_tables(shares)
 
 

@@ -37,7 +37,7 @@ from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
 from megascan.tracer.cuda import CudaTimer
 from megascan.tracer.device import TensorState
-from megascan.tracer.torch_device import state_of
+from megascan.tracer.torch_device import TorchDevice
 
 ROOT = Path(__file__).parents[1]
 NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8
@@ -56,7 +56,7 @@ class _Idle:
         del event
 
     def state_of(self, tensor: object) -> TensorState | None:
-        return state_of(tensor)
+        return TorchDevice.state_of(tensor)
 
     def submit(self, window: object) -> bool:
         del window

@@ -30,7 +30,7 @@ class Spread(Protocol):
         """Results of `work` in the order of `items`."""
 
 
-def across_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+def across_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """By as many threads as there are cores."""
     return ordered_map(work, items, num_workers())
 

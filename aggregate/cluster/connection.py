@@ -101,7 +101,7 @@ class Cluster:
         return [
             replace(segment, path=named.get(segment.path, segment.path))
             for part in parts
-            for segment in cast("Packed", part).segments()
+            for segment in cast("Packed", part).segments
         ]
 
     def encode(self, blocks: Iterable[Block], *, gzipped: bool) -> Iterator[tuple[int, bytes]]:

@@ -37,7 +37,7 @@ def look(paths: Sequence[Path]) -> WorkerView:
 
 def read_files(found: Format, paths: Sequence[Path]) -> Packed:
     """Segments of some files."""
-    return Packed.of(load_segments(found, paths))
+    return Packed(tuple(load_segments(found, paths)))
 
 
 def make_block(make: Callable[..., bytes | memoryview], gzipped: bool, *arguments: object) -> bytes:

@@ -99,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         _check_json(arguments.json, output, force=arguments.force)
-    with workers_from(arguments, arguments.folder) as workers:
+    trace_bytes = size_bytes(arguments.folder)
+    keep_freed_memory(trace_bytes)
+    with workers_from(arguments, trace_bytes) as workers:
         num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
     return 0
@@ -110,7 +112,6 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     require("aggregate")
     from aggregate import render_text, summarise
 
-    keep_freed_memory(size_bytes(arguments.folder))
     selection = selection_from(arguments)
     settings = settings_from(arguments) if arguments.detect else None
     timeline = aggregate_folder(arguments.folder, arguments, workers)

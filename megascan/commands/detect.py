@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from megascan.commands.inputs import add_run_arguments, load_timeline
 from megascan.commands.output import say, write_json
 from megascan.commands.packages import require
-from megascan.commands.workers import add_scheduler_argument, workers_from
+from megascan.commands.workers import add_scheduler_argument, size_bytes, workers_from
 from megascan.export import check_free
 
 if TYPE_CHECKING:
@@ -68,6 +68,6 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
 
     if is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)
-    with workers_from(arguments, arguments.path) as workers:
+    with workers_from(arguments, size_bytes(arguments.path)) as workers:
         timeline = load_timeline(arguments.path, arguments, workers)
     return detect_in(timeline, settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megascan.commands.packages import require
 from megascan.commands.progress import stage
-from megascan.commands.workers import Cores, Workers
+from megascan.commands.workers import Cores, Workers, size_bytes
 from megascan.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def load_timeline(
     if path.is_file() and sniff(path) in MERGED_FORMATS:
         with stage(f"reading {path}"):
             return read_timeline(path)
-    return aggregate_folder(path, arguments, workers or Cores.for_trace(path))
+    return aggregate_folder(path, arguments, workers or Cores.for_trace(size_bytes(path)))
 
 
 def aggregate_folder(path: Path, arguments: argparse.Namespace, workers: Workers) -> Timeline:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from megascan.commands.packages import require
 from megascan.errors import MissingError
-from megascan.pipeline import Spread, across_threads
 
 if TYPE_CHECKING:
     from megascan.export import Block
+    from megascan.pipeline import Spread
     from megascan.reader import Format, Segment
 
 WORTH_PROCESSES_BYTES = 8 << 20
@@ -40,13 +40,15 @@ class Cores:
     spread: Spread
 
     @classmethod
-    def for_trace(cls, path: Path) -> Cores:
-        """As it is worth for a folder of rank files, or one of them."""
-        if size_bytes(path) < WORTH_PROCESSES_BYTES:
-            return cls(across_threads)
-        from megascan.processes import across_processes
+    def for_trace(cls, trace_bytes: int) -> Cores:
+        """As it is worth for rank files of so many bytes."""
+        if trace_bytes >= WORTH_PROCESSES_BYTES:
+            from megascan.processes import across_processes
 
-        return cls(across_processes)
+            return cls(across_processes)
+        from megascan.pipeline import across_threads
+
+        return cls(across_threads)
 
     def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
         """Read rank files."""
@@ -83,10 +85,10 @@ def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def workers_from(arguments: argparse.Namespace, path: Path) -> Iterator[Workers]:
+def workers_from(arguments: argparse.Namespace, trace_bytes: int) -> Iterator[Workers]:
     """The cluster that --scheduler names while the block runs; without it this machine's cores."""
     if arguments.scheduler is None:
-        yield Cores.for_trace(path)
+        yield Cores.for_trace(trace_bytes)
         return
     require("aggregate")
     try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from megascan.export.lanes import assign_lanes
 from megascan.export.naming import kind_number, track_number
-from megascan.pipeline import num_workers, ordered_map
+from megascan.pipeline import across_threads
 from megascan.schema import COMMUNICATION_KINDS
 from megascan.timeline import codes, numbers
 
@@ -38,7 +38,7 @@ class TrackKey:
 def lay_tracks(spans: pa.Table) -> tuple[npt.NDArray[np.int32], tuple[TrackKey, ...]]:
     """Track number of every span within its rank, and the tracks there are, ordered."""
     spans = spans.select(["rank", "kind", "start_ns", "duration_ns"])
-    parts = ordered_map(_lay_part, _whole_ranks(spans), num_workers())
+    parts = across_threads(_lay_part, _whole_ranks(spans))
     track = np.empty(spans.num_rows, dtype=np.int32)
     used: list[TrackKey] = []
     place = 0

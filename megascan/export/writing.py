@@ -12,7 +12,7 @@ from megascan.export.compression import block_encoder
 from megascan.export.destination import Encoding, format_of, replacing
 from megascan.export.drawing import Drawing, make_drawing
 from megascan.export.selection import Mark, Selection
-from megascan.pipeline import num_workers, ordered_map
+from megascan.pipeline import across_threads
 from megascan.timeline import Timeline
 
 
@@ -30,9 +30,7 @@ def encode_here(
 ) -> Iterator[tuple[int, bytes | memoryview]]:
     """By threads of this process."""
     encode = block_encoder(gzipped)
-    return ordered_map(
-        lambda block: (block.num_events, encode(block.make())), blocks, num_workers()
-    )
+    return across_threads(lambda block: (block.num_events, encode(block.make())), blocks)
 
 
 def write_timeline(

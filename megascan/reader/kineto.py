@@ -29,7 +29,7 @@ def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[
     profiles = list(spread(read_profile, paths))
     layout = _layout(profiles)
     place = partial(_segment, layout=layout)
-    return [segment for part in spread(place, profiles) for segment in part.segments()]
+    return [segment for part in spread(place, profiles) for segment in part.segments]
 
 
 def _layout(profiles: Sequence[Profile]) -> Layout:
@@ -71,7 +71,7 @@ def _segment(profile: Profile, layout: Layout) -> Packed:
         spans=profiled.spans,
         notes=(*profile.notes, *profiled.notes),
     )
-    return Packed.of([segment])
+    return Packed((segment,))
 
 
 def _header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHeader:

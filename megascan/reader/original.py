@@ -53,7 +53,7 @@ def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> lis
     layout = _layout(recorded)
     starts = _step_starts(recorded)
     place = partial(_segment, layout=layout, starts=starts)
-    return [segment for part in spread(place, recorded) for segment in part.segments()]
+    return [segment for part in spread(place, recorded) for segment in part.segments]
 
 
 def _layout(recorded: Sequence[Recorded]) -> Layout:
@@ -113,7 +113,7 @@ def _segment(one: Recorded, layout: Layout, starts: Integers) -> Packed:
         num_unfinished_spans=one.num_unfinished_spans,
         notes=one.notes,
     )
-    return Packed.of([segment])
+    return Packed((segment,))
 
 
 def _header(place: Place, layout: Layout) -> RankHeader:

@@ -29,7 +29,7 @@ def read_rank_files(paths: Sequence[Path], spread: Spread = across_threads) -> l
         templates=Templates(event_schema(SPAN_COLUMNS)),
         num_threads=num_workers() // max(len(batches), 1),
     )
-    return [segment for part in spread(read, batches) for segment in part.segments()]
+    return [segment for part in spread(read, batches) for segment in part.segments]
 
 
 def read_rank_file(
@@ -57,7 +57,7 @@ def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -
     if found is None:
         parts = (read_rank_file(path, templates, num_threads) for path in paths)
         found = [segment for part in parts for segment in part]
-    return Packed.of(found)
+    return Packed(tuple(found))
 
 
 def _follow(runs: FileRuns, events: EventBlock, path: Path) -> None:

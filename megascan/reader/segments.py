@@ -34,33 +34,30 @@ class Segment:
 
 @dataclass(frozen=True)
 class Packed:
-    """Segments with all their spans in one table without gaps: what goes from process to process.
+    """Segments that were read together, fit to go from process to process.
 
-    A slice of a table would take the whole table with it.
+    They are pickled with all their spans in one table: a slice of a table would take the whole
+    table with it.
     """
 
-    spans: pa.Table
-    bare: tuple[Segment, ...]
-    bounds: tuple[int, ...]
-    """(segment + 1,) rows of `spans` where each segment's begin."""
+    segments: tuple[Segment, ...]
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Packed:
-        """Made of segments that were read together."""
+    def __reduce__(self) -> tuple[object, ...]:
         empty = TRACE_SCHEMA.empty_table()
-        tables = [segment.spans for segment in segments]
-        return cls(
-            spans=pa.concat_tables(tables or [empty]).combine_chunks(),
-            bare=tuple(replace(segment, spans=empty) for segment in segments),
-            bounds=tuple(np.cumsum([0, *(table.num_rows for table in tables)]).tolist()),
-        )
+        tables = [segment.spans for segment in self.segments]
+        bare = [replace(segment, spans=empty) for segment in self.segments]
+        bounds = np.cumsum([0, *(table.num_rows for table in tables)]).tolist()
+        return _unpacked, (pa.concat_tables(tables or [empty]).combine_chunks(), bare, bounds)
 
-    def segments(self) -> list[Segment]:
-        """What it was made of."""
-        return [
-            replace(segment, spans=self.spans.slice(begin, end - begin))
-            for segment, (begin, end) in zip(self.bare, pairwise(self.bounds), strict=True)
-        ]
+
+def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -> Packed:
+    """Segments and where the spans of each begin in the table; the last bound is its end."""
+    return Packed(
+        tuple(
+            replace(segment, spans=spans.slice(begin, end - begin))
+            for segment, (begin, end) in zip(bare, pairwise(bounds), strict=True)
+        )
+    )
 
 
 Importer: TypeAlias = Callable[[Sequence[Path], Spread], list[Segment]]

@@ -44,11 +44,13 @@ class RecordingTracer(Tracer):
     """Now, where the work is executed: the timer's own method, called twice a span."""
 
     mark_at: Callable[..., Mark]
-    """The timer's `mark_at(tensor, unless)`."""
+    """Now, when a tensor is complete: the timer's `mark_at(tensor, unless)`."""
 
     mark_before: Callable[[object], Mark]
+    """Now, before something is done to a tensor."""
 
     mark_after: Callable[[object], Mark]
+    """Now, behind what was done to a tensor."""
 
     mark_host: Callable[[], Mark]
     """Now, on the host's clock."""

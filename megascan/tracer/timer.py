@@ -122,15 +122,12 @@ class CpuTimer:
         del tensor, unless
         return self.mark()
 
-    def mark_before(self, tensor: object) -> Mark:
-        """Now."""
-        del tensor
-        return self.mark()
-
     def mark_after(self, tensor: object) -> Mark:
         """Now."""
         del tensor
         return self.mark()
+
+    mark_before = mark_after
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Take the end from the work's future; False for works that have none."""

@@ -38,9 +38,12 @@ class TorchDevice:
         """Record on the stream that is current for this thread."""
         event.record(self._current.find())
 
-    def state_of(self, tensor: object) -> TensorState | None:
-        """Of a tensor on a GPU."""
-        return state_of(tensor)
+    @staticmethod
+    def state_of(tensor: object) -> TensorState | None:
+        """Of a plain tensor; what others hold is in the memory of others."""
+        if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
+            return None
+        return _TensorState(tensor, _WEAK_REFERENCE(tensor))
 
     def record_aside(self, event: Event) -> None:
         """Record on the stream for ties, behind a copy of one number to the host.
@@ -98,13 +101,6 @@ class _TensorState:
             and tensor._version == self._version
             and not self._reference.expired()
         )
-
-
-def state_of(tensor: object) -> TensorState | None:
-    """Of a plain tensor; what others hold is in the memory of others."""
-    if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
-        return None
-    return _TensorState(tensor, _WEAK_REFERENCE(tensor))
 
 
 class CurrentStream:

@@ -26,6 +26,14 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
 
+BEFORE = set()
+"""What other tests have left running."""
+
+
+def children():
+    return set(psutil.Process().children(recursive=True)) - BEFORE
+
+
 @pytest.fixture(autouse=True)
 def forking(monkeypatch):
     """Three workers, whatever the machine and the test runner's own threads."""
@@ -33,14 +41,6 @@ def forking(monkeypatch):
     BEFORE.update(children())
     monkeypatch.setattr(processes, "num_workers", lambda: 3)
     monkeypatch.setattr(processes, "can_fork", lambda: True)
-
-
-BEFORE = set()
-"""What other tests have left running."""
-
-
-def children():
-    return set(psutil.Process().children(recursive=True)) - BEFORE
 
 
 def test_order_is_that_of_the_items_and_work_is_elsewhere():
