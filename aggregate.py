@@ -5,7 +5,7 @@ A package wins over a module of the same name: `import aggregate` finds the fold
 
 import sys
 
-from megascan.cli import main
+from megascan.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["aggregate", *sys.argv[1:]], own_process=True))
+    sys.exit(main(["aggregate", *sys.argv[1:]]))

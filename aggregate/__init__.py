@@ -1,8 +1,22 @@
-"""Turns the rank files of a traced job into one aligned timeline."""
+"""Turn the rank files of a traced job into one aligned timeline, and sum it up.
+
+Owns everything between a `Trace` (as each rank recorded it, by its own clock; from
+`megascan.reader`) and a `Timeline` (on one clock, with waits and self times; for `megascan.export`
+and `detect`).
+
+    merge.py        build_timeline: the steps below in their order; start here
+    match.py        which spans of different ranks are one communication
+    anchors.py      what ties clocks together: ends of collectives, bounds from messages
+    fitting.py      the robust least-squares problem: an offset and a drift a clock
+    causality.py    what no clock may contradict: nothing is received before it was sent
+    clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump
+    decompose.py    what each span was made of: wait, transfer, self time
+    summary.py      shares of time by rank and iteration, as a table and as text
+    cluster.py      the same with the workers of a Dask cluster
+"""
 
 from aggregate.merge import build_timeline
-from aggregate.render import render_text
-from aggregate.summary import Summary, summarise
+from aggregate.summary import Summary, render_text, summarise
 
 __all__ = ["Summary", "build_timeline", "render_text", "summarise"]
 __megascan__ = True

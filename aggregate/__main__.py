@@ -2,6 +2,6 @@
 
 import sys
 
-from megascan.cli import main
+from megascan.cli.main import main
 
-sys.exit(main(["aggregate", *sys.argv[1:]], own_process=True))
+sys.exit(main(["aggregate", *sys.argv[1:]]))

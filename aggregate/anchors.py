@@ -1,4 +1,4 @@
-"""What ties clocks together: the ends of collectives, and bounds from messages.
+"""Find what ties clocks together: the ends of collectives, and bounds from messages.
 
 No member leaves a collective before its last member has arrived, so its ends lie together on a
 common clock, whoever was late. Starts carry the lateness and are never used. Operations with a
@@ -8,7 +8,7 @@ For a message it is only certain that the receive ends after the send started. T
 of an iteration in both directions bound the difference of two clocks from both sides, and the
 middle is an anchor, the weaker the wider the bounds are, as network time protocols have it:
 
-    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j less clock i)
+    rank i  s1 ──────╮      ╭────▶ r2        j − i  ≤  r1 − s1       (clock j minus clock i)
     rank j       r1 ◀╯  s2 ─╯                j − i  ≥  s2 − r2
 
 Anchors of one class scatter alike: the collectives of one parallel axis, operation and size. The
@@ -22,20 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from aggregate.keys import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    by_name,
-    combine,
-    group_lengths,
-    group_starts,
-)
 from aggregate.match import Matches
+from megascan.arrays import Flags, Floats, Integers, by_name, combine, group_lengths, group_starts
 from megascan.schema import Kind
 from megascan.timeline import codes, equals, numbers
+from megascan.vocabulary import ROOTED_OPS
 
-ROOTED_OPS = ("broadcast", "reduce", "gather", "scatter")
 ONE_WAY_SLACK_NS = 100_000
 """Deviation given to a message whose transfer time nothing bounds from the other side."""
 ASYMMETRY = 0.05
@@ -58,19 +50,19 @@ class Anchors:
     label   (anchor,) class of anchors with the same noise
     """
 
-    event: IntArray
-    rank: IntArray
-    end_ns: IntArray
-    slack_ns: FloatArray
-    label: IntArray
+    event: Integers
+    rank: Integers
+    end_ns: Integers
+    slack_ns: Floats
+    label: Integers
 
     @property
     def num_events(self) -> int:
         """Number of distinct events."""
         return int(self.event[-1]) + 1 if len(self.event) else 0
 
-    def rows(self, rows: IntArray) -> Anchors:
-        """Some anchors, whole events; events and classes numbered from 0."""
+    def rows(self, rows: Integers) -> Anchors:
+        """Return some anchors, whole events; events and classes numbered from 0."""
         label = self.label[rows]
         return Anchors(
             np.cumsum(np.diff(self.event[rows], prepend=self.event[rows[:1]]) != 0),
@@ -81,7 +73,7 @@ class Anchors:
         )
 
     def joined(self, other: Anchors) -> Anchors:
-        """Both sets, the other's events numbered after ours."""
+        """Return both sets, the other's events numbered after ours."""
         return Anchors(
             np.r_[self.event, other.event + self.num_events],
             np.r_[self.rank, other.rank],
@@ -95,12 +87,12 @@ class Anchors:
 class Messages:
     """Matched sends and receives, one row a message, in own clocks."""
 
-    iteration: IntArray
-    source: IntArray
-    destination: IntArray
-    send_start_ns: IntArray
-    receive_end_ns: IntArray
-    certain: BoolArray
+    iteration: Integers
+    source: Integers
+    destination: Integers
+    send_start_ns: Integers
+    receive_end_ns: Integers
+    certain: Flags
     """False where the receive's end is only a bound."""
 
 
@@ -113,17 +105,17 @@ class Members:
     ended, but like every end it comes after the last member's start.
     """
 
-    event: IntArray
-    rank: IntArray
-    start_ns: IntArray
-    end_ns: IntArray
-    label: IntArray
-    certain: BoolArray
-    iteration: IntArray
+    event: Integers
+    rank: Integers
+    start_ns: Integers
+    end_ns: Integers
+    label: Integers
+    certain: Flags
+    iteration: Integers
 
     @classmethod
-    def of(cls, spans: pa.Table, matches: Matches, ranks: IntArray) -> Members:
-        """Members of matches of two and more; ranks as positions among the trace's ranks."""
+    def of(cls, spans: pa.Table, matches: Matches, ranks: Integers) -> Members:
+        """Take members of matches of two and more; ranks as positions among the trace's."""
         usable = equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", *ROOTED_OPS)
         rows = np.flatnonzero(usable & (matches.match >= 0))
         rows = rows[np.argsort(matches.match[rows], kind="stable")]
@@ -139,13 +131,13 @@ class Members:
         )
         return everyone.at(everyone.in_company(np.ones(len(rows), dtype=np.bool_)))
 
-    def in_company(self, chosen: BoolArray) -> IntArray:
-        """Rows of the chosen members of events that have two of them."""
+    def in_company(self, chosen: Flags) -> Integers:
+        """Return the rows of the chosen members of events that have two of them."""
         num_members = np.bincount(self.event, chosen, int(self.event.max(initial=-1)) + 1)
         return np.flatnonzero(chosen & (num_members[self.event] > 1))
 
-    def at(self, rows: IntArray) -> Members:
-        """Some members, their events numbered from 0."""
+    def at(self, rows: Integers) -> Members:
+        """Return some members, their events numbered from 0."""
         starts = group_starts(self.event[rows])
         event = np.repeat(np.arange(len(starts)), group_lengths(starts, len(rows)))
         return Members(
@@ -159,18 +151,21 @@ class Members:
         )
 
     def anchors(self) -> Anchors:
-        """Ends of all members."""
+        """Return the ends of all members."""
         return Anchors(self.event, self.rank, self.end_ns, np.zeros(len(self.event)), self.label)
 
 
-def collective_anchors(spans: pa.Table, matches: Matches, ranks: IntArray) -> Anchors:
-    """Ends of matched collectives of two members and more that have no root, bounds left out."""
+def collective_anchors(spans: pa.Table, matches: Matches, ranks: Integers) -> Anchors:
+    """Return the ends of matched collectives of two members and more that have no root, bounds left
+    out.
+    """
     members = Members.of(spans, matches, ranks)
     return members.at(members.in_company(members.certain)).anchors()
 
 
-def _classes(spans: pa.Table, rows: IntArray) -> IntArray:
-    """(row,) number of the axis in the group's name (tp of tp@4), operation and size together.
+def _classes(spans: pa.Table, rows: Integers) -> Integers:
+    """Return (row,) number of the axis in the group's name (tp of tp@4), operation and size
+    together.
 
     Sizes differ by factors of 2**_SIZE_BITS; classes of too few members join their axis.
     """
@@ -190,8 +185,8 @@ def _classes(spans: pa.Table, rows: IntArray) -> IntArray:
     return np.searchsorted(used, label).astype(np.int64)
 
 
-def matched_messages(spans: pa.Table, matches: Matches, ranks: IntArray) -> Messages:
-    """Every matched pair as one row; ranks as positions among the trace's ranks."""
+def matched_messages(spans: pa.Table, matches: Matches, ranks: Integers) -> Messages:
+    """Return every matched pair as one row; ranks as positions among the trace's ranks."""
     paired = equals(spans, "kind", Kind.P2P) & (matches.match >= 0)
     receives = equals(spans, "op", "recv")
     sends, receipts = (
@@ -209,8 +204,8 @@ def matched_messages(spans: pa.Table, matches: Matches, ranks: IntArray) -> Mess
     )
 
 
-def message_anchors(messages: Messages, domain: IntArray, component: IntArray) -> Anchors:
-    """One two-member event an iteration and pair of domains that exchange messages.
+def message_anchors(messages: Messages, domain: Integers, component: Integers) -> Anchors:
+    """Return one two-member event an iteration and pair of domains that exchange messages.
 
     domain     (rank,) clock domain of each rank
     component  (domain,) which domains collectives link already
@@ -245,14 +240,16 @@ def message_anchors(messages: Messages, domain: IntArray, component: IntArray) -
 
 def _middle(
     messages: Messages,
-    one: IntArray,
-    other: IntArray,
+    one: Integers,
+    other: Integers,
     *,
-    forward: BoolArray,
-    both: BoolArray,
-    linked: BoolArray,
+    forward: Flags,
+    both: Flags,
+    linked: Flags,
 ) -> Anchors:
-    """Two-member events from the fastest messages of each direction (the same one if only one)."""
+    """Return two-member events from the fastest messages of each direction (the same one if only
+    one).
+    """
     rank_a = np.where(forward, messages.source[one], messages.destination[one])
     rank_b = np.where(forward, messages.destination[one], messages.source[one])
     time_a = np.where(forward, messages.send_start_ns[one], messages.receive_end_ns[one])

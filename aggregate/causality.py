@@ -1,4 +1,6 @@
-"""What no clock may contradict: nothing is received before it was sent.
+"""Find what no clock may contradict: nothing is received before it was sent.
+
+`Ties` are what ties the clocks of a trace together, and into which sets (`components`).
 
 A receive ends after its send started; a collective that joins all its ranks lets nobody leave
 before the last member has entered. So on a common clock
@@ -24,11 +26,14 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from aggregate.anchors import Members, Messages
-from aggregate.keys import BoolArray, FloatArray, IntArray, combine, group_starts
-from aggregate.line_problem import LineProblem
-from aggregate.robust import thin_rows
+from aggregate.anchors import Anchors, Members, Messages, matched_messages, message_anchors
+from aggregate.fitting import LineProblem, thin_rows
+from aggregate.match import Matches
+from megascan.arrays import Flags, Floats, Integers, combine, group_starts
 
 BELIEVED_VIOLATION = 3
 """The third-worst of a pair of clocks counts: one or two bad matches move nothing."""
@@ -53,7 +58,7 @@ class Trust(IntEnum):
     """The ends of this collective agree."""
 
 
-Clock: TypeAlias = Callable[[IntArray, IntArray], FloatArray]
+Clock: TypeAlias = Callable[[Integers, Integers], Floats]
 """Common time, ns from any origin, of local times (time,) of domains (time,)."""
 
 
@@ -64,19 +69,21 @@ class Orders:
     `trust` is a Trust: a wrong match has ends that do not agree.
     """
 
-    early_domain: IntArray
-    early_ns: IntArray
-    late_domain: IntArray
-    late_ns: IntArray
-    trust: IntArray
+    early_domain: Integers
+    early_ns: Integers
+    late_domain: Integers
+    late_ns: Integers
+    trust: Integers
 
-    def delay_ns(self, clock: Clock) -> FloatArray:
-        """How long after the early time the late one comes; negative where that is impossible."""
+    def delay_ns(self, clock: Clock) -> Floats:
+        """Return how long after the early time the late one comes; negative where that is
+        impossible.
+        """
         late = clock(self.late_domain, self.late_ns)
         return late - clock(self.early_domain, self.early_ns)
 
-    def at(self, rows: IntArray | BoolArray) -> Orders:
-        """Some of them."""
+    def at(self, rows: Integers | Flags) -> Orders:
+        """Return some of them."""
         return Orders(
             early_domain=self.early_domain[rows],
             early_ns=self.early_ns[rows],
@@ -86,7 +93,7 @@ class Orders:
         )
 
     def joined(self, other: Orders) -> Orders:
-        """Both sets."""
+        """Return both sets."""
         return Orders(
             early_domain=np.r_[self.early_domain, other.early_domain],
             early_ns=np.r_[self.early_ns, other.early_ns],
@@ -107,15 +114,17 @@ class Causality:
 
     members: Members
     messages: Messages
-    domain: IntArray
-    believed: BoolArray
+    domain: Integers
+    believed: Flags
 
     def orders(self, clock: Clock) -> Orders:
-        """Each message, and of each collective the pair that comes nearest to a contradiction."""
+        """Return each message, and of each collective the pair that comes nearest to a
+        contradiction.
+        """
         return self._of_messages().joined(self._of_collectives(clock))
 
     def num_shared(self, one: int, other: int) -> int:
-        """In how many collectives and messages two domains take part together."""
+        """Count in how many collectives and messages two domains take part together."""
         domain = self.domain[self.members.rank]
         of_one, of_other = (np.unique(self.members.event[domain == each]) for each in (one, other))
         source, destination = (
@@ -139,7 +148,7 @@ class Causality:
         return everything.at(source != destination)
 
     def _of_collectives(self, clock: Clock) -> Orders:
-        """The member that left first and the one that entered last."""
+        """Return the member that left first and the one that entered last."""
         domain, starts = self.domain[self.members.rank], group_starts(self.members.event)
         entered = _extreme(clock(domain, self.members.start_ns), self.members.event, starts)
         left = _extreme(-clock(domain, self.members.end_ns), self.members.event, starts)
@@ -152,30 +161,32 @@ class Causality:
         )
         return everything.at(domain[entered] != domain[left])
 
-    def _trust(self, entered: IntArray, left: IntArray) -> IntArray:
+    def _trust(self, entered: Integers, left: Integers) -> Integers:
         certain = self.members.certain[entered] & self.members.certain[left]
         agreed = self.believed[entered] & self.believed[left]
         return np.where(certain, np.where(agreed, Trust.FIRM, Trust.DOUBTFUL), Trust.OPEN)
 
 
-def _extreme(value: FloatArray, event: IntArray, starts: IntArray) -> IntArray:
-    """(event,) row of the largest value of each event, the first one of equals."""
+def _extreme(value: Floats, event: Integers, starts: Integers) -> Integers:
+    """Return (event,) row of the largest value of each event, the first one of equals."""
     if not len(value):
         return event
     rows = np.flatnonzero(value == np.maximum.reduceat(value, starts)[event])
     return rows[group_starts(event[rows])]
 
 
-def believed_gap(orders: Orders, delay_ns: FloatArray) -> float:
-    """The largest violation, ns, that is not among the two worst of its pair of clocks."""
+def believed_gap(orders: Orders, delay_ns: Floats) -> float:
+    """Return the largest violation, ns, that is not among the two worst of its pair of clocks."""
     rows = believed_violations(orders, delay_ns)
     return float(-delay_ns[rows].min(initial=0.0))
 
 
 def believed_violations(
-    orders: Orders, delay_ns: FloatArray, most_a_pair: int = _HELD_A_PAIR
-) -> IntArray:
-    """Rows of the worst violations of each ordered pair of clocks, less the two worst of all."""
+    orders: Orders, delay_ns: Floats, most_a_pair: int = _HELD_A_PAIR
+) -> Integers:
+    """Return the rows of the worst violations of each ordered pair of clocks, without the two
+    worst.
+    """
     rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
     if not len(rows):
         return rows
@@ -186,7 +197,7 @@ def believed_violations(
     return rows[order[(place >= first) & (place < first + most_a_pair)]]
 
 
-def _places(sorted_keys: IntArray) -> IntArray:
+def _places(sorted_keys: Integers) -> Integers:
     """Number of each row within its run of equal keys."""
     starts = group_starts(sorted_keys)
     run = np.cumsum(np.bincount(starts, minlength=len(sorted_keys))) - 1
@@ -195,12 +206,12 @@ def _places(sorted_keys: IntArray) -> IntArray:
 
 def bounded_solution(
     problem: LineProblem,
-    deviation_ns: FloatArray,
-    drifting: BoolArray,
-    solution: FloatArray,
+    deviation_ns: Floats,
+    drifting: Flags,
+    solution: Floats,
     causality: Causality,
-) -> FloatArray:
-    """Least squares over all anchors, under the inequalities that `solution` breaks.
+) -> Floats:
+    """Solve least squares over all anchors, under the inequalities that `solution` breaks.
 
     Violated pairs become events of two members that a common clock must make equal; those that
     it would rather have apart in the right order are let go again (an active-set method).
@@ -222,8 +233,8 @@ def bounded_solution(
     return solution
 
 
-def _clock(problem: LineProblem, solution: FloatArray) -> Clock:
-    def clock(domain: IntArray, time_ns: IntArray) -> FloatArray:
+def _clock(problem: LineProblem, solution: Floats) -> Clock:
+    def clock(domain: Integers, time_ns: Integers) -> Floats:
         return problem.common(solution, domain, time_ns)
 
     return clock
@@ -237,13 +248,13 @@ class Contradictions:
     num_disbelieved, worst_disbelieved_ns  violations taken for wrong matches
     """
 
-    error_ns: FloatArray
+    error_ns: Floats
     num_disbelieved: int
     worst_disbelieved_ns: float
 
 
-def contradictions(orders: Orders, delay_ns: FloatArray, causality: Causality) -> Contradictions:
-    """Violations, less the few of a pair of clocks that has matched much more without any."""
+def contradictions(orders: Orders, delay_ns: Floats, causality: Causality) -> Contradictions:
+    """Return the violations, without the few of a pair of clocks that has matched much more."""
     rows = np.flatnonzero(delay_ns < -_SLIGHT_NS)
     error = np.zeros(int(causality.domain.max(initial=-1)) + 1)
     if not len(rows):
@@ -259,8 +270,8 @@ def contradictions(orders: Orders, delay_ns: FloatArray, causality: Causality) -
     )
 
 
-def _rare(lower: IntArray, upper: IntArray, gap_ns: FloatArray, causality: Causality) -> BoolArray:
-    """(violation,) whether its pair of domains has few for what it shares.
+def _rare(lower: Integers, upper: Integers, gap_ns: Floats, causality: Causality) -> Flags:
+    """Tell of each violation whether its pair of domains has few for what it shares.
 
     Only the worst pairs are looked at; the others are taken at their word.
     """
@@ -271,5 +282,74 @@ def _rare(lower: IntArray, upper: IntArray, gap_ns: FloatArray, causality: Causa
     for number in np.argsort(-worst, kind="stable")[:_MOST_PAIRS].tolist():
         one, other = int(lower[first[number]]), int(upper[first[number]])
         allowed[number] = _RARE_SHARE * causality.num_shared(one, other)
-    rare: BoolArray = (np.bincount(pair) <= allowed)[pair]
+    rare: Flags = (np.bincount(pair) <= allowed)[pair]
     return rare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ties:
+    """All that ties the clocks of a trace together.
+
+    domain    (rank,) clock domain of each rank, one of num_domains
+    anchors   of collectives first, then of messages in pairs
+    member_rows  (collective anchor,) rows of the collectives' members
+    start_ns  (anchor,) starts of the collectives: no part of the fit, but bounds of its error
+    """
+
+    domain: Integers
+    num_domains: int
+    anchors: Anchors
+    member_rows: Integers
+    start_ns: Integers
+    causality: Causality
+
+    @property
+    def num_collective(self) -> int:
+        """How many anchors are of collectives."""
+        return len(self.member_rows)
+
+
+def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) -> Ties:
+    """Gather everything in a trace that ties the clock domains (rank,) together."""
+    members = Members.of(spans, matches, ranks)
+    return tied(members, matched_messages(spans, matches, ranks), domain)
+
+
+def tied(members: Members, messages: Messages, domain: Integers) -> Ties:
+    """Tie members and messages whose ranks are positions in `domain`."""
+    num_domains = int(domain.max(initial=-1)) + 1
+    rows = members.in_company(members.certain)
+    certain = members if members.certain.all() else members.at(rows)
+    anchors = certain.anchors()
+    by_collectives = components(anchors, domain, num_domains)
+    between = message_anchors(messages, domain, by_collectives)
+    return Ties(
+        domain=domain,
+        num_domains=num_domains,
+        anchors=anchors.joined(between) if len(between.event) else anchors,
+        member_rows=rows,
+        start_ns=np.r_[certain.start_ns, between.end_ns],
+        causality=Causality(members, messages, domain, members.certain),
+    )
+
+
+def components(anchors: Anchors, domain: Integers, num_domains: int) -> Integers:
+    """Return (domain,) number of the set of domains that share events, by first domain."""
+    same_event = anchors.event[1:] == anchors.event[:-1]
+    links = domain[anchors.rank]
+    one, other = links[:-1][same_event], links[1:][same_event]
+    pairs = np.unique(one * num_domains + other)
+    graph = coo_array(
+        (np.ones(len(pairs)), (pairs // num_domains, pairs % num_domains)),
+        shape=(num_domains, num_domains),
+    )
+    _, labels = connected_components(graph, directed=False)
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number].astype(np.int64)
+
+
+def references(domain: Integers, component: Integers) -> Integers:
+    """Return (component,) the domain with most ranks, then the one of the lowest rank."""
+    num_ranks = np.bincount(domain, minlength=len(component))
+    order = np.lexsort((np.arange(len(component)), -num_ranks, component))
+    return order[group_starts(component[order])]

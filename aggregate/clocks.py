@@ -1,28 +1,54 @@
-"""One clock for all ranks: an offset and a drift for each clock domain, and how good they are.
+"""Put all ranks on one clock: an offset and a drift for each clock domain, and how good they are.
 
 Ranks of one domain read the same physical clock and are moved together. In each set of domains
 that share events (a component) one domain is the reference and stays as it is: the one with most
 ranks, then the lowest rank. Between components nothing is known but what the host clocks say.
+
+    anchors ─ fit (aggregate.fitting) ─ shifts that causality asks for ─ error bars ─ Alignment
+
+**Error bars** say how far two ranks' clocks may still be apart. That is not the residual of all
+anchors together. A rank may have thousands of exact ends inside its node and a dozen poor ones that
+tie the node to the others: the poor ones alone tell how far the nodes may be apart. So classes of
+anchors are taken from the most exact to the least, each with the 99th percentile of its own
+distances, and two clocks are known to each other as well as the first class that joins their sets:
+
+    tp  1 µs   {0 1} {2 3}         0 and 1 within 1 µs
+    dp 15 µs   {0 1 2 3}           0 and 2 within 15 µs
+    mp 50 µs                       not needed: says nothing that is not known better
+
+Percentiles, not standard errors: an end that is late by its place in a ring is late every time,
+and no number of anchors averages it away. What contradicts causality on the final clocks widens
+the bar further (`aggregate.causality`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from aggregate.accuracy import Accuracy, distances
-from aggregate.causality import Causality, believed_gap, contradictions
-from aggregate.clock_notes import fit_method, fit_notes, order_notes, step_note
-from aggregate.fitting import accuracy_of, causality_of, fit_clocks, relative_lines
-from aggregate.keys import FloatArray, IntArray
-from aggregate.match import Matches
-from aggregate.ordering import ordering_shift
-from aggregate.robust import Lines
-from aggregate.steps import (
+from aggregate.anchors import Anchors
+from aggregate.causality import (
+    BELIEVED_VIOLATION,
+    Causality,
+    Contradictions,
+    Orders,
+    Ties,
+    Trust,
+    believed_gap,
+    bounded_solution,
+    components,
+    contradictions,
+    references,
+    tie,
+)
+from aggregate.fitting import LineProblem, Lines, estimate_noise, fit_lines, unmoved_lines
+from aggregate.jumps import (
     MENDED_SHARE,
     MOST_STEPS,
     ClockStep,
@@ -31,18 +57,454 @@ from aggregate.steps import (
     suspicious,
     unmended_ns,
 )
-from aggregate.ties import Ties, components, references, tie
+from aggregate.match import Matches
+from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, numbers, shifted
+
+_QUANTILE = 0.99
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Error bars between clock domains.
+
+    level_ns      (level,) error within the sets of a level, rising
+    set_at_level  (level, domain) number of the set that a domain is in
+    violation_ns  (domain,) how far causality is broken by a clock
+    level_of      (domain,) the level at which a domain joins its component's reference
+    level_of_class  (label,) level of each class of anchors, beyond the last if it joins nothing
+    """
+
+    level_ns: Floats
+    set_at_level: Integers
+    violation_ns: Floats
+    level_of: Integers
+    level_of_class: Integers
+
+    def between(self, one: Integers, other: Integers) -> Floats:
+        """Return the error bar, ns, between domains; infinite where no class joins them."""
+        error = np.full(np.broadcast(one, other).shape, np.inf)
+        for level in range(len(self.level_ns) - 1, -1, -1):
+            joined = self.set_at_level[level][one] == self.set_at_level[level][other]
+            error[joined] = self.level_ns[level]
+        widest = np.maximum(error, np.maximum(self.violation_ns[one], self.violation_ns[other]))
+        result: Floats = np.where(one == other, 0.0, widest)
+        return result
+
+    def of_domains(self) -> Floats:
+        """Return (domain,) error bar to the component's reference, 0 for a domain without link."""
+        levels = np.r_[self.level_ns, 0.0]
+        error: Floats = np.maximum(levels[self.level_of], self.violation_ns)
+        return error
+
+
+def distances(anchors: Anchors, lines: Lines, rows: Integers) -> Floats:
+    """Return (row,) how far each end lies from the others of its event, or may lie from them."""
+    return np.maximum(np.abs(lines.residual_ns[rows]), anchors.slack_ns[rows])
+
+
+def assess(
+    anchors: Anchors, lines: Lines, domain: Integers, extent_ns: Floats, references: Integers
+) -> Accuracy:
+    """Measure the levels of a fit.
+
+    domain      (rank,)
+    extent_ns   (anchor,) from the first start to the last end of the anchor's event, which bounds
+                any error where a class has too few ends for a statistic
+    references  (domain,) reference of each domain's component
+    """
+    num_domains = len(lines.offset_ns)
+    classes = sorted(
+        _classes(anchors, lines, domain[anchors.rank], extent_ns), key=lambda each: each.error_ns
+    )
+    sets = np.arange(num_domains)
+    rows: list[Integers] = []
+    level_of_class = np.full(int(anchors.label.max(initial=-1)) + 1, len(classes))
+    for level, each in enumerate(classes):
+        sets = _joined(sets, each.links, num_domains)
+        rows.append(sets)
+        level_of_class[each.label] = level
+    set_at_level = np.array(rows, dtype=np.int64).reshape(len(rows), num_domains)
+    return Accuracy(
+        level_ns=np.array([each.error_ns for each in classes], dtype=np.float64),
+        set_at_level=set_at_level,
+        violation_ns=np.zeros(num_domains),
+        level_of=_levels(set_at_level, references),
+        level_of_class=level_of_class,
+    )
+
+
+@dataclass(frozen=True)
+class _Class:
+    """A class of anchors that links domains, in pairs (link, 2), and how well."""
+
+    label: int
+    error_ns: float
+    links: Integers
+
+
+def _classes(
+    anchors: Anchors, lines: Lines, domain: Integers, extent_ns: Floats
+) -> Iterator[_Class]:
+    believed = lines.weights > 0
+    num_domains = len(lines.offset_ns)
+    for label in range(int(anchors.label.max(initial=-1)) + 1):
+        rows = np.flatnonzero(believed & (anchors.label == label))
+        links = _links(anchors.event[rows], domain[rows], num_domains)
+        if len(links):
+            error = _error(anchors, lines, rows, domain[rows], float(extent_ns[rows].max()))
+            yield _Class(label, error, links)
+
+
+def _links(event: Integers, domain: Integers, num_domains: int) -> Integers:
+    same = (event[1:] == event[:-1]) & (domain[1:] != domain[:-1])
+    pairs = np.unique(domain[:-1][same] * num_domains + domain[1:][same])
+    return np.stack([pairs // num_domains, pairs % num_domains], axis=1)
+
+
+def _error(
+    anchors: Anchors, lines: Lines, rows: Integers, domain: Integers, bound_ns: float
+) -> float:
+    """Return 99th percentile of a class, widened for the parameters that its ends also had to fix.
+
+    Where they had to fix as many as there are ends, only `bound_ns` is certain.
+    """
+    distance = distances(anchors, lines, rows)
+    num_free = len(rows) - len(group_starts(anchors.event[rows]))
+    used = np.flatnonzero(np.bincount(domain))
+    num_parameters = len(used) - 1 + int(np.count_nonzero(lines.drift[used]))
+    left = num_free - num_parameters
+    if (anchors.slack_ns[rows] > 0).any():  # messages: the tighter a bound, the more it tells
+        error = _weighted_quantile(distance, lines.weights[rows])
+    else:
+        place = int(np.ceil(_QUANTILE * (len(rows) - 1)))
+        error = float(np.partition(distance, place)[place])
+    if left <= 0:
+        return max(error, bound_ns)
+    return error * float(np.sqrt(num_free / left))
+
+
+def _weighted_quantile(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    place = int(np.searchsorted(reached, _QUANTILE * reached[-1]))
+    return float(values[order[min(place, len(order) - 1)]])
+
+
+def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
+    """Return sets after further links (link, 2) between domains."""
+    ends = sets[links]
+    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (num_domains, num_domains))
+    _, labels = connected_components(graph, directed=False)
+    return np.asarray(labels[sets], dtype=np.int64)
+
+
+def _levels(set_at_level: Integers, references: Integers) -> Integers:
+    """Return (domain,) first level that joins a domain to its reference; -1 without one.
+
+    A reference itself counts where it first joins anybody.
+    """
+    num_levels, num_domains = set_at_level.shape
+    level = np.full(num_domains, -1, dtype=np.int64)
+    own = references == np.arange(num_domains)
+    for number in range(num_levels - 1, -1, -1):
+        sets = set_at_level[number]
+        alone: Flags = np.bincount(sets, minlength=num_domains)[sets] == 1
+        level[np.where(own, ~alone, sets == sets[references])] = number
+    return level
+
+
+_ORDERING_ROUNDS = 200
+
+
+def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floats:
+    """Return (domain,) shifts of the fitted clocks; delay_ns (order,) is that on them.
+
+    Collectives whose ends the fit believes move clocks as far as it takes: the ends must be late
+    on one side every time. Messages and bounds move them within the error bars only, and what is
+    known exactly as a whole: from the coarsest level to the finest, the sets of the next finer
+    level move against one another within the level's error. Matches whose ends disagree move
+    nothing.
+    """
+    num_domains = len(accuracy.violation_ns)
+    usable = orders.trust > Trust.DOUBTFUL
+    orders, delay_ns = orders.at(usable), delay_ns[usable]
+    early, late = orders.early_domain, orders.late_domain
+    firm = orders.trust == Trust.FIRM
+    unlimited = np.full(num_domains, np.inf)
+    shift = order_shifts(early[firm], late[firm], delay_ns[firm], unlimited)
+    sets = [np.arange(num_domains), *accuracy.set_at_level[:-1]]
+    for level in range(len(accuracy.level_ns) - 1, -1, -1):
+        unit = sets[level]
+        limit = np.full(num_domains, accuracy.level_ns[level] / 2)
+        delay = delay_ns + shift[late] - shift[early]
+        shift += order_shifts(unit[early], unit[late], delay, limit)[unit]
+    return shift
+
+
+def order_shifts(
+    source: Integers, destination: Integers, delay_ns: Floats, limit_ns: Floats
+) -> Floats:
+    """Return (domain,) smallest shifts that let each late time come after its early one.
+
+    source, destination  (order,) clock domains of the early and the late time
+    delay_ns             (order,) late time minus early one on the fitted clocks
+    limit_ns             (domain,) error bar; no clock moves further than that
+
+    Each pair of domains gives one bound, shift[destination] − shift[source] ≥ −delay: that of the
+    third-worst, so that one or two bad matches move nothing. Bounds are met by relaxation: every
+    violated one pulls both its domains by half of what is missing.
+    """
+    shift = np.zeros(len(limit_ns))
+    bounds = _bounds(source, destination, delay_ns)
+    if not (bounds[2] > 0).any():
+        return shift
+    early, late, least = bounds
+    for _ in range(_ORDERING_ROUNDS):
+        missing = np.maximum(least - (shift[late] - shift[early]), 0.0)
+        if missing.max() < 1.0:
+            break
+        pulled = np.flatnonzero(missing)
+        ends = np.r_[late[pulled], early[pulled]]
+        pull = np.bincount(ends, np.r_[missing[pulled], -missing[pulled]] / 2, len(shift))
+        shift += pull / np.maximum(np.bincount(ends, minlength=len(shift)), 1)
+        shift = np.clip(shift, -limit_ns, limit_ns)
+    return shift
+
+
+def _bounds(
+    source: Integers, destination: Integers, delay_ns: Floats
+) -> tuple[Integers, Integers, Floats]:
+    """Return (source, destination, least difference of shifts) of each pair of two domains."""
+    rows = np.flatnonzero(source != destination)
+    pair = combine(source[rows], destination[rows]) if len(rows) else rows
+    order = rows[np.lexsort((delay_ns[rows], pair))]
+    starts = group_starts(np.sort(pair))
+    chosen = starts + np.minimum(BELIEVED_VIOLATION, group_lengths(starts, len(rows))) - 1
+    enough = group_lengths(starts, len(rows)) >= BELIEVED_VIOLATION
+    worst = order[chosen[enough]]
+    return source[worst], destination[worst], -delay_ns[worst].astype(np.float64)
+
+
+_NUM_WORST_RANKS = 3
+_WORTH_A_NOTE_NS = 1e3
+
+
+def fit_method(lines: Lines, component: Integers, *, with_messages: bool) -> str:
+    """Say in one sentence how clocks were aligned."""
+    num_domains = len(component)
+    if num_domains == 1:
+        return "one host clock: all ranks share it and nothing is moved"
+    alone = np.bincount(component)[component] == 1
+    if alone.all():
+        return "host clocks: no matched communication links the clock domains"
+    means = "ends of collectives" + (" and bounds from messages" if with_messages else "")
+    return (
+        f"{means}: robust least squares over {num_domains} clock domains with "
+        f"{len(lines.weights)} anchors, noise {lines.noise_ns / 1e3:.1f} µs; "
+        f"{_fitted(lines, alone)}"
+    )
+
+
+def _fitted(lines: Lines, alone: np.typing.NDArray[np.bool_]) -> str:
+    """Say what was fitted for how many domains; a reference has no drift of its own."""
+    linked = int(np.count_nonzero(~alone))
+    drifting = int(np.count_nonzero(lines.drift[~alone]))
+    if drifting == linked:
+        return f"offset and drift for {'all' if linked == len(alone) else linked} domains"
+    if not drifting:
+        return f"offsets alone for {'all' if linked == len(alone) else linked} domains"
+    return f"offset and drift for {drifting} domains, offset alone for {linked - drifting}"
+
+
+def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, ...]:
+    """Say what limits a fit; `rank` (anchor,) are global ranks."""
+    notes: list[str] = []
+    num_components = int(component.max(initial=0)) + 1
+    if num_components > 1:
+        alone = np.flatnonzero(np.bincount(component) == 1)
+        notes.append(
+            f"collectives and messages link the clocks in {num_components} separate sets "
+            f"({len(alone)} of a single clock): between them host clocks are believed and no "
+            "wait is claimed"
+        )
+    fixed = int(np.count_nonzero((lines.drift == 0) & (lines.num_anchors > 0)))
+    if len(component) > 1 and fixed:
+        notes.append(
+            f"the traced time is too short to determine the drift of {fixed} clocks to "
+            f"{LARGEST_DRIFT_ERROR * 1e6:.0f} ppm; taken as 0"
+        )
+    rejected = np.flatnonzero(lines.weights == 0)
+    if len(rejected):
+        notes.append(
+            f"{len(rejected)} of {len(lines.weights)} anchors lie too far off and were not "
+            f"believed, most on {_worst_ranks(rank[rejected])}"
+        )
+    return tuple(notes)
+
+
+def _worst_ranks(rank: Integers) -> str:
+    ranks, counts = np.unique(rank, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
+    return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
+
+
+def step_note(name: str, step: ClockStep) -> str:
+    """Say what was done about a clock that jumped."""
+    when = np.datetime64(step.at_ns, "ns").astype("datetime64[ms]")
+    return (
+        f"clock {name} jumped by {step.jump_ns / 1e3:+,.1f} µs while it was traced (at {when} by "
+        "itself); its later times were put back by as much"
+    )
+
+
+def order_notes(shift_ns: Floats, remaining: Contradictions) -> tuple[str, ...]:
+    """Say what was done for causality, and what was left."""
+    notes: list[str] = []
+    moved = np.abs(shift_ns) > _WORTH_A_NOTE_NS
+    if moved.any():
+        notes.append(
+            f"{np.count_nonzero(moved)} clocks were moved by up to "
+            f"{np.abs(shift_ns).max() / 1e3:.1f} µs beyond the fit, so that messages end after "
+            "they were sent and nobody leaves a collective before its last member has entered"
+        )
+    worst = float(remaining.error_ns.max(initial=0.0))
+    if worst > _WORTH_A_NOTE_NS:
+        notes.append(
+            f"{np.count_nonzero(remaining.error_ns > _WORTH_A_NOTE_NS)} clocks still let something "
+            f"end before it can have begun, by up to {worst / 1e3:.1f} µs: their error bars are at "
+            "least that wide"
+        )
+    if remaining.worst_disbelieved_ns > _WORTH_A_NOTE_NS:
+        notes.append(
+            f"{remaining.num_disbelieved} matches cannot be right (one side ends up to "
+            f"{remaining.worst_disbelieved_ns / 1e3:.1f} µs before the other begins) and were not "
+            "believed"
+        )
+    return tuple(notes)
+
+
+LARGEST_DRIFT_ERROR = 10e-6
+"""A drift whose standard error is larger is not claimed but set to 0 (a ratio)."""
+_GROSS_SIGMAS = 5.0
+
+
+def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
+    """Fit lines of all domains; a drift that the window cannot determine is left out.
+
+    Where they break causality grossly, the robust fit has settled on wrong ends (half of a class
+    may be late by a slow link). It is then begun again where causality is kept, and that result is
+    taken if it makes the anchors agree better. So a handful of wrong matches cannot force it.
+    """
+    anchors = ties.anchors
+    problem = LineProblem.of(anchors, ties.domain[anchors.rank], ties.num_domains)
+    if ties.num_domains == 1 or not len(anchors.event):
+        return unmoved_lines(problem)
+    drifting = np.full(ties.num_domains, with_drift)
+    noise = _noise(ties, problem, drifting)
+    lines = _certain_lines(problem, noise, drifting)
+    orders = ties.causality.orders(lines.common)
+    if believed_gap(orders, orders.delay_ns(lines.common)) <= _GROSS_SIGMAS * lines.noise_ns:
+        return lines
+    drifting = lines.drift != 0
+    start = bounded_solution(problem, noise, drifting, lines.solution, ties.causality)
+    noise_there = _noise(ties, problem, drifting, start)
+    if np.log(noise_there).sum() >= np.log(noise).sum():
+        return lines
+    return _certain_lines(problem, noise_there, drifting, start)
+
+
+def _certain_lines(
+    problem: LineProblem,
+    noise: Floats,
+    drifting: Flags,
+    start: Floats | None = None,
+) -> Lines:
+    """Return fitted lines with those of the drifts only that are known well enough."""
+    drifting = drifting & (np.bincount(problem.domain, minlength=problem.num_domains) > 2)
+    while True:
+        lines = fit_lines(problem, noise, drifting, start)
+        certain = drifting & (lines.drift_error <= LARGEST_DRIFT_ERROR)
+        if (certain == drifting).all():
+            return lines
+        drifting = certain
+
+
+def _noise(
+    ties: Ties,
+    problem: LineProblem,
+    drifting: Flags,
+    start: Floats | None = None,
+) -> Floats:
+    """Return (anchor,) deviations: of collectives about common lines, of messages about their own.
+
+    The messages of each pair of domains have two lines to themselves, so that a slow link does not
+    make collectives look inexact.
+    """
+    anchors, num_collective = ties.anchors, ties.num_collective
+    parts = []
+    if num_collective:
+        rows = np.arange(num_collective)
+        collectives = problem.thinned(rows) if num_collective < len(anchors.event) else problem
+        label, slack = anchors.label[rows], anchors.slack_ns[rows]
+        parts.append(estimate_noise(collectives, label, slack, drifting, start))
+    if num_collective < len(anchors.event):
+        messages = anchors.rows(np.arange(num_collective, len(anchors.event)))
+        pairs = ties.domain[messages.rank].reshape(-1, 2)
+        _, pair = np.unique(pairs[:, 0] * ties.num_domains + pairs[:, 1], return_inverse=True)
+        own: Integers = (2 * pair[:, None] + np.arange(2)).ravel()
+        apart = LineProblem.of(messages, own, int(own.max()) + 1)
+        parts.append(estimate_noise(apart, messages.label, messages.slack_ns))
+    return np.concatenate(parts)
+
+
+def relative_lines(
+    lines: Lines, reference_of: Integers, component: Integers
+) -> tuple[Floats, Floats]:
+    """Return offset (at each domain's centre) and drift of each domain against its reference's
+    clock.
+    """
+    reference = reference_of[component]
+    rate = 1.0 + lines.drift[reference]
+    drift = (1.0 + lines.drift) / rate - 1.0
+    offset = (lines.offset_ns - lines.offset_ns[reference]) / rate
+    offset += lines.centre_ns[reference] - lines.centre_ns
+    return offset, drift
+
+
+def causality_of(ties: Ties, lines: Lines) -> Causality:
+    """Add to the causality what a fit believes of the collectives' ends."""
+    believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
+    believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
+    return replace(ties.causality, believed=believed)
+
+
+def accuracy_of(ties: Ties, lines: Lines, component: Integers) -> Accuracy:
+    """Return the error bars of a fit, before contradictions."""
+    reference = references(ties.domain, component)[component]
+    return assess(ties.anchors, lines, ties.domain, _extents_ns(ties, lines), reference)
+
+
+def _extents_ns(ties: Ties, lines: Lines) -> Floats:
+    """Return (anchor,) from the first start to the last end of its event."""
+    anchors = ties.anchors
+    if not len(anchors.event):
+        return np.zeros(0)
+    domain, starts = ties.domain[anchors.rank], group_starts(anchors.event)
+    first = np.minimum.reduceat(lines.common(domain, ties.start_ns), starts)
+    last = np.maximum.reduceat(lines.common(domain, anchors.end_ns), starts)
+    return np.asarray(last - first)[anchors.event]
+
 
 _LONGEST_RESIDUAL_NS = 2**40
 _ORDER_ROUNDS = 4
 
 
 class _Residuals(TypedDict):
-    residual_median_ns: FloatArray
-    residual_p99_ns: FloatArray
-    num_anchors: IntArray
+    residual_median_ns: Floats
+    residual_p99_ns: Floats
+    num_anchors: Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +514,26 @@ class Alignment:
     common = local + offset_ns + drift · (local − centre_ns).
     """
 
-    ranks: IntArray
-    domain: IntArray
+    ranks: Integers
+    domain: Integers
     domain_names: tuple[str, ...]
-    component: IntArray
-    offset_ns: FloatArray
-    drift: FloatArray
-    centre_ns: IntArray
-    residual_median_ns: FloatArray
-    residual_p99_ns: FloatArray
-    num_anchors: IntArray
+    component: Integers
+    offset_ns: Floats
+    drift: Floats
+    centre_ns: Integers
+    residual_median_ns: Floats
+    residual_p99_ns: Floats
+    num_anchors: Integers
     accuracy: Accuracy
     method: str
     notes: tuple[str, ...] = ()
-    num_refused: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_refused: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """(domain,) ends of collectives that were not believed."""
     step: ClockStep | None = None
     """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
-    def correct(self, position: IntArray, time_ns: IntArray) -> IntArray:
-        """Common time of each time; `position` is that of its rank in `ranks`.
+    def correct(self, position: Integers, time_ns: Integers) -> Integers:
+        """Return the common time of each time; `position` is that of its rank in `ranks`.
 
         Each rank's map never reverses an order, so that what nests keeps nesting.
         """
@@ -81,21 +543,21 @@ class Alignment:
         shift = self.offset_ns[position] + self.drift[position] * age
         return time_ns + np.rint(shift).astype(np.int64)
 
-    def error_between(self, one: IntArray, other: IntArray) -> FloatArray:
-        """Error bar, ns, of a comparison of times between ranks (positions in `ranks`).
+    def error_between(self, one: Integers, other: Integers) -> Floats:
+        """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
 
-        0 within a clock domain, infinite across components; see `aggregate.accuracy`.
+        0 within a clock domain, infinite across components; see `aggregate.clocks`.
         """
         return self.accuracy.between(self.domain[one], self.domain[other])
 
-    def of_domains(self, domain: IntArray, time_ns: IntArray) -> FloatArray:
-        """Common times (time,) of clock domains (time,), ns from the first rank's centre."""
+    def of_domains(self, domain: Integers, time_ns: Integers) -> Floats:
+        """Return common times (time,) of clock domains (time,), ns from the first rank's centre."""
         position = np.unique(self.domain, return_index=True)[1][domain]
-        common: IntArray = self.correct(position, time_ns) - self.centre_ns[0]
+        common: Integers = self.correct(position, time_ns) - self.centre_ns[0]
         return common.astype(np.float64)
 
     def fits(self, reference_ns: int) -> dict[int, ClockFit]:
-        """As a timeline carries them, the offset being that at `reference_ns`."""
+        """Return the fits as a timeline carries them, the offset being that at `reference_ns`."""
         offset = self.offset_ns + self.drift * (reference_ns - self.centre_ns)
         error_ns = self.accuracy.of_domains()[self.domain]
         return {
@@ -152,7 +614,8 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
 
 
 def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
-    """Median and 99th percentile of each rank's distances over the anchors that were believed.
+    """Return median and 99th percentile of each rank's distances over the anchors that were
+    believed.
 
     Classes that are noisier than those that join a rank to the others are left out of the
     residuals, and with several clocks those that join none; num_anchors counts all.
@@ -170,7 +633,7 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
     count = np.bincount(rank, minlength=num_ranks)
     first = np.cumsum(count) - count
 
-    def quantile(share: float) -> FloatArray:
+    def quantile(share: float) -> Floats:
         place = first + np.ceil(share * np.maximum(count - 1, 0)).astype(np.int64)
         return np.where(count > 0, np.r_[distance, 0][np.where(count > 0, place, 0)], 0.0)
 
@@ -184,7 +647,7 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
 def without_steps(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
 ) -> tuple[pa.Table, Alignment]:
-    """(spans, their alignment): times of clocks that jumped are put back, where that helps.
+    """Return (spans, their alignment), clocks that jumped put back where that helps.
 
     `clocks` is the alignment of the spans as they are.
     """
@@ -205,8 +668,8 @@ def without_steps(
     return spans, replace(clocks, notes=(*notes, *clocks.notes))
 
 
-def _widened(alignment: Alignment, least_ns: FloatArray) -> Alignment:
-    """Error bars that hold what the fit has refused of a clock."""
+def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:
+    """Return the error bars that hold what the fit has refused of a clock."""
     if not least_ns.any():
         return alignment
     error_ns = np.maximum(alignment.accuracy.violation_ns, least_ns)
@@ -214,7 +677,7 @@ def _widened(alignment: Alignment, least_ns: FloatArray) -> Alignment:
 
 
 def _in_order(
-    alignment: Alignment, causality: Causality, component: IntArray
+    alignment: Alignment, causality: Causality, component: Integers
 ) -> tuple[Alignment, tuple[str, ...]]:
     """Move clocks so that nothing is received before it was sent.
 

@@ -1,4 +1,4 @@
-"""What a communication span was made of, and what other spans are without communication.
+"""Split communication into wait and transfer, and take it out of the spans around it.
 
     own start          last member's start          end
         ├──── wait ────────────┼───── transfer ──────┤
@@ -22,27 +22,26 @@ Nobody waits for who came after he had left:
 A collective or a receive that ends before its last member starts, by no more than the error bar,
 has waited all of its time.
 
-The self time of any other span is its duration less the union of the synchronous communication
+The self time of any other span is its duration minus the union of the synchronous communication
 of its rank inside it; a bracket around collectives and the collectives in it count once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import ROOTED_OPS
 from aggregate.clocks import Alignment
-from aggregate.intervals import Cover, TimeAxis
-from aggregate.keys import BoolArray, IntArray, group_starts
-from megascan.pipeline import across_threads
+from megascan.arrays import Cover, Flags, Integers, TimeAxis, rank_blocks
+from megascan.parallel import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import equals, numbers
+from megascan.vocabulary import ROOTED_OPS
 
-_BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 16
+"""Spans worked on at a time, in whole ranks."""
 _ROUNDING_NS = 2.0
 """Two times are rounded to whole ns each."""
 
@@ -51,19 +50,19 @@ _ROUNDING_NS = 2.0
 class Parts:
     """Derived columns of a span table, (span,) each, ns; -1 where they do not apply."""
 
-    wait_ns: IntArray
-    transfer_ns: IntArray
-    self_ns: IntArray
-    self_cpu_ns: IntArray
+    wait_ns: Integers
+    transfer_ns: Integers
+    self_ns: Integers
+    self_cpu_ns: Integers
 
 
-def decompose(spans: pa.Table, match: IntArray, clocks: Alignment) -> Parts:
+def decompose(spans: pa.Table, match: Integers, clocks: Alignment) -> Parts:
     """Split every span of a table whose times are on the common clock, ordered by (rank, start).
 
     match (span,) as `aggregate.match` gives it. Works on some ranks at a time, so that what it
-    needs beside its result does not grow with the table.
+    needs next to its result does not grow with the table.
     """
-    blocks = rank_blocks(numbers(spans, "rank"))
+    blocks = rank_blocks(numbers(spans, "rank"), BLOCK_ROWS)
     last = _LastMembers.of(spans, match, clocks, blocks)
     whole = Parts(*(np.empty(spans.num_rows, dtype=np.int64) for _ in fields(Parts)))
 
@@ -77,14 +76,6 @@ def decompose(spans: pa.Table, match: IntArray, clocks: Alignment) -> Parts:
     return whole
 
 
-def rank_blocks(rank: IntArray) -> list[slice]:
-    """Rows of a table ordered by rank as slices of whole ranks, _BLOCK_ROWS or more each."""
-    starts = group_starts(rank)
-    block = starts // _BLOCK_ROWS
-    firsts = starts[group_starts(block)].tolist()
-    return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
-
-
 @dataclass(frozen=True)
 class _LastMembers:
     """Of each match: when its last member starts, and where that rank stands in `clocks.ranks`.
@@ -93,14 +84,14 @@ class _LastMembers:
     operations with a root, which some leave before others come.
     """
 
-    start_ns: IntArray
-    position: IntArray
-    comparable: BoolArray
+    start_ns: Integers
+    position: Integers
+    comparable: Flags
     rooted: _Arrivals
 
     @classmethod
     def of(
-        cls, spans: pa.Table, match: IntArray, clocks: Alignment, blocks: list[slice]
+        cls, spans: pa.Table, match: Integers, clocks: Alignment, blocks: list[slice]
     ) -> _LastMembers:
         num_matches = int(match.max(initial=-1)) + 1
         start_ns = np.full(num_matches, np.iinfo(np.int64).min)
@@ -123,19 +114,19 @@ class _LastMembers:
 class _Arrivals:
     """Who started when in the operations with a root; all (member,), ordered by match and start."""
 
-    match: IntArray
-    start_ns: IntArray
-    position: IntArray
+    match: Integers
+    start_ns: Integers
+    position: Integers
 
     @classmethod
-    def of(cls, spans: pa.Table, match: IntArray, clocks: Alignment) -> _Arrivals:
+    def of(cls, spans: pa.Table, match: Integers, clocks: Alignment) -> _Arrivals:
         rows = np.flatnonzero(equals(spans, "op", *ROOTED_OPS) & (match >= 0))
         of_match, start_ns, position = _matched(spans.take(pa.array(rows)), match[rows], clocks)
         order = np.lexsort((start_ns, of_match))
         return cls(of_match[order], start_ns[order], position[order])
 
-    def last_before(self, match: IntArray, end_ns: IntArray) -> tuple[IntArray, IntArray]:
-        """(start, position) of the last member of each match that started by a time.
+    def last_before(self, match: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
+        """Return (start, position) of the last member of each match that started by a time.
 
         At least one has: whose end is asked for.
         """
@@ -149,16 +140,16 @@ class _Arrivals:
 
 
 def _matched(
-    spans: pa.Table, match: IntArray, clocks: Alignment
-) -> tuple[IntArray, IntArray, IntArray]:
-    """(match, start_ns, position of the rank) of the matched spans."""
+    spans: pa.Table, match: Integers, clocks: Alignment
+) -> tuple[Integers, Integers, Integers]:
+    """Return (match, start_ns, position of the rank) of the matched spans."""
     rows = np.flatnonzero(match >= 0)
     position = np.searchsorted(clocks.ranks, numbers(spans, "rank")[rows])
     return match[rows], numbers(spans, "start_ns")[rows], position.astype(np.int64)
 
 
 def _decompose_block(
-    spans: pa.Table, match: IntArray, clocks: Alignment, last: _LastMembers
+    spans: pa.Table, match: Integers, clocks: Alignment, last: _LastMembers
 ) -> Parts:
     wait, transfer = _split_waits(spans, match, clocks, last)
     communication = equals(spans, "kind", *COMMUNICATION_KINDS)
@@ -176,9 +167,9 @@ def _decompose_block(
 
 
 def _split_waits(
-    spans: pa.Table, match: IntArray, clocks: Alignment, last: _LastMembers
-) -> tuple[IntArray, IntArray]:
-    """(wait_ns, transfer_ns) of each span."""
+    spans: pa.Table, match: Integers, clocks: Alignment, last: _LastMembers
+) -> tuple[Integers, Integers]:
+    """Return (wait_ns, transfer_ns) of each span."""
     wait = np.full(len(match), NOT_APPLICABLE, dtype=np.int64)
     transfer = wait.copy()
     rows = np.flatnonzero(match >= 0)
@@ -201,13 +192,13 @@ def _split_waits(
 
 
 def self_times(
-    rank: IntArray,
-    start_ns: IntArray,
-    duration_ns: IntArray,
-    cpu_ns: IntArray,
-    inside: BoolArray,
-) -> tuple[IntArray, IntArray]:
-    """(self_ns, self_cpu_ns) of each span of a table ordered by (rank, start).
+    rank: Integers,
+    start_ns: Integers,
+    duration_ns: Integers,
+    cpu_ns: Integers,
+    inside: Flags,
+) -> tuple[Integers, Integers]:
+    """Return (self_ns, self_cpu_ns) of each span of a table ordered by (rank, start).
 
     `inside` marks the spans to be taken out. CPU time of a span is taken to be spread evenly.
     """

@@ -1,123 +1,436 @@
-"""From anchors to clock lines that causality allows, and how far they may be off."""
+"""Fit clock lines that a few wrong anchors do not move: sparse, reweighted least squares.
+
+Every clock domain d has a line: common = local + offset_d + drift_d · (local − centre_d). Every
+event c has an unknown common time T_c at which all its members m end:
+
+    minimise  Σ_cm w_cm · (local_cm + offset_d(m) + drift_d(m) · age_cm − T_c)²  +  Σ_d (drift_d/P)²
+
+T_c is eliminated (it is the weighted mean of its members), which leaves a graph Laplacian over the
+domains, one block for offsets and one for drifts. It is never formed: conjugate gradients need
+only its products, two sparse multiplications each, so that a group of thousands of ranks costs no
+more than its members. P says that real clocks drift by some tens of ppm.
+
+Two domains, one event, w = 1, no drift: local ends 100 and 140 ns give offsets −20 and +20 about
+their mean … or, with the first domain as reference, 0 and −40: both end at 100 ns.
+
+Weights w come from the residuals: Huber's first, then Tukey's biweight, which gives gross errors no
+weight at all (Holland & Welsch, Comm. Statist. A6, 1977). Large problems are first solved on a
+part of their events, and from there on all of them. How much anchors scatter is estimated
+beforehand, for each class of anchors (the collectives of one parallel axis, operation and size)
+from its median residual: the few events that tie nodes together must not be thrown out because the
+many inside a node are more exact.
+
+Such rounds settle near where they begin. They begin with all anchors believed, unless a better
+place is known (`aggregate.causality`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from aggregate.accuracy import Accuracy, assess
-from aggregate.causality import Causality, believed_gap, bounded_solution
-from aggregate.keys import BoolArray, FloatArray, IntArray, group_starts
-from aggregate.line_problem import LineProblem
-from aggregate.robust import Lines, estimate_noise, fit_lines, unmoved_lines
-from aggregate.ties import Ties, references
+from aggregate.anchors import Anchors
+from megascan.arrays import Flags, Floats, Integers, group_starts
 
-LARGEST_DRIFT_ERROR = 10e-6
-"""A drift whose standard error is larger is not claimed but set to 0 (a ratio)."""
-_GROSS_SIGMAS = 5.0
+EXPECTED_DRIFT = 100e-6
+"""P: standard deviation of real clocks' drifts that the fit assumes (a ratio)."""
+_TOLERANCE = 1e-10
+"""Squared distance from the solution, in standard deviations, at which the solver stops."""
+_TINY = 1e-30
+
+Product: TypeAlias = Callable[[Floats], Floats]
 
 
-def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
-    """Lines of all domains; a drift that the window cannot determine is left out.
+@dataclass(frozen=True, kw_only=True)
+class LineProblem:
+    """Anchors as rows of the problem, ordered by event.
 
-    Where they break causality grossly, the robust fit has settled on wrong ends (half of a class
-    may be late by a slow link). It is then begun again where causality is kept, and that result is
-    taken if it makes the anchors agree better. So a handful of wrong matches cannot force it.
+    value  (anchor,) local − centre of its domain, ns
+    age    (anchor,) the same in units of span_ns, so that offsets and drifts are alike in size
+    starts (event,)  first row of each event
+    A solution is (2 · domain,): offsets in ns, then drifts in ns a span.
     """
-    anchors = ties.anchors
-    problem = LineProblem.of(anchors, ties.domain[anchors.rank], ties.num_domains)
-    if ties.num_domains == 1 or not len(anchors.event):
-        return unmoved_lines(problem)
-    drifting = np.full(ties.num_domains, with_drift)
-    noise = _noise(ties, problem, drifting)
-    lines = _certain_lines(problem, noise, drifting)
-    orders = ties.causality.orders(lines.common)
-    if believed_gap(orders, orders.delay_ns(lines.common)) <= _GROSS_SIGMAS * lines.noise_ns:
-        return lines
-    drifting = lines.drift != 0
-    start = bounded_solution(problem, noise, drifting, lines.solution, ties.causality)
-    noise_there = _noise(ties, problem, drifting, start)
-    if np.log(noise_there).sum() >= np.log(noise).sum():
-        return lines
-    return _certain_lines(problem, noise_there, drifting, start)
+
+    event: Integers
+    starts: Integers
+    domain: Integers
+    value: Floats
+    age: Floats
+    centre_ns: Integers
+    span_ns: float
+
+    @classmethod
+    def of(cls, anchors: Anchors, domain: Integers, num_domains: int) -> LineProblem:
+        """Set the problem up from anchors and the domain of each (anchor,), one of num_domains.
+
+        Each domain's times are centred on their middle, which keeps offset and drift apart.
+        """
+        low = np.full(num_domains, np.iinfo(np.int64).max)
+        high = np.full(num_domains, np.iinfo(np.int64).min)
+        np.minimum.at(low, domain, anchors.end_ns)
+        np.maximum.at(high, domain, anchors.end_ns)
+        seen = high >= low
+        centre = np.where(seen, low // 2 + high // 2, 0)
+        span = float(max(int((high[seen] - low[seen]).max(initial=0)), 1))
+        value = (anchors.end_ns - centre[domain]).astype(np.float64)
+        return cls(
+            event=anchors.event,
+            starts=group_starts(anchors.event),
+            domain=domain,
+            value=value,
+            age=value / span,
+            centre_ns=centre,
+            span_ns=span,
+        )
+
+    @property
+    def num_domains(self) -> int:
+        """Number of clock domains, with and without anchors."""
+        return len(self.centre_ns)
+
+    def thinned(self, rows: Integers) -> LineProblem:
+        """Return the same problem with some anchors only, whole events."""
+        starts = group_starts(self.event[rows])
+        return LineProblem(
+            event=np.cumsum(np.bincount(starts, minlength=len(rows))) - 1,
+            starts=starts,
+            domain=self.domain[rows],
+            value=self.value[rows],
+            age=self.age[rows],
+            centre_ns=self.centre_ns,
+            span_ns=self.span_ns,
+        )
+
+    def extended(self, domain: Integers, time_ns: Integers) -> LineProblem:
+        """Add further events of two members each, domain and time_ns (pair, 2)."""
+        num_events = len(self.starts)
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64).ravel()
+        event = np.r_[self.event, num_events + np.repeat(np.arange(len(domain)), 2)]
+        return LineProblem(
+            event=event,
+            starts=group_starts(event),
+            domain=np.r_[self.domain, domain.ravel()],
+            value=np.r_[self.value, value],
+            age=np.r_[self.age, value / self.span_ns],
+            centre_ns=self.centre_ns,
+            span_ns=self.span_ns,
+        )
+
+    def common(self, solution: Floats, domain: Integers, time_ns: Integers) -> Floats:
+        """Return (time,) common time of each local time of a domain, up to one constant."""
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64)
+        offset, drift = solution[: self.num_domains], solution[self.num_domains :]
+        return np.asarray(value + offset[domain] + drift[domain] * (value / self.span_ns))
+
+    def event_sums(self, values: Floats) -> Floats:
+        """Return (event,) sum over each event's members."""
+        return np.add.reduceat(values, self.starts) if len(values) else values
+
+    def domain_sums(self, values: Floats) -> Floats:
+        """Return (domain,) sum over each domain's anchors."""
+        return np.bincount(self.domain, values, self.num_domains).astype(np.float64)
+
+    def domain_means(self, values: Floats) -> Floats:
+        """Return (domain,) mean over each domain's anchors, 0 without any."""
+        return self.domain_sums(values) / np.maximum(self.domain_sums(np.ones_like(values)), 1.0)
+
+    def residuals(self, solution: Floats, weights: Floats) -> Floats:
+        """Return (anchor,) distance from the event's weighted mean, ns."""
+        offset, drift = solution[: self.num_domains], solution[self.num_domains :]
+        corrected = self.value + offset[self.domain] + drift[self.domain] * self.age
+        total = np.maximum(self.event_sums(weights), _TINY)
+        return corrected - (self.event_sums(weights * corrected) / total)[self.event]
+
+    def weight_of_others(self, weights: Floats, rows: Integers) -> Floats:
+        """Return (row,) share of the event's weight that the anchors' other members hold."""
+        total = np.maximum(self.event_sums(weights), _TINY)[self.event[rows]]
+        return np.maximum(1.0 - weights[rows] / total, 1e-6)
+
+    def solve(self, weights: Floats, drifting: Flags, guess: Floats) -> Floats:
+        """Solve weighted least squares; domains that are not `drifting` (domain,) keep drift 0.
+
+        Weights (anchor,) are 1/variance in ns⁻². Domains hang together by differences only: a
+        constant may be added to all of a component.
+        """
+        free = np.r_[np.ones(self.num_domains), drifting.astype(np.float64)]
+        weighted = weights * self.residuals(np.zeros(2 * self.num_domains), weights)
+        right = -np.r_[self.domain_sums(weighted), self.domain_sums(weighted * self.age)] * free
+        product, diagonal = self._normal(weights, free)
+        return conjugate_gradients(product, right, diagonal, guess * free)
+
+    def _normal(self, weights: Floats, free: Floats) -> tuple[Product, Floats]:
+        """Return the product with the normal matrix, and its diagonal minus the events' part."""
+        n = self.num_domains
+        means = self._means(weights)
+        w_one, w_age = self.domain_sums(weights), self.domain_sums(weights * self.age)
+        prior = 1.0 / (EXPECTED_DRIFT * self.span_ns) ** 2
+        w_age2 = self.domain_sums(weights * self.age**2) + prior
+
+        def product(vector: Floats) -> Floats:
+            vector = vector * free
+            offset, drift = vector[:n], vector[n:]
+            own = np.r_[w_one * offset + w_age * drift, w_age * offset + w_age2 * drift]
+            return np.asarray((own - means.T @ (means @ vector)) * free)
+
+        return product, np.maximum(np.r_[w_one, w_age2], _TINY)
+
+    def _means(self, weights: Floats) -> csr_array:
+        """Return (event, 2 · domain) matrix M: MᵀM is what eliminating the events' times takes
+        away.
+        """
+        share = weights / np.sqrt(np.maximum(self.event_sums(weights), _TINY))[self.event]
+        entries, columns = np.empty(2 * len(share)), np.empty(2 * len(share), dtype=np.int32)
+        entries[0::2], entries[1::2] = share, share * self.age
+        columns[0::2], columns[1::2] = self.domain, self.domain + self.num_domains
+        first = (2 * np.r_[self.starts, len(self.event)]).astype(np.int32)
+        return csr_array((entries, columns, first), shape=(len(self.starts), 2 * self.num_domains))
 
 
-def _certain_lines(
+def conjugate_gradients(product: Product, right: Floats, diagonal: Floats, guess: Floats) -> Floats:
+    """Solve A x = right for a positive semidefinite A whose range holds `right`.
+
+    Preconditioned by `diagonal`. SciPy's own solver divides by zero where rounding has left a
+    part of `right` in A's null space, which every constant shift of a component is; here a step
+    that A no longer sees ends the search.
+    """
+    solution = guess.copy()
+    residual = right - product(solution)
+    direction = residual / diagonal
+    distance = float(residual @ direction)
+    goal = max(_TOLERANCE, 1e-18 * float(right @ (right / diagonal)))
+    for _ in range(10 * len(right) + 100):
+        if distance <= goal:
+            break
+        image = product(direction)
+        curvature = float(direction @ image)
+        if curvature <= 1e-14 * float(direction @ (diagonal * direction)):
+            break
+        step = distance / curvature
+        solution += step * direction
+        residual -= step * image
+        scaled = residual / diagonal
+        previous, distance = distance, float(residual @ scaled)
+        direction = scaled + (distance / previous) * direction
+    return solution
+
+
+_HUBER, _TUKEY = 1.345, 4.685
+"""Tuning for 95 % efficiency on normal noise, in standard deviations."""
+_ROUNDS = 25
+_FINEST_NOISE_NS = 50.0
+"""Timers are not better than this; below it residuals are rounding."""
+_SETTLED = 0.05
+"""Rounds end when no clock's residuals move by more than this part of the noise on average."""
+_FIRST_NOISE_NS = 1e3
+"""Small, so that no expectation about drifts has a part in where the rounds begin."""
+_MAD_TO_SIGMA = 1.4826
+_THINNED_ANCHORS = 200_000
+_ENOUGH_ANCHORS = 30
+_MEDIAN_OF = 50_000
+
+_Weigh: TypeAlias = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Fitted lines: common = local + offset_ns + drift · (local − centre_ns), plus a constant.
+
+    offset_ns, drift, centre_ns, drift_error, num_anchors (domain,); drift_error is a standard
+    error.
+    weights (anchor,) are relative, 0 for rejected anchors; residual_ns (anchor,) is the distance
+    from the mean of the event's other members; noise_ns is the median anchor's deviation.
+    solution (2 · domain,) is what the problem has found.
+    """
+
+    solution: Floats
+
+    offset_ns: Floats
+    drift: Floats
+    centre_ns: Integers
+    drift_error: Floats
+    num_anchors: Integers
+    weights: Floats
+    residual_ns: Floats
+    noise_ns: float
+
+    def common(self, domain: Integers, time_ns: Integers) -> Floats:
+        """Return (time,) common time of each local time of a domain, up to one constant."""
+        value = (time_ns - self.centre_ns[domain]).astype(np.float64)
+        return np.asarray(value + self.offset_ns[domain] + self.drift[domain] * value)
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Standard deviation of anchors: that of their class and their own slack together.
+
+    `samples` holds some rows of each class, enough for a median.
+    """
+
+    label: Integers
+    slack_ns: Floats
+    samples: tuple[Integers, ...]
+
+    @classmethod
+    def classes(cls, label: Integers, slack_ns: Floats) -> _Noise:
+        rows = (np.flatnonzero(label == number) for number in range(int(label.max(initial=-1)) + 1))
+        return cls(label, slack_ns, tuple(r[:: len(r) // _MEDIAN_OF + 1] for r in rows))
+
+    def of(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
+        """Return (anchor,) deviations, that of the class and the slack together."""
+        total: Floats = np.hypot(
+            self.of_classes(problem, residual, weights)[self.label], self.slack_ns
+        )
+        return total
+
+    def of_classes(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
+        """Return (class,) deviations, from residuals freed of the anchor's own pull on the mean."""
+        deviation = np.full(len(self.samples), _FINEST_NOISE_NS)
+        for number, rows in enumerate(self.samples):
+            if len(rows):
+                others = np.sqrt(problem.weight_of_others(weights, rows))
+                median = float(np.median(np.abs(residual[rows]) / others))
+                deviation[number] = max(_MAD_TO_SIGMA * median, _FINEST_NOISE_NS)
+        return deviation
+
+
+def estimate_noise(
     problem: LineProblem,
-    noise: FloatArray,
-    drifting: BoolArray,
-    start: FloatArray | None = None,
+    label: Integers,
+    slack_ns: Floats,
+    drifting: Flags | None = None,
+    start: Floats | None = None,
+) -> Floats:
+    """Estimate the (anchor,) standard deviation of each anchor about the lines of `problem`.
+
+    label     (anchor,) class whose anchors have the same noise, from 0
+    slack_ns  (anchor,) further standard deviation of an anchor that is known
+    drifting  (domain,) whose drift is free, all without
+    start     (2 · domain,) solution to begin with
+    """
+    rows = thin_rows(problem, label)
+    part, noise = problem.thinned(rows), _Noise.classes(label[rows], slack_ns[rows])
+    if drifting is None:
+        drifting = np.ones(problem.num_domains, dtype=np.bool_)
+    first = np.full(len(rows), _FIRST_NOISE_NS)
+    solution, weights = _reweighted(
+        part, first, drifting, rounds=_BOTH, noise=noise, solution=start
+    )
+    deviation = noise.of_classes(part, part.residuals(solution, weights), weights)
+    everywhere: Floats = np.hypot(deviation[label], slack_ns)
+    return everywhere
+
+
+def fit_lines(
+    problem: LineProblem,
+    deviation_ns: Floats,
+    drifting: Flags,
+    start: Floats | None = None,
 ) -> Lines:
-    """Fitted lines with those of the drifts only that are known well enough."""
-    drifting = drifting & (np.bincount(problem.domain, minlength=problem.num_domains) > 2)
-    while True:
-        lines = fit_lines(problem, noise, drifting, start)
-        certain = drifting & (lines.drift_error <= LARGEST_DRIFT_ERROR)
-        if (certain == drifting).all():
-            return lines
-        drifting = certain
+    """Solve for all domains at once.
 
-
-def _noise(
-    ties: Ties,
-    problem: LineProblem,
-    drifting: BoolArray,
-    start: FloatArray | None = None,
-) -> FloatArray:
-    """(anchor,) deviations: of collectives about common lines, of messages about their own.
-
-    The messages of each pair of domains have two lines to themselves, so that a slow link does not
-    make collectives look inexact.
+    deviation_ns  (anchor,) standard deviations
+    drifting      (domain,) whose drift is free
+    start         (2 · domain,) solution to begin with
     """
-    anchors, num_collective = ties.anchors, ties.num_collective
-    parts = []
-    if num_collective:
-        rows = np.arange(num_collective)
-        collectives = problem.thinned(rows) if num_collective < len(anchors.event) else problem
-        label, slack = anchors.label[rows], anchors.slack_ns[rows]
-        parts.append(estimate_noise(collectives, label, slack, drifting, start))
-    if num_collective < len(anchors.event):
-        messages = anchors.rows(np.arange(num_collective, len(anchors.event)))
-        pairs = ties.domain[messages.rank].reshape(-1, 2)
-        _, pair = np.unique(pairs[:, 0] * ties.num_domains + pairs[:, 1], return_inverse=True)
-        own: IntArray = (2 * pair[:, None] + np.arange(2)).ravel()
-        apart = LineProblem.of(messages, own, int(own.max()) + 1)
-        parts.append(estimate_noise(apart, messages.label, messages.slack_ns))
-    return np.concatenate(parts)
+    solution, rounds = start, _BOTH
+    rows = thin_rows(problem)
+    if len(rows) < len(problem.event):
+        part = problem.thinned(rows)
+        solution, _ = _reweighted(
+            part, deviation_ns[rows], drifting, rounds=rounds, solution=solution
+        )
+        rounds = _BOTH[1:] if _well_covered(part, problem) else _BOTH
+    solution, weights = _reweighted(
+        problem, deviation_ns, drifting, rounds=rounds, solution=solution
+    )
+    return _lines(problem, deviation_ns, solution, weights)
 
 
-def relative_lines(
-    lines: Lines, reference_of: IntArray, component: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Offset (at each domain's centre) and drift of each domain against its reference's clock."""
-    reference = reference_of[component]
-    rate = 1.0 + lines.drift[reference]
-    drift = (1.0 + lines.drift) / rate - 1.0
-    offset = (lines.offset_ns - lines.offset_ns[reference]) / rate
-    offset += lines.centre_ns[reference] - lines.centre_ns
-    return offset, drift
+def unmoved_lines(problem: LineProblem) -> Lines:
+    """Return the lines that change nothing, with the residuals that the clocks have as they are."""
+    label, slack = np.zeros(len(problem.event), dtype=np.int64), np.zeros(len(problem.event))
+    solution, weights = np.zeros(2 * problem.num_domains), np.ones(len(problem.event))
+    noise = _Noise.classes(label, slack)
+    deviation = noise.of(problem, problem.residuals(solution, weights), weights)
+    return _lines(problem, deviation, solution, weights)
 
 
-def causality_of(ties: Ties, lines: Lines) -> Causality:
-    """With what a fit believes of the collectives' ends."""
-    believed = np.zeros(len(ties.causality.members.event), dtype=np.bool_)
-    believed[ties.member_rows] = lines.weights[: ties.num_collective] > 0
-    return replace(ties.causality, believed=believed)
+def thin_rows(problem: LineProblem, label: Integers | None = None) -> Integers:
+    """Draw rows of events evenly, about _THINNED_ANCHORS of each class or all there are."""
+    if label is None:
+        label = np.zeros(len(problem.event), dtype=np.int64)
+    stride = np.maximum(np.bincount(label) // _THINNED_ANCHORS, 1)
+    number = np.random.default_rng(0).permutation(len(problem.starts))
+    drawn = number % stride[label[problem.starts]] == 0
+    return np.flatnonzero(drawn[problem.event]).astype(np.int64)
 
 
-def accuracy_of(ties: Ties, lines: Lines, component: IntArray) -> Accuracy:
-    """Error bars of a fit, before contradictions."""
-    reference = references(ties.domain, component)[component]
-    return assess(ties.anchors, lines, ties.domain, _extents_ns(ties, lines), reference)
+def _well_covered(part: LineProblem, whole: LineProblem) -> bool:
+    """Tell whether a part has enough anchors of every domain for its solution to be near the
+    whole's.
+    """
+    some, all_of = (
+        np.bincount(problem.domain, minlength=whole.num_domains) for problem in (part, whole)
+    )
+    return bool((some >= np.minimum(all_of, _ENOUGH_ANCHORS)).all())
 
 
-def _extents_ns(ties: Ties, lines: Lines) -> FloatArray:
-    """(anchor,) from the first start to the last end of its event."""
-    anchors = ties.anchors
-    if not len(anchors.event):
-        return np.zeros(0)
-    domain, starts = ties.domain[anchors.rank], group_starts(anchors.event)
-    first = np.minimum.reduceat(lines.common(domain, ties.start_ns), starts)
-    last = np.maximum.reduceat(lines.common(domain, anchors.end_ns), starts)
-    return np.asarray(last - first)[anchors.event]
+def _reweighted(
+    problem: LineProblem,
+    deviation: Floats,
+    drifting: Flags,
+    *,
+    rounds: tuple[_Weigh, ...],
+    noise: _Noise | None = None,
+    solution: Floats | None = None,
+) -> tuple[Floats, Floats]:
+    """Return the solution and its weights after each kind of weights has settled.
+
+    `deviation` (anchor,) is that of all rounds, or of the first only where `noise` finds the
+    others from the residuals. Without a `solution` to begin with, all anchors are believed first.
+    """
+    weights = deviation**-2.0
+    if solution is None:
+        solution = problem.solve(weights, drifting, np.zeros(2 * problem.num_domains))
+    residual = problem.residuals(solution, weights)
+    for weigh in rounds:
+        for _ in range(_ROUNDS):
+            deviation = noise.of(problem, residual, weights) if noise else deviation
+            weights = weigh(residual / deviation) / deviation**2
+            solution = problem.solve(weights, drifting, solution)
+            before, residual = residual, problem.residuals(solution, weights)
+            moved = problem.domain_means(np.abs(residual - before) / deviation)
+            if moved.max() < _SETTLED:
+                break
+    return solution, weights
+
+
+def _huber(score: Floats) -> Floats:
+    return np.minimum(1.0, _HUBER / np.maximum(np.abs(score), _HUBER))
+
+
+def _tukey(score: Floats) -> Floats:
+    return np.square(np.maximum(1.0 - np.square(score / _TUKEY), 0.0))
+
+
+_BOTH: tuple[_Weigh, ...] = (_huber, _tukey)
+
+
+def _lines(problem: LineProblem, deviation: Floats, solution: Floats, weights: Floats) -> Lines:
+    residual = problem.residuals(solution, weights)
+    information = problem.domain_sums(weights * problem.age**2) * problem.span_ns**2
+    return Lines(
+        solution=solution,
+        offset_ns=solution[: problem.num_domains],
+        drift=solution[problem.num_domains :] / problem.span_ns,
+        centre_ns=problem.centre_ns,
+        drift_error=1.0 / np.sqrt(np.maximum(information, 1e-30)),
+        num_anchors=np.bincount(problem.domain, minlength=problem.num_domains).astype(np.int64),
+        weights=weights,
+        residual_ns=residual / problem.weight_of_others(weights, np.arange(len(residual))),
+        noise_ns=float(np.median(deviation)) if len(deviation) else 0.0,
+    )

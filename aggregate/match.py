@@ -1,4 +1,4 @@
-"""Which spans of different ranks are one communication.
+"""Find which spans of different ranks are one communication.
 
 A collective's members are the spans with the same (iteration, group, op, sequence), one from each
 rank of the group. A send and a receive belong together by (iteration, source, destination,
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from aggregate.keys import BoolArray, IntArray, by_name, combine, group_lengths, group_starts
+from megascan.arrays import Flags, Integers, by_name, combine, group_lengths, group_starts
 from megascan.header import RankHeader
 from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import codes, equals, numbers
@@ -34,7 +34,7 @@ _NUM_WORST_RANKS = 3
 class Matches:
     """Result of matching; `match` has one id a span of the table, -1 where there is none."""
 
-    match: IntArray
+    match: Integers
     num_matches: int
     num_unmatched: Mapping[str, int]
     num_duplicates: int
@@ -45,9 +45,9 @@ class Matches:
 class _Part:
     """Matching of some rows: ids from 0, and which rows repeat a key of the same member."""
 
-    rows: IntArray
-    match: IntArray
-    duplicate: BoolArray
+    rows: Integers
+    match: Integers
+    duplicate: Flags
     num_matches: int
 
 
@@ -88,10 +88,10 @@ class _Groups:
     code · num_ranks + rank of each of them.
     """
 
-    expected: IntArray
-    members: IntArray
+    expected: Integers
+    members: Integers
     num_ranks: int
-    alone: BoolArray
+    alone: Flags
     """Groups of several ranks of which the trace has one: its spans have nobody to match."""
     notes: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class _Groups:
 
 
 def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, ...]]:
-    """Members of every group by name: the first rank that declares one is believed."""
+    """Return the members of every group by name: the first rank that declares one is believed."""
     declared: dict[str, tuple[int, ...]] = {}
     for rank in sorted(headers):
         for name, members in headers[rank].groups.items():
@@ -134,12 +134,12 @@ def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, 
 
 def _recorded_members(
     spans: pa.Table,
-    group_codes: IntArray,
+    group_codes: Integers,
     num_groups: int,
     declared: Mapping[str, tuple[int, ...]],
     names: list[str],
 ) -> dict[int, tuple[int, ...]]:
-    """Members of groups that no header declares: the ranks that ever record one."""
+    """Return the members of groups that no header declares: the ranks that ever record one."""
     unknown = np.array([name not in declared for name in names], dtype=np.bool_)
     rows = np.flatnonzero(unknown[group_codes] & equals(spans, "kind", Kind.COLLECTIVE))
     rank = numbers(spans, "rank")[rows]
@@ -168,7 +168,7 @@ def _match_collectives(spans: pa.Table, groups: _Groups) -> _Part:
 
 
 def _match_messages(spans: pa.Table) -> tuple[_Part, int]:
-    """Pairs of send and receive, and how many pairs contradict each other's microbatch."""
+    """Match sends with receives; count the pairs that contradict each other's microbatch."""
     rows = np.flatnonzero(equals(spans, "kind", Kind.P2P) & equals(spans, "op", "send", "recv"))
     receives = equals(spans, "op", "recv")[rows]
     rank, peer = numbers(spans, "rank")[rows], numbers(spans, "peer")[rows]
@@ -193,8 +193,8 @@ def _match_messages(spans: pa.Table) -> tuple[_Part, int]:
     return _match_keys(rows, key, side, usable, needed), int(contradicting.sum()) // 2
 
 
-def _contradicting(part: _Part, microbatch: IntArray) -> BoolArray:
-    """Rows of pairs in which both sides name a microbatch, and not the same."""
+def _contradicting(part: _Part, microbatch: Integers) -> Flags:
+    """Return the rows of pairs in which both sides name a microbatch, and not the same."""
     known = (part.match >= 0) & (microbatch >= 0)
     lowest = np.full(part.num_matches, np.iinfo(np.int64).max)
     highest = np.full(part.num_matches, -1, dtype=np.int64)
@@ -205,7 +205,7 @@ def _contradicting(part: _Part, microbatch: IntArray) -> BoolArray:
 
 
 def _match_keys(
-    rows: IntArray, key: IntArray, member: IntArray, usable: BoolArray, needed: IntArray
+    rows: Integers, key: Integers, member: Integers, usable: Flags, needed: Integers
 ) -> _Part:
     """Give one id to each key that has exactly the needed members among its usable rows.
 
@@ -228,7 +228,7 @@ def _match_keys(
     return _Part(rows, match, duplicate, int(complete.sum()))
 
 
-def _unmatched_notes(rank: IntArray, parts: Mapping[str, _Part]) -> tuple[str, ...]:
+def _unmatched_notes(rank: Integers, parts: Mapping[str, _Part]) -> tuple[str, ...]:
     notes: list[str] = []
     for kind, part in parts.items():
         for what, chosen in (
@@ -241,7 +241,7 @@ def _unmatched_notes(rank: IntArray, parts: Mapping[str, _Part]) -> tuple[str, .
     return tuple(notes)
 
 
-def _worst_ranks(rank: IntArray) -> str:
+def _worst_ranks(rank: Integers) -> str:
     ranks, counts = np.unique(rank, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
     return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)

@@ -1,27 +1,111 @@
-"""From a Trace to a Timeline: match, align, decompose."""
+"""Build a Timeline from a Trace: match, put on one clock, split waits from transfers.
+
+    spans by own clocks ─ match ─ restarts ─ align ─ without jumps ─ one clock ─ decompose
+
+**Restarts.** The original MegaScan zeroes each rank's time at the begin of each step, so that no
+single offset can be right for a rank: behind the barrier before a step, ranks begin within some
+spread, anew each time. A restarted clock is a new clock. Each (rank, iteration) gets an offset of
+its own from what is matched in that iteration, by the same robust fit, under the same causality, as
+all clocks:
+
+                 as read (steps laid end to end)         after
+    rank 0   |step 1 ......|step 2 ......|          |step 1 ......|step 2 ......|
+    rank 1   |step 1 ......|step 2 ......|           |step 1 ......|   |step 2 ......|
+
+What is lost is lost: how long after step 1 step 2 began is what the files' pauses say, the same
+for all ranks; drift within a step is not estimated. An iteration in which a rank has nothing
+matched stays as it was read, and is counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.clocks import Alignment, align_clocks, without_steps
+from aggregate.anchors import Members, Messages, matched_messages
+from aggregate.causality import components, references, tied
+from aggregate.clocks import Alignment, align_clocks, fit_clocks, relative_lines, without_steps
 from aggregate.decompose import Parts, decompose
-from aggregate.keys import BoolArray, IntArray
 from aggregate.match import Matches, match_spans
-from aggregate.restarts import restarts
+from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError
+from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.timeline import (
     TIMELINE_SCHEMA,
     Timeline,
     Trace,
     integer_column,
     numbers,
+    row_order,
     shifted,
     with_column,
 )
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """Shifts of restarted clocks; shift_ns (span,) is to be added to the starts of a table."""
+
+    shift_ns: Integers
+    notes: tuple[str, ...]
+
+
+def restarts(
+    spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader]
+) -> Restarts | None:
+    """Return what puts the ranks of each iteration together; None unless all clocks restart."""
+    if not all(header.clock.source == RESTARTING_CLOCK for header in headers.values()):
+        return None
+    ranks = np.array(sorted(headers), dtype=np.int64)
+    rank = np.searchsorted(ranks, numbers(spans, "rank"))
+    iterations, iteration = np.unique(numbers(spans, "iteration"), return_inverse=True)
+    members, messages = Members.of(spans, matches, ranks), matched_messages(spans, matches, ranks)
+
+    def clock(rank: Integers, iteration: Integers) -> Integers:
+        return np.searchsorted(iterations, iteration) * len(ranks) + rank
+
+    shift, linked = _shifts(
+        replace(members, rank=clock(members.rank, members.iteration)),
+        replace(
+            messages,
+            source=clock(messages.source, messages.iteration),
+            destination=clock(messages.destination, messages.iteration),
+        ),
+        len(iterations) * len(ranks),
+    )
+    used = np.bincount(iteration * len(ranks) + rank, minlength=len(shift)) > 0
+    return Restarts(
+        np.rint(shift).astype(np.int64)[iteration * len(ranks) + rank],
+        (_note(shift[linked], int(np.count_nonzero(used & ~linked))),),
+    )
+
+
+def _shifts(members: Members, messages: Messages, num_clocks: int) -> tuple[Floats, Flags]:
+    """Return (clock,) what to add to its times, and whether anything ties it to another clock."""
+    clocks = np.arange(num_clocks)
+    ties = tied(members, messages, clocks)
+    component = components(ties.anchors, clocks, num_clocks)
+    lines = fit_clocks(ties, with_drift=False)
+    shift, _ = relative_lines(lines, references(clocks, component), component)
+    linked = np.bincount(component)[component] > 1
+    return np.where(linked, shift, 0.0), linked
+
+
+def _note(shift_ns: Floats, num_alone: int) -> str:
+    if not len(shift_ns):
+        return (
+            "clocks begin again at every iteration and nothing matched ties them: ranks are "
+            "comparable up to the spread of their step begins only"
+        )
+    alone = f"; {num_alone} of a rank have nothing matched and stay as they were" * bool(num_alone)
+    return (
+        "clocks begin again at every iteration and were set anew in each, by up to "
+        f"{np.abs(shift_ns).max() / 1e3:.1f} µs (median {np.median(np.abs(shift_ns)) / 1e3:.1f} µs)"
+        f"{alone}; the time between iterations is not known better than the files' pauses say"
+    )
 
 
 def build_timeline(trace: Trace) -> Timeline:
@@ -30,10 +114,10 @@ def build_timeline(trace: Trace) -> Timeline:
     Raises InputError for a trace without spans, with spans of a rank that has no header, or with
     a negative duration.
     """
-    spans = _in_order(_checked(trace))
-    trace = replace(
-        trace, spans=spans.slice(0, 0)
-    )  # times by own clocks go where they are replaced
+    spans = _checked(trace)
+    order = row_order(spans)
+    spans = spans if order is None else spans.take(order)
+    trace = replace(trace, spans=spans.slice(0, 0))  # times by own clocks go when replaced
     matches = match_spans(spans, trace.headers)
     restarted = restarts(spans, matches, trace.headers)
     if restarted:
@@ -42,7 +126,7 @@ def build_timeline(trace: Trace) -> Timeline:
     if clocks.step is not None:
         spans, clocks = without_steps(spans, matches, trace.headers, clocks)
     spans = _on_common_clock(spans, clocks)
-    order = _order(spans)
+    order = row_order(spans)
     if order is not None:
         spans, matches = spans.take(order), replace(matches, match=matches.match[order])
     parts = decompose(spans, matches.match, clocks)
@@ -85,29 +169,6 @@ def _checked(trace: Trace) -> pa.Table:
             f"run {trace.run_id!r} has a span that lasts {shortest} ns; durations are 0 or more"
         )
     return trace.spans
-
-
-def _in_order(spans: pa.Table) -> pa.Table:
-    order = _order(spans)
-    return spans if order is None else spans.take(order)
-
-
-def _order(spans: pa.Table) -> IntArray | None:
-    """Order by (rank, start, longest first), or None where the table is in it already."""
-    rank, start = numbers(spans, "rank"), numbers(spans, "start_ns")
-    duration = numbers(spans, "duration_ns")
-    if _ascending(rank, start, -duration).all():
-        return None
-    return np.lexsort((-duration, start, rank)).astype(np.int64)
-
-
-def _ascending(*columns: IntArray) -> BoolArray:
-    """Whether each row is not before the one above it."""
-    result = np.ones(max(len(columns[0]) - 1, 0), dtype=np.bool_)
-    for column in reversed(columns):
-        step = np.diff(column)
-        result = (step > 0) | ((step == 0) & result)
-    return result
 
 
 def _on_common_clock(spans: pa.Table, clocks: Alignment) -> pa.Table:

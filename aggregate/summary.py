@@ -1,21 +1,220 @@
-"""What a timeline amounts to: shares of time by rank and iteration, clocks, completeness."""
+"""Sum a timeline up: where each rank's time went, clocks and completeness, as tables and as text.
+
+Every nanosecond of an iteration counts once. Spans of a rank overlap: communication inside a
+forward pass, a garbage collection inside it, a transfer next to it. Kinds are therefore laid over
+one another like layers, and each moment belongs to the topmost layer that covers it:
+
+    transfer                 ▐██▌             split of synchronous communication
+    wait                 ▐███░░░▌
+    unsplit                                   communication without a match
+    host            ▐█▌                       on the CPU, where it interrupts the rank's one thread
+    compute      ▐██░░░██░░░░░░░██▌
+    host                          ░▐█▌        on a GPU, where it runs beside the device
+    overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
+    dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
+    idle         what no layer covers
+
+The layers' visible lengths add up to the iteration exactly: in 10 ms, compute over 8 ms with an
+all-reduce of 3 ms inside it, 2 ms of them wait, makes compute 5, wait 2, transfer 1, idle 2. Of
+visible compute, what its thread did not spend on the CPU is shown apart as `preempted` (CPU runs).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.keys import IntArray, group_starts
-from aggregate.shares import SHARES, iteration_shares
+from aggregate.decompose import BLOCK_ROWS
+from megascan.arrays import (
+    Cover,
+    Flags,
+    Integers,
+    TimeAxis,
+    combine,
+    group_lengths,
+    group_starts,
+    new_parts,
+    per_group,
+    rank_blocks,
+    united,
+)
 from megascan.header import Json, RankHeader
-from megascan.overhead import Overhead, measure_job
-from megascan.schema import COMMUNICATION_KINDS, SCHEMA_VERSION
+from megascan.overhead import MIN_CYCLES, Estimate, Overhead, measure_job
+from megascan.parallel import across_threads
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, SCHEMA_VERSION, Kind, Track
 from megascan.timeline import ClockFit, Completeness, Timeline, codes, equals, numbers
 from megascan.topology import Layout
+
+SHARES = ("compute", "preempted", "transfer", "wait", "unsplit", "host", "dispatch", "idle")
+COMPUTE_KINDS = (Kind.COMPUTE, Kind.OPTIMIZER)
+HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
+
+
+def iteration_shares(timeline: Timeline) -> pa.Table:
+    """Return a row a rank and iteration: rank, iteration, duration_ns and `<share>_ns` of SHARES.
+
+    The shares of a row add up to its duration_ns. An iteration lasts as its span says, or from
+    its first span to its last where that span is missing.
+    """
+    table, headers = timeline.spans, timeline.headers
+    blocks = rank_blocks(numbers(table, "rank"), BLOCK_ROWS)
+    shares = across_threads(lambda rows: _block_shares(table[rows], headers), blocks)
+    return pa.concat_tables(shares)
+
+
+def _block_shares(table: pa.Table, headers: Mapping[int, RankHeader]) -> pa.Table:
+    spans = _Spans.of(table)
+    windows = _Windows.of(table, spans)
+    lengths = dict.fromkeys(SHARES, np.zeros(len(windows.start), dtype=np.int64))
+    covered = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    before = lengths["idle"]
+    for share, start, end in _layers(headers, spans):
+        if not len(start):
+            continue
+        covered = united(np.r_[covered[0], start], np.r_[covered[1], end])
+        visible = Cover.of(*covered).length_within(windows.start, windows.end)
+        lengths[share] = lengths[share] + visible - before
+        before = visible
+    lengths["idle"] = windows.end - windows.start - before
+    preempted = np.minimum(_preempted(headers, spans, windows), lengths["compute"])
+    lengths["compute"], lengths["preempted"] = lengths["compute"] - preempted, preempted
+    columns = {
+        "rank": windows.rank,
+        "iteration": windows.iteration,
+        "duration_ns": windows.end - windows.start,
+    }
+    return pa.table(columns | {f"{share}_ns": lengths[share] for share in SHARES})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """Columns that the layers need; start and end are positions on the axis."""
+
+    axis: TimeAxis
+    rank: Integers
+    start: Integers
+    end: Integers
+    cpu_ns: Integers
+    launch_ns: Integers
+    wait_ns: Integers
+    transfer_ns: Integers
+    communication: Flags
+    overlapped: Flags
+    compute: Flags
+    host: Flags
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Spans:
+        rank, start = numbers(table, "rank"), numbers(table, "start_ns")
+        duration = numbers(table, "duration_ns")
+        axis = TimeAxis.of(rank, start, start + duration)
+        place = axis.place(rank, start)
+        return cls(
+            axis=axis,
+            rank=rank,
+            start=place,
+            end=place + duration,
+            cpu_ns=numbers(table, "cpu_ns"),
+            launch_ns=numbers(table, "launch_ns"),
+            wait_ns=numbers(table, "wait_ns"),
+            transfer_ns=numbers(table, "transfer_ns"),
+            communication=equals(table, "kind", *COMMUNICATION_KINDS),
+            overlapped=numbers(table, "track") == Track.OVERLAPPED,
+            compute=equals(table, "kind", *COMPUTE_KINDS),
+            host=equals(table, "kind", *HOST_KINDS),
+        )
+
+    def chosen(self, rows: Flags) -> tuple[Integers, Integers]:
+        return self.start[rows], self.end[rows]
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Iterations of all ranks, ordered by rank and iteration; positions on the axis."""
+
+    rank: Integers
+    iteration: Integers
+    start: Integers
+    end: Integers
+
+    @classmethod
+    def of(cls, table: pa.Table, spans: _Spans) -> _Windows:
+        iteration = numbers(table, "iteration")
+        rows = np.flatnonzero(iteration >= 1)
+        key = combine(spans.rank[rows], iteration[rows])
+        rows = rows[np.argsort(key, kind="stable")]
+        starts = group_starts(np.sort(key))
+        if not len(rows):
+            return cls(rows, rows, rows, rows)
+        whole = equals(table, "kind", Kind.ITERATION)[rows]
+        named = np.logical_or.reduceat(whole, starts)
+        counted = whole | ~np.repeat(named, group_lengths(starts, len(rows)))
+        limits = np.iinfo(np.int64)
+        start = np.minimum.reduceat(np.where(counted, spans.start[rows], limits.max), starts)
+        end = np.maximum.reduceat(np.where(counted, spans.end[rows], limits.min), starts)
+        return cls(spans.rank[rows[starts]], iteration[rows[starts]], start, end)
+
+
+def _on_cpu(headers: Mapping[int, RankHeader], rank: Integers) -> Flags:
+    ranks = [number for number, header in headers.items() if header.device.kind == "cpu"]
+    return np.isin(rank, ranks)
+
+
+def _layers(
+    headers: Mapping[int, RankHeader], spans: _Spans
+) -> Iterator[tuple[str, Integers, Integers]]:
+    """Yield (share, start, end) from the topmost layer down."""
+    on_cpu = _on_cpu(headers, spans.rank)
+    yield from _communication_layers(spans, spans.communication & ~spans.overlapped)
+    yield "host", *spans.chosen(spans.host & on_cpu)
+    yield "compute", *spans.chosen(spans.compute)
+    yield "host", *spans.chosen(spans.host & ~on_cpu)
+    yield from _communication_layers(spans, spans.communication & spans.overlapped)
+    yield "dispatch", *_dispatch_gaps(spans)
+
+
+def _communication_layers(spans: _Spans, rows: Flags) -> Iterator[tuple[str, Integers, Integers]]:
+    split = rows & (spans.wait_ns >= 0)
+    end = spans.end[split]
+    yield "transfer", end - spans.transfer_ns[split], end
+    yield "wait", *spans.chosen(split)
+    yield "unsplit", *spans.chosen(rows)
+
+
+def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
+    """Return gaps before device spans that the host launched only after the device had finished."""
+    rows = np.flatnonzero((spans.launch_ns != NOT_APPLICABLE) & ~spans.overlapped)
+    if len(rows) < 2:
+        return rows[:0], rows[:0]
+    start, rank = spans.start[rows], spans.rank[rows]
+    finished = np.maximum.accumulate(spans.end[rows])[:-1]
+    launched = start[1:] + np.minimum(spans.launch_ns[rows][1:], 0)
+    late = (finished < start[1:]) & (launched >= finished) & (rank[1:] == rank[:-1])
+    return finished[late], start[1:][late]
+
+
+def _preempted(headers: Mapping[int, RankHeader], spans: _Spans, windows: _Windows) -> Integers:
+    """Return (window,) ns of visible compute in which its thread was not on the CPU."""
+    hidden = spans.communication & ~spans.overlapped
+    hidden |= spans.host & _on_cpu(headers, spans.rank)
+    above = Cover.of(*spans.chosen(hidden), np.maximum(spans.cpu_ns[hidden], 0).astype(np.float64))
+    compute = np.flatnonzero(spans.compute)
+    low, high = new_parts(spans.start[compute], spans.end[compute])
+    kept = (high > low) & (spans.cpu_ns[compute] >= 0)
+    compute, low, high = compute[kept], low[kept], high[kept]
+    visible = high - low - above.length_within(low, high)
+    share = (high - low) / (spans.end[compute] - spans.start[compute])
+    cpu = spans.cpu_ns[compute] * share - above.amount_within(low, high)
+    away = np.clip(np.rint(visible - cpu), 0, visible)
+    window = np.searchsorted(windows.start, low, side="right") - 1
+    inside = (window >= 0) & (high <= np.r_[windows.end, 0][window])
+    total = np.bincount(window[inside], away[inside], minlength=len(windows.start))
+    return total.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +248,7 @@ class Summary:
     """What tracing cost, by the run's own untraced iterations."""
 
     def to_json(self) -> dict[str, Json]:
-        """All of it; the tables as lists of records."""
+        """Return all of it; the tables as lists of records."""
         record = {
             "schema": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -70,7 +269,7 @@ class Summary:
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """Shares of every rank and iteration, with what tells how far they can be trusted."""
+    """Sum up the shares of every rank and iteration, with what tells how far to trust them."""
     iterations = iteration_shares(timeline)
     kind_codes, kinds = codes(timeline.spans, "kind")
     counts = np.bincount(kind_codes, minlength=len(kinds))
@@ -107,7 +306,7 @@ def _unmatched(spans: pa.Table) -> pa.Table:
 
 
 def _clock_name(header: RankHeader) -> str:
-    """The domain's name without its boot, card and process ids, which only JSON keeps."""
+    """Return the domain's name without its boot, card and process ids, which only JSON keeps."""
     domain = header.clock.domain
     if not domain.startswith(f"{header.host}:"):
         return domain
@@ -115,18 +314,18 @@ def _clock_name(header: RankHeader) -> str:
     return f"{header.host} GPU {header.device.index}" if on_device else header.host
 
 
-def _medians(values: IntArray, rank: IntArray, starts: IntArray, count: IntArray) -> IntArray:
-    """(rank,) of values ordered by rank; between the middle two of an even number."""
+def _medians(values: Integers, rank: Integers, starts: Integers, count: Integers) -> Integers:
+    """Return (rank,) medians of values ordered by rank; of an even number the middle."""
     ordered = values[np.lexsort((values, rank))]
     low, high = ordered[starts + (count - 1) // 2], ordered[starts + count // 2]
-    medians: IntArray = low + (high - low) // 2
+    medians: Integers = low + (high - low) // 2
     return medians
 
 
 def _by_rank(iterations: pa.Table) -> pa.Table:
     rank = numbers(iterations, "rank")
     starts = group_starts(rank)
-    count = np.diff(np.r_[starts, len(rank)])
+    count = group_lengths(starts, len(rank))
     columns = {
         "rank": rank[starts],
         "num_iterations": count,
@@ -134,8 +333,199 @@ def _by_rank(iterations: pa.Table) -> pa.Table:
     }
     for name in ("duration_ns", *(f"{share}_ns" for share in SHARES)):
         values = numbers(iterations, name)
-        columns[name] = np.add.reduceat(values, starts) if len(starts) else values
+        columns[name] = per_group(np.add, values, starts)
     whole = np.maximum(columns["duration_ns"], 1)
     ratios = {f"{share}_ratio": columns[f"{share}_ns"] / whole for share in SHARES}
     order = np.lexsort((columns["rank"], ratios["wait_ratio"]))
     return pa.table({name: values[order] for name, values in (columns | ratios).items()})
+
+
+_MOST_RANKS = 16
+_MOST_CLOCKS = 8
+_RARE = ("preempted", "unsplit", "dispatch")
+"""Shares whose column is left out where no rank has any."""
+
+_HOW_TO_READ = (
+    "median iteration, and shares of the time of all; the rank that waits least stands first, the",
+    "others wait for it.",
+    "Compare ranks of one stage (PP): stages with more work wait less in a healthy job, too.",
+)
+_WIDTH = 100
+
+
+def render_text(summary: Summary, most_ranks: int = _MOST_RANKS) -> str:
+    """Render the table of shares, worst rank first, then alignment, completeness and notes.
+
+    At most `most_ranks` rows; longer tables say how many ranks are left out.
+    """
+    sections = (_heading(summary), _table(summary, most_ranks), _alignment(summary), _rest(summary))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _heading(summary: Summary) -> list[str]:
+    num_spans = sum(summary.num_spans.values())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.num_spans.items()))
+    return [
+        f"run {summary.run_id}: {len(summary.clocks)} of {summary.completeness.world_size} ranks, "
+        f"{num_spans:,} spans, {summary.num_matches:,} matched communications",
+        f"spans by kind: {kinds}",
+    ]
+
+
+def _table(summary: Summary, most_ranks: int) -> list[str]:
+    shares = [
+        share
+        for share in SHARES
+        if share not in _RARE or np.any(summary.ranks.column(f"{share}_ns").to_numpy())
+    ]
+    head = ("rank", "place", "median", *shares)
+    rows = [
+        (
+            str(row["rank"]),
+            summary.layout.label(row["rank"]),
+            f"{row['iteration_median_ns'] / 1e6:.2f} ms",
+            *(f"{100 * row[f'{share}_ratio']:.1f} %" for share in shares),
+        )
+        for row in summary.ranks.slice(0, most_ranks).to_pylist()
+    ]
+    if not rows:
+        return ["no iteration was traced: no shares to show"]
+    lines = [*_HOW_TO_READ, *_aligned([head, *rows])]
+    left_out = summary.ranks.num_rows - len(rows)
+    return lines + ([f"… and {left_out} more ranks"] if left_out else [])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align columns to equal width, the second to the left and the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 1 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _alignment(summary: Summary) -> list[str]:
+    domains = list(_domains(summary))
+    lines = textwrap.wrap(f"clocks: {summary.clock_method}", _WIDTH, subsequent_indent="  ")
+    if len(domains) == 1 and len(domains[0]) > 1:
+        return lines + _one_clock(domains[0])
+    if len(domains) > _MOST_CLOCKS:
+        return lines + _compact(domains)
+    rows: list[tuple[str, ...]] = [
+        ("ranks", "clock", "offset", "drift", "residual", "p99", "error", "anchors")
+    ]
+    rows += [_domain_row(fits, summary.clock_names[fits[0].rank]) for fits in domains]
+    return lines + _aligned(rows)
+
+
+def _domains(summary: Summary) -> Iterator[list[ClockFit]]:
+    """Yield the fits of the ranks of each clock domain, by lowest rank."""
+    by_domain: dict[str, list[ClockFit]] = {}
+    for rank in sorted(summary.clocks):
+        by_domain.setdefault(summary.clocks[rank].domain, []).append(summary.clocks[rank])
+    yield from by_domain.values()
+
+
+def _one_clock(fits: list[ClockFit]) -> list[str]:
+    median_ns = float(np.median([fit.residual_median_ns for fit in fits]))
+    p99_ns = max(fit.residual_p99_ns for fit in fits)
+    if not any(fit.num_anchors for fit in fits):
+        return []
+    return [
+        f"  ranks leave a collective within {_time(median_ns)} of each other (median; "
+        f"p99 {_time(p99_ns)}):",
+        "  with one clock that is the job's own timing (cores shared, late wake-ups), not an error",
+    ]
+
+
+def _time(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.1f} ms" if time_ns >= 1e6 else f"{time_ns / 1e3:.1f} µs"
+
+
+def _domain_row(fits: list[ClockFit], name: str) -> tuple[str, ...]:
+    ranks = [fit.rank for fit in fits]
+    return (
+        f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}…{ranks[-1]} ({len(ranks)})",
+        name,
+        f"{fits[0].offset_ns / 1e6:+.4f} ms",
+        f"{fits[0].drift_ppm:+.3f} ppm",
+        f"{np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs",
+        f"{max(fit.residual_p99_ns for fit in fits) / 1e3:.1f} µs",
+        f"{max(fit.error_ns for fit in fits) / 1e3:.1f} µs",
+        f"{sum(fit.num_anchors for fit in fits):,}",
+    )
+
+
+def _compact(domains: list[list[ClockFit]]) -> list[str]:
+    fits = [fit for group in domains for fit in group]
+    offsets = [fit.offset_ns / 1e6 for fit in fits]
+    drifts = [fit.drift_ppm for fit in fits]
+    worst = max(fits, key=lambda fit: fit.residual_p99_ns)
+    widest = max(fits, key=lambda fit: fit.error_ns)
+    fewest = min(fits, key=lambda fit: fit.num_anchors)
+    return [
+        f"{len(domains)} clocks of {len(fits)} ranks: offset {min(offsets):+.3f} … "
+        f"{max(offsets):+.3f} ms, drift {min(drifts):+.2f} … {max(drifts):+.2f} ppm",
+        f"residual: median {np.median([fit.residual_median_ns for fit in fits]) / 1e3:.1f} µs, "
+        f"p99 up to {worst.residual_p99_ns / 1e3:.1f} µs (rank {worst.rank}); "
+        f"error bars up to {_time(widest.error_ns)} (rank {widest.rank}); "
+        f"fewest anchors: {fewest.num_anchors} (rank {fewest.rank})",
+    ]
+
+
+def _tracing(cost: Overhead) -> list[str]:
+    """Say what tracing cost; nothing for traces without times of untraced iterations."""
+    if cost.traced is None or cost.run is None:
+        why = _why_unknown(cost)
+        return textwrap.wrap(f"tracing: {why}", _WIDTH, subsequent_indent="  ") if why else []
+    text = (
+        f"tracing: a traced iteration takes {_times(cost.traced)} an untraced one, the whole run "
+        f"{_times(cost.run)} an untraced run (95 % intervals; {cost.num_cycles} windows at "
+        f"{cost.granularity}, one every {cost.interval} iterations)"
+    )
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+
+
+def _times(estimate: Estimate) -> str:
+    return f"{estimate.ratio:.4f} times ({estimate.low:.4f} … {estimate.high:.4f})"
+
+
+def _why_unknown(cost: Overhead) -> str:
+    if not cost.num_traced:
+        return ""
+    if not cost.num_untraced:
+        return (
+            "its cost is not known, every iteration was traced; make --trace-interval longer than "
+            "--continuous-trace-iterations to have some to compare with"
+        )
+    return (
+        f"its cost is not known: {cost.num_cycles} windows can be compared with the untraced "
+        f"iterations after them, {MIN_CYCLES} are needed"
+    )
+
+
+def _rest(summary: Summary) -> list[str]:
+    there = summary.completeness
+    lines = []
+    if there.missing_ranks:
+        named = ", ".join(str(rank) for rank in there.missing_ranks[:_MOST_RANKS])
+        more = ", …" if len(there.missing_ranks) > _MOST_RANKS else ""
+        many = "s" if len(there.missing_ranks) > 1 else ""
+        lines.append(f"missing: {len(there.missing_ranks)} rank{many} ({named}{more})")
+    if there.num_unfinished_spans:
+        lines.append(f"left out: {there.num_unfinished_spans:,} spans of unfinished windows")
+    unmatched = ", ".join(
+        f"{count:,} {kind}" for kind, count in there.num_unmatched.items() if count
+    )
+    lines.append(f"unmatched: {unmatched or 'none'}; duplicates: {there.num_duplicates:,}")
+    lines += _tracing(summary.tracing)
+    return lines + [
+        line
+        for note in there.notes
+        for line in textwrap.wrap(
+            f"note: {note}", _WIDTH, subsequent_indent="  ", break_long_words=False
+        )
+    ]

@@ -40,14 +40,13 @@ from benchmarks.alignment_jobs import (
     EPOCH_NS,
     PERIOD_NS,
     SLOW_RANK,
-    Integers,
-    Reals,
     Skew,
     gloo_run,
     op_table_trace,
     planted_job,
     strings,
 )
+from megascan.arrays import Floats, Integers
 from megascan.errors import report_errors
 from megascan.reader import read_trace
 from megascan.schema import Kind
@@ -157,7 +156,7 @@ def timed_alignment(trace: Trace) -> tuple[tuple[float, float], Matches, Alignme
     return (matched - began, time.process_time() - matched), matches, fit
 
 
-def clock_errors(fit: Alignment, skew: Skew, window_ns: int) -> Reals:
+def clock_errors(fit: Alignment, skew: Skew, window_ns: int) -> Floats:
     """(rank, time) corrected time of each rank less that of the reference (rank 0), ns."""
     true = EPOCH_NS + np.linspace(0, window_ns, 9).astype(np.int64)
     rank = np.repeat(np.arange(len(skew.drift)), len(true))

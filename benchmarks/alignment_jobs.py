@@ -12,15 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.jobs import DATA, DEVICES, model, run_ranks
+from megascan.arrays import Floats, Integers
 from megascan.errors import InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
 from megascan.reader import read_trace
 from megascan.schema import SPAN_COLUMNS, Granularity, Track
 from megascan.timeline import TRACE_SCHEMA, Completeness, Trace, numbers
 from megascan.topology import Layout
-
-Integers = npt.NDArray[np.int64]
-Reals = npt.NDArray[np.float64]
 
 EPOCH_NS = 1_750_000_000_000_000_000
 MAX_OFFSET_NS, MAX_DRIFT = 100e6, 50e-6
@@ -33,8 +31,8 @@ SLOW_RANK = 3
 class Skew:
     """Clocks of all ranks: local = true − offset_ns − drift · (true − origin_ns); (rank,)."""
 
-    offset_ns: Reals
-    drift: Reals
+    offset_ns: Floats
+    drift: Floats
     origin_ns: int
 
     @classmethod

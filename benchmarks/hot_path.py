@@ -28,16 +28,12 @@ import torch
 from benchmarks.jobs import environment_line, publish
 from megascan.clock import HostClock, now_ns
 from megascan.config import TraceConfig
-from megascan.instrument.collectives import Collectives
-from megascan.instrument.modules import BackwardSpans, Modules
-from megascan.instrument.operations import OPERATIONS
-from megascan.instrument.passes import Passes
-from megascan.instrument.position import Position
+from megascan.instrument.collectives import OPERATIONS, Collectives
+from megascan.instrument.megatron import BackwardSpans, Modules, Passes
+from megascan.instrument.place import Position
 from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
-from megascan.tracer.cuda import CudaTimer
-from megascan.tracer.device import TensorState
-from megascan.tracer.torch_device import TorchDevice
+from megascan.tracer.cuda import CudaTimer, TensorState, TorchDevice
 
 ROOT = Path(__file__).parents[1]
 NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 OFF = "off"
 NUM_RESAMPLES = 4000
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from training.faults.slowness import burn_cpu_time, spin, spin_cycles_per_ms
+from training.faults.compute import burn_cpu_time, spin, spin_cycles_per_ms
 
 EXCESS = 0.5
 """A slow rank takes so much longer for each layer, forward and backward."""

@@ -33,8 +33,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import publish
-from training.data.subword import load_gpt2
-from training.data.tokenizers import Tokenizer
+from training.data.tokenizers import Tokenizer, load_gpt2
 from training.sample_corpus import main as sample_corpus
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

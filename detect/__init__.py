@@ -1,4 +1,4 @@
-"""Turns a timeline into findings: which rank, of what, how sure, at what cost, whose fault.
+"""Turn a timeline into findings: which rank, of what, how sure, at what cost, whose fault.
 
 Names are loaded when they are first used: a replay of the step needs no statistics, and is done
 before these would be imported.
@@ -8,11 +8,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from detect.detector import detect
-    from detect.findings.text import render_text
-    from detect.optable import detect_op_table
+    from detect.detector import detect, detect_op_table
     from detect.report import Cause, Finding, Owner, Report, Verdict
-    from detect.settings import DetectorSettings
+    from detect.text import render_text
+    from detect.thresholds import DetectorSettings
 
 __megascan__ = True
 
@@ -30,14 +29,14 @@ __all__ = [
 
 _HOMES = {
     "Cause": "detect.report",
-    "DetectorSettings": "detect.settings",
+    "DetectorSettings": "detect.thresholds",
     "Finding": "detect.report",
     "Owner": "detect.report",
     "Report": "detect.report",
     "Verdict": "detect.report",
     "detect": "detect.detector",
-    "detect_op_table": "detect.optable",
-    "render_text": "detect.findings.text",
+    "detect_op_table": "detect.detector",
+    "render_text": "detect.text",
 }
 
 

@@ -1,34 +1,100 @@
-"""Timeline to report: every class searched, findings put in order, the verdict."""
+"""From a timeline to a verdict: observe it, ask every cause, put the findings in order.
+
+    timeline ── observe ──> observations ── steady, one_row_a_worker ──> judged window
+             ── CAUSES: search ──> answers ── folded ──> findings, by owner and cost ──> report
+
+A report says what stands out. A page also shows how everybody else did, and a comparison of two
+traces needs the values of every rank in both. Both take an `Examination`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from detect.causes.compute import ComputeSearch, least_slowdown, search_compute
-from detect.causes.consequences import folded, without_victims
-from detect.causes.imbalance import HeavyStage, heavy_stages, sequence_skew
-from detect.causes.links import LinkSearch, search_links
-from detect.causes.pauses import LossSearch, is_host_bound, losses, search_loss
-from detect.findings.of_compute import compute_findings
-from detect.findings.of_job import sequence_finding, stage_finding
-from detect.findings.of_links import link_findings
-from detect.findings.of_losses import loss_findings
-from detect.observations import Bools, Observations
+from detect.causes.consequences import folded
+from detect.causes.registry import CAUSES
+from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
+from detect.observe.observations import Observations
+from detect.observe.optable import observe_op_table
 from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
-from detect.settings import DetectorSettings
-from detect.stats.noise import Noise, minimum_detectable_effect
+from detect.stats.residuals import compare_within, stage_groups
+from detect.thresholds import WINDOW, DetectorSettings
+from detect.whatif.optable import read_op_table
+from megascan.arrays import Flags, Floats
 from megascan.timeline import Timeline
 
-LEAST_ITERATIONS = 2
-ORDER = (Owner.NODE, Owner.UNDECIDED, Owner.JOB)
+RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
+"""Causes that make a rank's own passes longer than those of its peers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """The report, and the observations without warm-up that were judged."""
+
+    report: Report
+    seen: Observations
+
+    @cached_property
+    def suspects(self) -> Flags:
+        """Flag the rows that a finding names as slow themselves, (row,): nobody's peers."""
+        named = {
+            rank
+            for finding in self.report.findings
+            if finding.cause in RANK_CAUSES
+            for rank in finding.ranks
+        }
+        workers = self.seen.members.workers
+        return np.array([bool(named & set(ranks)) for ranks in workers], dtype=bool)
+
+    @cached_property
+    def across_stages(self) -> bool:
+        """Return whether ranks are compared by the layers of all stages: no rank has peers."""
+        return self.seen.layers is not None and all(
+            len(rows) < 2 for rows in stage_groups(self.seen.members)
+        )
+
+    @cached_property
+    def slowness(self) -> Floats:
+        """Return how much slower each rank computes than its peers, (row, iteration), log.
+
+        0.26 is 1.30 times the peers' median; NaN where a rank has no peer or recorded nothing.
+        """
+        members = self.seen.members
+        work, groups = self.seen.work, stage_groups(members)
+        if self.across_stages and self.seen.layers is not None:
+            work, groups = self.seen.layers, [np.arange(len(members))]
+        return compare_within(work, members, groups, self.suspects).value
+
+
+def examine(timeline: Timeline, settings: DetectorSettings | None = None) -> Examination:
+    """Judge a timeline, as `detect.detect` does, and keep what was judged."""
+    return examine_observations(observe(timeline), settings or DetectorSettings())
+
+
+def examine_op_table(path: Path, settings: DetectorSettings | None = None) -> Examination:
+    """Judge an op table, and keep what was judged. Raises InputError for a bad file."""
+    return examine_observations(
+        observe_op_table(read_op_table(path)), settings or DetectorSettings()
+    )
+
+
+def examine_observations(observations: Observations, settings: DetectorSettings) -> Examination:
+    """Judge observations from anywhere, and keep what was judged."""
+    return Examination(
+        report=judge(observations, settings),
+        seen=steady(one_row_a_worker(observations), settings),
+    )
 
 
 def detect(timeline: Timeline, settings: DetectorSettings | None = None) -> Report:
-    """Which rank is slow, of what, since when, how sure, at what cost, and whose fault it is.
+    """Say which rank is slow, of what, since when, how sure, at what cost, and whose fault it is.
 
     Silent about everything below `settings.min_slowdown`; the report says what the window could
     not have shown.
@@ -36,151 +102,111 @@ def detect(timeline: Timeline, settings: DetectorSettings | None = None) -> Repo
     return judge(observe(timeline), settings or DetectorSettings())
 
 
+def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Report:
+    """Judge an op table; steps stand for iterations. Raises InputError for a bad file."""
+    return judge(observe_op_table(read_op_table(path)), settings or DetectorSettings())
+
+
 def judge(observations: Observations, settings: DetectorSettings) -> Report:
-    """The report on observations, whatever they were read from."""
+    """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
-    if len(seen.iterations) < LEAST_ITERATIONS or not np.isfinite(seen.work.log_ns).any():
-        return _unjudged(seen, settings)
-    classes = losses(seen, settings)
-    num_tests = len(seen.members) * (1 + len(classes))
-    compute = search_compute(seen, settings, num_tests)
-    slow = compute.slow_rows
-    lost = [
-        without_victims(
+    num_iterations = len(seen.iterations)
+    if num_iterations < WINDOW.min_iterations or not np.isfinite(seen.work.log_ns).any():
+        return _report(
             seen,
-            search_loss(seen, loss, settings, num_tests, _forbidden(seen, compute, loss.cause)),
-            slow,
+            settings,
+            window=seen,
+            notes=(
+                f"{num_iterations} traced iterations with forward and backward passes: a verdict "
+                f"needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
+            ),
         )
-        for loss in classes
-    ]
-    links = search_links(seen, settings, num_tests)
-    done = _Searches(compute, least_slowdown(seen, settings), lost, links)
-    findings = compute_findings(seen, compute)
-    findings += [finding for one in lost for finding in loss_findings(seen, one, slow)]
-    findings += link_findings(seen, links) if links else []
-    findings = folded(findings)
-    findings += [stage_finding(seen, heavy) for heavy in _stages(seen, settings, slow)]
-    skew = sequence_skew(seen, settings, slow)
-    findings += [sequence_finding(seen, skew)] if skew else []
-    return Report(
-        world_size=seen.members.layout.world_size,
-        iterations=(int(observations.iterations[0]), int(observations.iterations[-1])),
-        num_iterations=len(seen.iterations),
-        findings=tuple(_ordered(findings)),
-        minimum_detectable=_power(len(seen.iterations), settings, num_tests, done),
-        iteration_ns=float(np.median(seen.iteration_ns)),
-        alignment=seen.alignment,
-        completeness=seen.completeness,
-        notes=(*seen.notes, *_limits(seen, compute)),
-        judged=compute.num_compared > 0,
-        source=seen.source,
-        min_slowdown=settings.min_slowdown,
-        false_discovery_rate=settings.false_discovery_rate,
-    )
-
-
-def _forbidden(seen: Observations, compute: ComputeSearch, cause: Cause) -> Bools:
-    """Slow computation explains gaps and late exits of the same rank, not its loader."""
-    if cause in (Cause.HOST, Cause.LINK):
-        return compute.slow_rows
-    return np.zeros(len(seen.members), dtype=bool)
-
-
-def _stages(seen: Observations, settings: DetectorSettings, slow: Bools) -> list[HeavyStage]:
-    return [
-        heavy
-        for heavy in heavy_stages(seen, settings, slow)
-        if float(np.mean(heavy.saved_ns)) > (settings.min_slowdown - 1) * seen.iteration_ns.mean()
-    ]
-
-
-def _ordered(findings: list[Finding]) -> list[Finding]:
-    return sorted(
-        findings,
-        key=lambda one: (ORDER.index(one.owner), -one.step_time_cost_ratio, one.q_value),
-    )
-
-
-def _unjudged(seen: Observations, settings: DetectorSettings) -> Report:
-    iterations = seen.iterations if len(seen.iterations) else np.zeros(1, dtype=np.int64)
-    return Report(
-        world_size=seen.members.layout.world_size,
-        iterations=(int(iterations[0]), int(iterations[-1])),
-        num_iterations=len(seen.iterations),
-        findings=(),
-        minimum_detectable={},
-        iteration_ns=float(np.median(seen.iteration_ns)) if len(seen.iteration_ns) else 0.0,
-        alignment=seen.alignment,
-        completeness=seen.completeness,
-        notes=(
-            *seen.notes,
-            f"{len(seen.iterations)} traced iterations with forward and backward passes: a verdict "
-            f"needs {LEAST_ITERATIONS} at least, and 10 or more to see small slowdowns",
-        ),
-        judged=False,
-        source=seen.source,
-        min_slowdown=settings.min_slowdown,
-        false_discovery_rate=settings.false_discovery_rate,
-    )
-
-
-@dataclass(frozen=True)
-class _Searches:
-    """Results of every class."""
-
-    compute: ComputeSearch
-    compute_floor: float
-    lost: list[LossSearch]
-    links: LinkSearch | None
-
-
-def _power(
-    num_iterations: int, settings: DetectorSettings, num_tests: int, done: _Searches
-) -> dict[str, float]:
-    """Minimum detectable slowdown by class."""
-
-    def least(noise: Noise) -> float:
-        rate, power = settings.false_discovery_rate, settings.power
-        return minimum_detectable_effect(noise, num_iterations, 2 * num_tests, rate, power)
-
-    power: dict[str, float] = {}
-    if done.compute.num_compared:
-        power["compute"] = max(done.compute_floor, float(np.exp(least(done.compute.noise))))
-    for one in done.lost:
-        if one.loss.cause != Cause.LINK:
-            power[one.loss.cause.value] = 1.0 + max(least(one.noise), one.floor)
-    if done.links is not None:
-        power["link"] = max(settings.min_link_slowdown, float(np.exp(least(done.links.noise))))
-    return power
-
-
-def _limits(seen: Observations, compute: ComputeSearch) -> list[str]:
-    """What this trace could not have shown, whatever its noise."""
-    notes = []
-    if not compute.num_compared:
-        notes.append(
-            "no two ranks do the same work (DP = TP = 1 and no transformer layers traced): compute "
-            "cannot be judged; trace at granularity full, or compare with an earlier trace"
-        )
-    elif int(np.median(compute.residuals.num_peers)) == 1:
-        notes.append("each rank has one peer only: a slowdown of both alike cannot be seen")
-    if seen.mixes_communication:
-        notes.append(
-            "communication inside TP groups was not traced (granularity base) and is part of the "
-            "CPU time: only large compute faults can be told; trace at granularity full"
-        )
-    if not seen.gc_traced:
-        notes.append("garbage collection was not traced (granularity base)")
-    if seen.transfers is None:
-        notes.append("no matched communication in the trace: links cannot be judged")
-    if seen.starved_share is not None and is_host_bound(seen):
-        starved = float(np.nanmedian(seen.starved_share))
-        notes.append(
-            f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
-            "so device times partly show the hosts' speed"
-        )
+    answers = _answers(seen, settings)
+    findings = folded(_unexplained([answer for _, answer in answers]))
+    notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(
             "clocks fall into parts that share no collective; links across them are unseen"
         )
-    return notes
+    return _report(
+        seen,
+        settings,
+        window=observations,
+        findings=tuple(sorted(findings, key=_importance)),
+        minimum_detectable={
+            cause.value: answer.least_slowdown
+            for cause, answer in answers
+            if answer.least_slowdown is not None
+        },
+        notes=tuple(notes),
+    )
+
+
+def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:
+    """Ask every cause; who was found to compute slowly is told to those that follow."""
+    num_rows = len(seen.members)
+    inquiry = Inquiry(
+        seen=seen,
+        settings=settings,
+        num_tests=num_rows * sum(spec.tests_rows(seen) for spec in CAUSES),
+        slow=np.zeros(num_rows, dtype=bool),
+        named=np.zeros(num_rows, dtype=bool),
+    )
+    answers = []
+    for spec in CAUSES:
+        answer = spec.search(inquiry)
+        answers.append((spec.cause, answer))
+        if answer.slow is not None:
+            inquiry = replace(inquiry, slow=inquiry.slow | answer.slow)
+        inquiry = replace(inquiry, named=inquiry.named | _named(seen, answer))
+    return answers
+
+
+def _named(seen: Observations, answer: Answer) -> Flags:
+    """Flag the rows that an answer's findings name, (row,)."""
+    ranks = {rank for finding in answer.findings for rank in finding.ranks}
+    return np.array([bool(ranks & set(workers)) for workers in seen.members.workers], dtype=bool)
+
+
+def _unexplained(answers: list[Answer]) -> list[Finding]:
+    """Return the findings that are no part of what a later search found."""
+    findings: list[Finding] = []
+    for answer in answers:
+        findings = [one for one in findings if not answer.explains(one)] + [*answer.findings]
+    return findings
+
+
+def _importance(finding: Finding) -> tuple[int, float, float]:
+    """Order findings: what a node is to blame for first, then by cost, then by certainty."""
+    owner = (Owner.NODE, Owner.UNDECIDED, Owner.JOB).index(finding.owner)
+    return owner, -finding.step_time_cost_ratio, finding.q_value
+
+
+def _report(
+    seen: Observations,
+    settings: DetectorSettings,
+    *,
+    window: Observations,
+    findings: tuple[Finding, ...] = (),
+    minimum_detectable: Mapping[str, float] | None = None,
+    notes: tuple[str, ...],
+) -> Report:
+    """Return a report; `window` has the iterations that were traced, `seen` those judged."""
+    least = minimum_detectable or {}
+    iterations = window.iterations if len(window.iterations) else np.zeros(1, dtype=np.int64)
+    return Report(
+        world_size=seen.members.layout.world_size,
+        iterations=(int(iterations[0]), int(iterations[-1])),
+        num_iterations=len(seen.iterations),
+        findings=findings,
+        minimum_detectable=least,
+        iteration_ns=float(np.median(seen.iteration_ns)) if len(seen.iteration_ns) else 0.0,
+        alignment=seen.alignment,
+        completeness=seen.completeness,
+        notes=(*seen.notes, *notes),
+        judged=Cause.COMPUTE.value in least,
+        source=seen.source,
+        min_slowdown=settings.min_slowdown,
+        false_discovery_rate=settings.false_discovery_rate,
+        power=settings.power,
+    )

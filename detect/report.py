@@ -145,6 +145,8 @@ class Report:
     """Compute less slow than this was not to be reported."""
     false_discovery_rate: float = 0.01
     """Expected share of false names among the names."""
+    power: float = 0.95
+    """Probability with which a slowdown of the minimum size would have been found."""
 
     @property
     def verdict(self) -> Verdict:

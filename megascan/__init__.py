@@ -23,7 +23,7 @@ _HOMES = {
     "TraceConfig": "megascan.config",
     "Tracer": "megascan.tracer",
     "add_trace_arguments": "megascan.config",
-    "read": "megascan.commands.read",
+    "read": "megascan.api",
     "start": "megascan.instrument.session",
 }
 

@@ -14,10 +14,12 @@ A message is one sentence that says what is wrong with which values, where, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _MOST = 1000
 """Characters of a message: names in damaged files may be of any length."""
+
+_MOST_LISTED = 8
 
 
 class MegaScanError(Exception):
@@ -26,7 +28,7 @@ class MegaScanError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        """On one line, whatever a file's texts have brought into it."""
+        """Return the message on one line, whatever a file's texts have brought into it."""
         words = " ".join(super().__str__().splitlines())
         return words if len(words) <= _MOST else f"{words[: _MOST // 2]} … {words[-_MOST // 4 :]}"
 
@@ -69,3 +71,11 @@ def report_errors(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # keeps the interpreter from complaining at its exit
         return 0
+
+
+def listed(values: Iterable[object], most: int = _MOST_LISTED) -> str:
+    """Return the words for a list: "3", "3 and 11", "1, 2, 5 and 40 more"."""
+    words = [str(value) for value in values]
+    if len(words) > most:
+        words = [*words[:most], f"{len(words) - most} more"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,19 +1,200 @@
-"""The two records that frame a rank file.
+"""The two records that frame a rank file: who recorded it (header), what a finished window holds.
 
-Who recorded it (header) and what a finished window holds.
+A dataclass takes anything, so one that is filled from JSON is checked here, field by field, before
+arithmetic meets a text. Known are numbers, texts, enums, other dataclasses, tuples and mappings.
+
+Ordered ranks stand in JSON as a list where they are few, else as the text of their progressions:
+
+    [0, 1, 2, 3]          →  [0, 1, 2, 3]
+    0, 1, 2, … 16383      →  "0-16383"
+    3, 11, 19, … 16379    →  "3-16379/8"
+    0 … 31, 64 … 95       →  "0-31,64-95"
+
+So the header of a rank among thousands stays as short as that of one among eight, although it
+names the groups that hold them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias, cast
+import math
+import re
+import reprlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from functools import lru_cache, partial
+from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from megascan.errors import ConfigError, InputError
-from megascan.rank_lists import packed, unpacked
 from megascan.schema import SCHEMA_VERSION, Granularity
 from megascan.topology import Coordinates, Layout
-from megascan.typed import checked, shown
+
+Record = TypeVar("Record")
+Check: TypeAlias = Callable[[object, str], None]
+"""Takes a value and the path that names it; raises TypeError."""
+
+_LARGEST = 1 << 63
+
+
+def shown(value: object) -> str:
+    """A value from a file for a message: short, and however deep it nests."""
+    return reprlib.repr(value)[:40]
+
+
+def checked(record: Record) -> Record:
+    """The record itself. Raises TypeError, naming the field, for a value of another type.
+
+    Whole numbers must fit into 64 bits and others be finite; a float field takes whole numbers.
+    """
+    _check_fields(record, "")
+    return record
+
+
+def _check_fields(record: object, path: str) -> None:
+    for name, check in _checks_of(type(record)):  # type: ignore[arg-type]  # types are hashable
+        check(getattr(record, name), f"{path}{name}")
+
+
+@lru_cache(maxsize=64)
+def _checks_of(record_type: type) -> tuple[tuple[str, Check], ...]:
+    hints = get_type_hints(record_type)
+    return tuple((field.name, _check_of(hints[field.name])) for field in fields(record_type))
+
+
+@lru_cache(maxsize=256)
+def _check_of(kind: object) -> Check:
+    """What a value of a declared type must pass."""
+    arguments = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return partial(_check_record, kind)
+    if get_origin(kind) is tuple and arguments[-1] is Ellipsis:
+        return partial(_check_items, _check_of(arguments[0]))
+    if get_origin(kind) is tuple:
+        return partial(_check_places, tuple(map(_check_of, arguments)))
+    if get_origin(kind) is Mapping:
+        return partial(_check_mapping, _check_of(arguments[0]), _check_of(arguments[1]))
+    return partial(_check_plain, kind)
+
+
+def _check_record(kind: type, value: object, path: str) -> None:
+    if not isinstance(value, kind):
+        raise _misfit(value, kind, path)
+    _check_fields(value, f"{path}.")
+
+
+def _check_items(check: Check, value: object, path: str) -> None:
+    if not isinstance(value, tuple):
+        raise _misfit(value, tuple, path)
+    for item in value:
+        check(item, path)
+
+
+def _check_places(checks: tuple[Check, ...], value: object, path: str) -> None:
+    if not isinstance(value, tuple):
+        raise _misfit(value, tuple, path)
+    if len(value) != len(checks):
+        raise TypeError(f"{path} holds {len(value)} values, expected {len(checks)}")
+    for item, check in zip(value, checks, strict=True):
+        check(item, path)
+
+
+def _check_mapping(check_key: Check, check_value: Check, value: object, path: str) -> None:
+    if not isinstance(value, Mapping):
+        raise _misfit(value, Mapping, path)
+    for key, item in value.items():
+        check_key(key, f"a name in {path}")
+        check_value(item, f"{path}[{shown(key)}]")
+
+
+def _check_plain(kind: object, value: object, path: str) -> None:
+    if not _is_plain(value, kind):
+        raise _misfit(value, kind, path)
+
+
+def _misfit(value: object, kind: object, path: str) -> TypeError:
+    expected = getattr(kind, "__name__", str(kind))
+    return TypeError(f"{path} is {shown(value)}, expected {expected}")
+
+
+def _is_plain(value: object, kind: object) -> bool:
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and -_LARGEST <= value < _LARGEST
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(kind, types.UnionType):
+        return any(_is_plain(value, each) for each in get_args(kind))
+    if kind is types.NoneType:
+        return value is None
+    return isinstance(kind, type) and issubclass(kind, str | Enum) and isinstance(value, kind)
+
+
+_LONGEST_LIST = 16
+_MOST_RANKS = 1 << 24
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
+
+
+def packed(ranks: Sequence[int]) -> list[int] | str:
+    """Ranks in their order, for JSON."""
+    if len(ranks) <= _LONGEST_LIST:
+        return list(ranks)
+    return _text(tuple(ranks))
+
+
+@lru_cache(maxsize=4096)  # as below
+def _text(ranks: tuple[int, ...]) -> str:
+    return ",".join(_texts(ranks))
+
+
+def _texts(ranks: Sequence[int]) -> Iterator[str]:
+    place = 0
+    while place < len(ranks):
+        first, count = ranks[place], _progression(ranks, place)
+        step = ranks[place + 1] - first if count > 1 else 1
+        by = f"/{step}" if step > 1 else ""
+        yield f"{first}-{ranks[place + count - 1]}{by}" if count > 1 else f"{first}"
+        place += count
+
+
+def _progression(ranks: Sequence[int], place: int) -> int:
+    """How many ranks from `place` on rise by one step; 1 for fewer than three."""
+    step = ranks[place + 1] - ranks[place] if place + 1 < len(ranks) else 0
+    end = place + 1
+    while step > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == step:
+        end += 1
+    return end - place if end - place > 2 else 1
+
+
+def unpacked(ranks: object) -> tuple[int, ...]:
+    """Ranks from JSON, either way. Raises ValueError for anything else."""
+    if isinstance(ranks, str):
+        return _from_text(ranks)
+    if (
+        isinstance(ranks, list)
+        and {type(rank) for rank in ranks} <= {int}
+        and all(0 <= rank < _MOST_RANKS for rank in ranks)
+    ):
+        return tuple(ranks)
+    raise ValueError(
+        f"ranks of a group are {shown(ranks)}, expected a list or a text like 0-7,16-23"
+    )
+
+
+@lru_cache(maxsize=4096)  # the same groups stand in the headers of all their members
+def _from_text(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"ranks of a group are {text!r}, expected a text like 0-7,16-23")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if not step or not first <= last or (last - first) // step >= _MOST_RANKS - len(found):
+            raise ValueError(f"ranks of a group are {text!r}, which is no rising progression")
+        found += range(first, last + 1, step)
+    return tuple(found)
+
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

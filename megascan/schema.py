@@ -25,7 +25,7 @@ Text columns hold "".
 
 
 class Kind(StrEnum):
-    """What sort of work a span is; the `cat` of its event and its track in the timeline."""
+    """What kind of work a span is; the `cat` of its event and its track in the timeline."""
 
     ITERATION = "iteration"
     COMPUTE = "compute"
@@ -98,13 +98,13 @@ def _argument(name: str, column_type: ColumnType, unit: str, meaning: str) -> Co
 
 SPAN_COLUMNS: tuple[Column, ...] = (
     Column("rank", "int32", "", "global rank that recorded the span", "pid"),
-    Column("kind", "text", "", "sort of work, one of Kind", "cat"),
+    Column("kind", "text", "", "kind of work, one of Kind", "cat"),
     Column(
         "name", "text", "", "operation: forward, attention, all_reduce, send_forward, …", "name"
     ),
     Column("track", "int8", "", "track in the rank file, one of Track", "tid"),
     Column("start_ns", "int64", "ns", "start, unix time by the rank's own clock", "ts"),
-    Column("duration_ns", "int64", "ns", "end less start", "dur"),
+    Column("duration_ns", "int64", "ns", "end minus start", "dur"),
     _argument("iteration", "int32", "", "training iteration, from 1"),
     _argument("microbatch", "int32", "", "microbatch within the iteration, from 0"),
     _argument("chunk", "int32", "", "model chunk (virtual pipeline stage) on this rank, from 0"),
@@ -140,10 +140,10 @@ DERIVED_COLUMNS: tuple[Column, ...] = (
         "match", "int64", "", "id shared by the members of one collective or one send/recv pair"
     ),
     _argument("wait_ns", "int64", "ns", "communication: own start to last member's start"),
-    _argument("transfer_ns", "int64", "ns", "communication: duration less wait"),
-    _argument("self_ns", "int64", "ns", "duration less the synchronous communication inside"),
+    _argument("transfer_ns", "int64", "ns", "communication: duration minus wait"),
+    _argument("self_ns", "int64", "ns", "duration minus the synchronous communication inside"),
     _argument(
-        "self_cpu_ns", "int64", "ns", "cpu_ns less that of the communication inside (CPU runs)"
+        "self_cpu_ns", "int64", "ns", "cpu_ns minus that of the communication inside (CPU runs)"
     ),
 )
 """Columns that `aggregate` adds; `start_ns` is then on the job's common clock."""

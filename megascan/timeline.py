@@ -1,9 +1,8 @@
-"""The two things that travel between the parts: a Trace (as recorded) and a Timeline (on one
-clock).
+"""Declare what travels between the rooms: a Trace (as recorded) and a Timeline (on one clock).
 
 Both hold an Arrow table of spans with the columns of `megascan.schema`, ordered by (rank,
 start_ns, -duration_ns), and one header a rank. Integers are never null: `schema.NOT_APPLICABLE`
-stands where a column has no meaning.
+stands where a column has no meaning. Columns are taken out by `numbers`, `codes` and `equals`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from megascan.arrays import Flags, Integers
 from megascan.header import RankHeader, WindowRecord
 from megascan.schema import SPAN_COLUMNS, TIMELINE_COLUMNS, Column
 from megascan.topology import Layout
@@ -31,7 +30,7 @@ _PIECE_ROWS = 1 << 16
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Arrow schema of declared columns; text is dictionary-encoded."""
+    """Return the Arrow schema of declared columns; text is dictionary-encoded."""
     return pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in columns])
 
 
@@ -113,8 +112,8 @@ class Timeline:
     completeness: Completeness
 
 
-def integer_column(values: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-    """A column of integers; where all are equal (nothing applies), one short piece repeated."""
+def integer_column(values: Integers) -> pa.ChunkedArray:
+    """Make a column of integers; where all are equal, one short piece repeated."""
     if not len(values) or (values != values[0]).any():
         return pa.chunked_array([pa.array(values)], pa.int64())
     piece = pa.array(values[:_PIECE_ROWS].copy())
@@ -122,39 +121,39 @@ def integer_column(values: npt.NDArray[np.int64]) -> pa.ChunkedArray:
     return pa.chunked_array([piece] * num_whole + [piece.slice(0, rest)], pa.int64())
 
 
-def numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    """An integer column as int64."""
+def numbers(table: pa.Table, name: str) -> Integers:
+    """Return an integer column as int64."""
     return np.asarray(
         table.column(name).combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64
     )
 
 
-def with_column(table: pa.Table, name: str, values: npt.NDArray[np.int64]) -> pa.Table:
-    """The same table with other integers in a column, in its place."""
+def with_column(table: pa.Table, name: str, values: Integers) -> pa.Table:
+    """Return the same table with other integers in a column, in its place."""
     place = table.schema.get_field_index(name)
     return table.set_column(place, table.schema.field(place), pa.array(values))
 
 
-def shifted(spans: pa.Table, by_ns: int | npt.NDArray[np.int64]) -> pa.Table:
+def shifted(spans: pa.Table, by_ns: int | Integers) -> pa.Table:
     """Start times moved, all by one integer or each by its own."""
     return with_column(spans, "start_ns", numbers(spans, "start_ns") + by_ns)
 
 
-def distinct(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each value's number, and the values, in the order of their first appearance."""
+def distinct(values: Integers) -> tuple[Integers, Integers]:
+    """Return each value's number, and the values, in the order of their first appearance."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
 
 
-def first_rows(code: npt.NDArray[np.int64], num_codes: int) -> npt.NDArray[np.int64]:
-    """Of each code, all of which occur, the first row that has it."""
+def first_rows(code: Integers, num_codes: int) -> Integers:
+    """Return the first row that has each code, all of which occur."""
     first = np.empty(num_codes, dtype=np.int64)
     first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
     return first
 
 
-def codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A text column as (code of each row, text of each code)."""
+def codes(table: pa.Table, name: str) -> tuple[Integers, list[str]]:
+    """Return a text column as (code of each row, text of each code)."""
     column = table.column(name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -163,8 +162,44 @@ def codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str]]
     ), column.dictionary.to_pylist()
 
 
-def equals(table: pa.Table, name: str, *values: str) -> npt.NDArray[np.bool_]:
-    """Rows whose text column is one of `values`."""
+def equals(table: pa.Table, name: str, *values: str) -> Flags:
+    """Mark the rows whose text column is one of `values`."""
     row_codes, texts = codes(table, name)
     wanted = np.array([text in values for text in texts] or [False], dtype=np.bool_)
     return wanted[row_codes]
+
+
+def row_order(spans: pa.Table) -> Integers | None:
+    """Return the order by (rank, start, longest first); None where the rows stand in it already.
+
+    Rows that are alike stay as they stand. A single rank's rows take one sort by start, and one of
+    the few that start together.
+    """
+    if _is_in_order(spans):
+        return None
+    rank, start = numbers(spans, "rank"), numbers(spans, "start_ns")
+    longest_first = -numbers(spans, "duration_ns")
+    if np.diff(rank).any():
+        return np.lexsort((longest_first, start, rank)).astype(np.int64)
+    order = np.argsort(start, kind="stable")
+    together = np.diff(start[order]) == 0
+    places = np.flatnonzero(np.r_[False, together] | np.r_[together, False])
+    rows = order[places]
+    order[places] = rows[np.lexsort((longest_first[rows], start[rows]))]
+    return order
+
+
+def _is_in_order(spans: pa.Table) -> bool:
+    """Look at one batch after the other, so that no column is copied as a whole."""
+    previous: list[int] = []
+    for batch in spans.select(["rank", "start_ns", "duration_ns"]).to_batches():
+        if not batch.num_rows:
+            continue
+        rank, start, duration = (np.asarray(column) for column in batch.columns)
+        first = [int(rank[0]), int(start[0]), -int(duration[0])]
+        ranks, steps = np.diff(rank), np.diff(start)
+        follows = (steps > 0) | ((steps == 0) & (np.diff(duration) <= 0))
+        if first < previous or not np.all((ranks > 0) | ((ranks == 0) & follows)):
+            return False
+        previous = [int(rank[-1]), int(start[-1]), -int(duration[-1])]
+    return True

@@ -1,4 +1,4 @@
-"""Rank grid: which rank sits where on the parallel axes, and how it is called.
+"""Lay ranks out on a grid: which rank sits where on the parallel axes, and how it is called.
 
 Megatron-Core lays ranks out like digits of a number: `order` names the axes from the
 fastest-changing to the slowest (default "tp-cp-ep-dp-pp", so TP neighbours are consecutive
@@ -84,7 +84,7 @@ class Layout:
         return self.tp * self.cp * self.dp * self.pp
 
     def _strides(self, *axes: str) -> Iterator[tuple[str, int, int]]:
-        """(axis, stride, size) of the digits of a rank's number, or of those axes alone."""
+        """Yield (axis, stride, size) of the digits of a rank's number, or of those axes alone."""
         stride = 1
         for axis in self.order.split("-"):
             if axis in (axes or ("tp", "cp", "dp", "pp")):
@@ -104,7 +104,7 @@ class Layout:
         return sum(place[axis] * stride for axis, stride, _ in self._strides("tp", "cp", "dp"))
 
     def _expert_stride(self) -> int:
-        """How far apart in a stage two neighbours of an expert-parallel group are."""
+        """Return how far apart in a stage two neighbours of an expert-parallel group are."""
         replicas = self.tp * self.cp * self.dp // (self.ep * self.etp)
         sizes = {"tp": self.etp, "cp": 1, "dp": replicas, "pp": 1}
         axes = self.order.split("-")
@@ -112,11 +112,13 @@ class Layout:
         return math.prod(sizes[axis] for axis in before)
 
     def rank_of(self, place: Coordinates) -> int:
-        """Global rank at a place: the inverse of `coordinates`."""
+        """Return the global rank at a place: the inverse of `coordinates`."""
         return sum(getattr(place, axis) * stride for axis, stride, _ in self._strides())
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """Ranks that differ from `rank` on one axis only, itself included, in axis order."""
+        """Return the ranks that differ from `rank` on one axis only, itself included, in axis
+        order.
+        """
         if axis == "ep":
             return self._expert_group(rank)
         for name, stride, size in self._strides():
@@ -137,11 +139,11 @@ class Layout:
         return tuple(members)
 
     def to_json(self) -> dict[str, int | str]:
-        """As it stands in a rank file's header."""
+        """Return the layout as it stands in a rank file's header."""
         return asdict(self)
 
     def label(self, rank: int) -> str:
-        """Speaking name of a rank: every axis above 1, DP first; `DP1 PP0 TP1`."""
+        """Return the speaking name of a rank: every axis above 1, DP first; `DP1 PP0 TP1`."""
         place = self.coordinates(rank)
         axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self, axis) > 1]
         return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in axes) or "single rank"

@@ -25,6 +25,14 @@ from megascan.schema import (
     Track,
 )
 from megascan.topology import Coordinates, Layout
+from megascan.vocabulary import (
+    COLLECTIVES,
+    GROUP_AXES,
+    MESSAGES,
+    UNDIRECTED_MESSAGES,
+    WORDS,
+    group_id,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "format.md"
 
@@ -64,6 +72,19 @@ def render() -> str:
             f"- granularities: {_code(Granularity)}",
             f"- tracks: {', '.join(f'{int(track)} `{track.name.lower()}`' for track in Track)}",
             "",
+            "## Names",
+            "",
+            "What spans of a name count as in the analysis, and whether some of their time may be "
+            "communication. Other names of compute count as `part`: kernels, operators, spans of "
+            "the trainer's own.",
+            "",
+            *_words(),
+            "",
+            f"- collectives: {_code(COLLECTIVES)}",
+            f"- messages: {_code((*MESSAGES, *UNDIRECTED_MESSAGES))}",
+            f"- axes of process groups: {_code(axis.name for axis in GROUP_AXES)}; a group's id is "
+            f"`{group_id('tp', [4])}`, its axis and smallest member",
+            "",
             "## Header",
             "",
             f"The `args` of the metadata event `{HEADER_EVENT}`, first in the file and again for "
@@ -81,6 +102,18 @@ def render() -> str:
 
 def _code(values: Iterable[str]) -> str:
     return ", ".join(f"`{value}`" for value in values)
+
+
+def _words() -> list[str]:
+    rows = [
+        "| name | kind | counts as | phase | may contain communication |",
+        "|---|---|---|---|---|",
+    ]
+    return rows + [
+        f"| `{word.name}` | {word.kind} | {word.counts_as} | {word.phase or '–'} "
+        f"| {'yes' if word.contains_communication else 'no'} |"
+        for word in WORDS
+    ]
 
 
 def _columns(columns: Sequence[Column]) -> list[str]:

@@ -5,7 +5,7 @@
 #   bash scripts/test.sh tests/…    only these tests (arguments go to pytest)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare_environment train,cluster,dev
+prepare_environment train,serve,cluster,dev
 
 echo "== format"
 "$PYTHON" -m ruff format --check .

@@ -2,12 +2,16 @@
 
 The loop knows only this class. Tracing, faults, and reports implement the moments they care about;
 the loop itself never asks whether one of them is there.
+
+MegaScan's tracer as a callback of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+from megascan.tracer import Tracer
 
 
 class Callback:
@@ -81,3 +85,22 @@ class Callbacks(Callback):
             for callback in self._callbacks:
                 stack.enter_context(moment(callback))
             yield
+
+
+class TracingCallback(Callback):
+    """Tells the tracer where iterations begin and end, and closes it when the run is over."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Write the last window also when training ends with an exception."""
+        try:
+            yield
+        finally:
+            self._tracer.close()
+
+    def iteration(self, iteration: int) -> AbstractContextManager[None]:
+        """Trace an iteration, if the tracer's window says so."""
+        return self._tracer.iteration(iteration)

@@ -4,19 +4,26 @@ Megatron-Core says "cuda" in some hundred places: as a device when it makes tens
 ``torch.cuda.current_device()``, in its random states, in the type names its optimizers test.
 `install` answers all of them with the CPU. It is meant for processes that have no CUDA at all;
 where there is a GPU it must not be called. Gloo then carries the communication.
+
+Other libraries live in the same process, so whatever does not say "cuda" works as before: devices
+chosen by ``with torch.device(…)``, ``torch.jit.script``, names of types outside of Megatron-Core.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch.jit import _builtins
+from torch.utils import _device
 
-from training.experts import allow_without_transformer_engine
+from training.distributed import allow_without_transformer_engine
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -44,19 +51,33 @@ class _Stream:
     def synchronize(self) -> None:
         """Do nothing: everything before is done."""
 
+    def query(self) -> bool:
+        """Say that everything is done."""
+        return True
+
     def record_event(self, event: _Event | None = None) -> _Event:
-        """Return an event that has happened."""
-        return event or _Event()
+        """Return an event that has happened now."""
+        event = event or _Event()
+        event.record()
+        return event
 
 
 class _Event:
-    """An event that has happened."""
+    """An event that has happened, at the moment when it was recorded."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         del arguments, options
+        self._recorded_ns: int | None = None
 
     def record(self, stream: object = None) -> None:
-        """Do nothing: everything before is done."""
+        """Note the time: everything before is done."""
+        self._recorded_ns = time.perf_counter_ns()
+
+    def elapsed_time(self, end_event: _Event) -> float:
+        """Return the milliseconds from here to a later event; both must be recorded."""
+        if self._recorded_ns is None or end_event._recorded_ns is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._recorded_ns - self._recorded_ns) / 1e6
 
     def wait(self, stream: object = None) -> None:
         """Do nothing: everything before is done."""
@@ -103,8 +124,12 @@ def _with_cpu_device(call: Callable[Parameters, Result]) -> Callable[Parameters,
 
 
 def _redirect_devices() -> None:
+    _remember_originals()
     for name in _FACTORIES:
-        setattr(torch, name, _with_cpu_device(getattr(torch, name)))
+        redirected = _with_cpu_device(getattr(torch, name))
+        redirected.__module__, redirected.__qualname__ = "torch", name  # to be pickled by name
+        _builtins._register_builtin(redirected, f"aten::{name}")
+        setattr(torch, name, redirected)
     move: Callable[..., torch.Tensor] = _with_cpu_device(torch.Tensor.to)
 
     def to(tensor: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
@@ -115,6 +140,17 @@ def _redirect_devices() -> None:
         return tensor
 
     _set(torch.Tensor, to=to, cuda=stay)
+
+
+def _remember_originals() -> None:
+    """Have torch make its tables of factories while they still are its own.
+
+    torch finds them by identity and makes the tables when they are first needed: afterwards
+    ``with torch.device("meta")`` would have no effect (and transformers would load wrong rotary
+    tables), and ``torch.jit.script`` would not know ``torch.zeros``.
+    """
+    _device._device_constructors()
+    _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
 
 
 def _replace_cuda_calls() -> None:
@@ -154,12 +190,16 @@ def _leave_uncompiled(
 
 
 def _name_types_as_on_cuda() -> None:
-    """Megatron-Core's optimizers sort parameters by names like 'torch.cuda.FloatTensor'."""
+    """Megatron-Core's optimizers sort parameters by names like 'torch.cuda.FloatTensor'.
+
+    Whoever else asks is told the truth.
+    """
     original = torch.Tensor.type
 
     def type_(tensor: torch.Tensor, *arguments: object, **options: object) -> object:
         answer = original(tensor, *arguments, **options)  # type: ignore[call-overload]
-        if isinstance(answer, str):
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        if isinstance(answer, str) and asking.startswith("megatron.core."):
             return answer.replace("torch.", "torch.cuda.", 1)
         return answer
 

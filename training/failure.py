@@ -1,4 +1,7 @@
-"""Ending a job that cannot go on: one sentence, from the rank that knows why."""
+"""Ending a job that cannot go on: one sentence, from the rank that knows why.
+
+Combinations of flags that Megatron-Core itself refuses, as errors of ours.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-from megascan.errors import MegaScanError
+from megascan.errors import ConfigError, MegaScanError
 from training.distributed import Launch
 
 # Long enough for a launcher to end this rank because another one has failed.
@@ -77,3 +82,19 @@ def _wait(exit_code: int, duration_s: float) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     time.sleep(duration_s)
+
+
+@contextmanager
+def refusals_as_errors() -> Iterator[None]:
+    """Surround what Megatron-Core makes out of flags: its reasons, on every rank the same.
+
+    `training.arguments` checks what it knows; Megatron-Core checks hundreds of combinations more,
+    by assertions and ValueErrors.
+    """
+    try:
+        yield
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ConfigError(
+            f"Megatron-Core refuses these flags: {reason}; change the flags that it names"
+        ) from error

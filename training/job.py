@@ -18,13 +18,16 @@ from training.arguments import (
     read_settings,
     resolve_sizes,
 )
+from training.arguments.pipeline import add_original_arguments, notes_on_original
 from training.distributed import (
     Launch,
     choose_device,
     finalize,
     initialize,
     seed_everything,
+    silence,
 )
+from training.failure import refusals_as_errors
 from training.faults import (
     FaultCallback,
     FaultSpec,
@@ -32,8 +35,7 @@ from training.faults import (
     parse_faults,
     write_ground_truth,
 )
-from training.noise import silence
-from training.refusal import refusals_as_errors
+from training.pipeline.schedule import check_schedule
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
@@ -89,37 +91,41 @@ class Job:
     ) -> tuple[Trainer, Progress]:
         """Build everything, restore what a checkpoint holds, and start tracing."""
         from megascan.instrument import start
-        from training.callback import Callbacks
-        from training.checkpoint import load_checkpoint, save_checkpoint
+        from training.callback import Callbacks, TracingCallback
+        from training.checkpoint import save_checkpoint
         from training.data.tokenizers import TokenizerSettings, build_tokenizer
-        from training.log import TrainingLog
+        from training.log import TrainingLog, print_summary
         from training.loop import Trainer, TrainState
-        from training.model import build_model
-        from training.optimization import build_optimizer, build_schedule
+        from training.model import build_model, build_optimizer, build_schedule
+        from training.origin import describe_run, model_vocab_size, start_from
+        from training.pipeline.running import Pipeline
         from training.step import build_timers, connect
         from training.streams import StreamBuilder
-        from training.summary import print_summary
-        from training.tracing import TracingCallback
 
         settings, sizes = self.settings, self.sizes
-        tokenizer = build_tokenizer(TokenizerSettings.from_arguments(self.namespace))
+        pipeline = Pipeline(settings, sizes)
+        tokens = TokenizerSettings.from_arguments(self.namespace)
+        tokenizer = build_tokenizer(tokens)
+        vocab_size = model_vocab_size(settings, tokenizer.vocab_size)
+        described = describe_run(settings, sizes, vocab_size, tokens)
         streams = StreamBuilder(settings, sizes, tokenizer, self.namespace, self.device)
         with refusals_as_errors():
-            chunks = build_model(settings, sizes, tokenizer.vocab_size, self.device)
+            chunks = build_model(settings, sizes, vocab_size, self.device, split=pipeline.split)
             optimizer = build_optimizer(settings, sizes, chunks)
             schedule = build_schedule(settings, sizes, optimizer)
         print_summary(
             settings,
             sizes,
             chunks,
-            vocab_size=tokenizer.vocab_size,
+            vocab_size=vocab_size,
             datasets=streams.describe(),
             device=self.device,
         )
         connect(settings, chunks, optimizer)
+        pipeline.start(self.device)
         timers = build_timers(settings, chunks, optimizer)
         state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
-        progress = load_checkpoint(settings, sizes, state)
+        progress = start_from(settings, sizes, state, described)
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
         callback = Callbacks([*watching, TracingCallback(tracer), faults])
@@ -127,10 +133,11 @@ class Job:
             settings,
             sizes,
             state,
-            streams.data(progress, callback),
-            log=TrainingLog(settings, sizes, tokenizer.vocab_size, self.launch.rank, timers),
+            streams.data(callback),
+            log=TrainingLog(settings, sizes, vocab_size, self.launch.rank, timers),
             callback=callback,
-            save=lambda done: save_checkpoint(settings, sizes, state, done),
+            save=lambda done: save_checkpoint(settings, sizes, state, done, described),
+            pipeline=pipeline,
         )
         return trainer, progress
 
@@ -159,15 +166,18 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
     """Read the command line; raises UsageError or ConfigError, alike on all ranks."""
     from training.data.settings import add_data_arguments
     from training.data.tokenizers import add_tokenizer_arguments
+    from training.origin import parse_with_origin
 
     parser = build_parser("python -m training.pretrain_gpt", "Train a GPT on Megatron-Core.")
     add_tokenizer_arguments(parser)
     add_data_arguments(parser)
     add_trace_arguments(parser)
     _add_fault_argument(parser)
-    namespace = parser.parse_args(arguments)
+    add_original_arguments(parser)
+    namespace = parse_with_origin(parser, arguments)
     settings = read_settings(namespace)
     sizes = resolve_sizes(settings, launch.world_size)
+    check_schedule(settings, sizes)
     return Job(
         launch=launch,
         settings=settings,
@@ -176,7 +186,7 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
         trace=TraceConfig.from_arguments(namespace),
         faults=parse_faults(namespace.inject_fault, sizes),
         device=choose_device(settings, launch),
-        idle=tuple(idle_flags(parser, namespace)),
+        idle=(*idle_flags(parser, namespace), *notes_on_original(namespace)),
     )
 
 

@@ -1,24 +1,77 @@
-"""Megatron's log line, evaluation lines and TensorBoard points."""
+"""How many floating-point operations an iteration takes.
+
+How much memory a rank takes, said once after the first log line, as Megatron-LM does.
+
+Megatron's log line, evaluation lines and TensorBoard points.
+
+What a run is made of, said once at its start, in Megatron-LM's words.
+"""
 
 from __future__ import annotations
 
 import math
+import resource
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 
 from megascan.errors import OutputError
 from training.arguments import Settings, Sizes
-from training.flops import iteration_flops
-from training.memory import memory_line
 from training.model import padded_vocab_size
 
 if TYPE_CHECKING:
+    import torch
     from megatron.core.timers import Timers
     from torch.utils.tensorboard import SummaryWriter
+
+
+def iteration_flops(settings: Settings, sizes: Sizes, padded_vocab_size: int) -> float:
+    """Operations of the matrix products of one iteration, forward and backward, all ranks.
+
+    A product of (m, k) and (k, n) takes 2mkn operations; the backward pass takes twice the forward
+    pass. Per token and layer, with h the hidden size, q = heads x head size, r the ratio of
+    key-value groups to heads, s the sequence length and f the MLP's inner size:
+
+        attention  2 h q (1 + r) x 2  (query, output; key, value)  +  2 s q  (scores and their sum
+                   over values, of which the causal mask keeps half)
+        MLP        2 h f x 2, x 3 with SwiGLU, x top-k with experts
+
+    and 2 h v for the output layer. Recomputed operations are not counted (model FLOPs), as in
+    Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters".
+    """
+    hidden, inner = sizes.hidden_size, sizes.ffn_hidden_size
+    query = sizes.num_attention_heads * sizes.kv_channels
+    ratio = sizes.num_query_groups / sizes.num_attention_heads
+    attention = 4 * hidden * query * (1 + ratio) + 2 * sizes.seq_length * query
+    experts = settings.moe.moe_router_topk if settings.moe.num_experts else 1
+    mlp = 2 * hidden * inner * (3 if settings.model.swiglu else 2) * experts
+    forward = sizes.num_layers * (attention + mlp) + 2 * hidden * padded_vocab_size
+    return 3.0 * forward * sizes.seq_length * sizes.global_batch_size
+
+
+_BYTES_PER_MB = 1024 * 1024
+
+
+def memory_line(rank: int, iteration: int) -> str:
+    """Allocated and reserved memory of the GPU; on the CPU what is resident of the process."""
+    if torch.cuda.is_available():
+        values = {
+            "allocated": torch.cuda.memory_allocated(),
+            "max allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "max reserved": torch.cuda.max_memory_reserved(),
+        }
+    else:
+        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        values = {"max resident": peak_kb * 1024}
+    parts = [f"{name}: {size / _BYTES_PER_MB:.1f}" for name, size in values.items()]
+    return f"[Rank {rank}] (after {iteration} iterations) memory (MB) | {' | '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +265,72 @@ def _open_tensorboard(settings: Settings) -> SummaryWriter | None:
             f"cannot write TensorBoard events to {folder} ({error.strerror}); give another "
             "--tensorboard-dir"
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Share:
+    """Number of parameters that the ranks of one place in the model hold, each."""
+
+    pipeline_rank: int
+    tensor_rank: int
+    num_parameters: int
+
+
+def print_summary(
+    settings: Settings,
+    sizes: Sizes,
+    chunks: Iterable[torch.nn.Module],
+    *,
+    vocab_size: int,
+    datasets: str,
+    device: str,
+) -> None:
+    """Print layout, parameters of each model-parallel rank and sizes of the datasets on rank 0.
+
+    Every rank calls it; `datasets` is the text of rank 0.
+    """
+    own = Share(
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        num_parameters=sum(weight.numel() for chunk in chunks for weight in chunk.parameters()),
+    )
+    shares: list[Share | None] = [None] * sizes.world_size
+    dist.all_gather_object(shares, own)
+    if dist.get_rank() == 0:
+        padded_size = padded_vocab_size(settings, sizes, vocab_size)
+        lines = [
+            layout_line(sizes, device),
+            f" > padded vocab (size: {vocab_size}) with {padded_size - vocab_size} dummy tokens "
+            f"(new size: {padded_size})",
+            *parameter_lines(share for share in shares if share is not None),
+            f" > datasets: {datasets}",
+        ]
+        print("\n".join(lines), flush=True)
+
+
+def layout_line(sizes: Sizes, device: str) -> str:
+    """The parallel sizes; those that only some jobs have are left out where they are 1."""
+    parts = [
+        f"using world size: {sizes.world_size}",
+        f"data-parallel size: {sizes.data_size}",
+        f"tensor-model-parallel size: {sizes.tensor_size}",
+        f"pipeline-model-parallel size: {sizes.pipeline_size}",
+    ]
+    if sizes.virtual_pipeline_size is not None:
+        parts.append(f"model chunks on a rank: {sizes.virtual_pipeline_size}")
+    if sizes.context_size > 1:
+        parts.append(f"context-parallel size: {sizes.context_size}")
+    if sizes.expert_size > 1:
+        parts.append(f"expert-model-parallel size: {sizes.expert_size}")
+    parts.append(f"number of microbatches: {sizes.num_microbatches}")
+    parts.append("gloo on the CPU" if device == "cpu" else "nccl on GPUs")
+    return ", ".join(parts)
+
+
+def parameter_lines(shares: Iterable[Share]) -> list[str]:
+    """One line for each place in the model, stage by stage; replicas hold the same."""
+    return [
+        " > number of parameters on (tensor, pipeline) model parallel rank "
+        f"({share.tensor_rank}, {share.pipeline_rank}): {share.num_parameters}"
+        for share in sorted(set(shares))
+    ]

@@ -5,20 +5,25 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from training.arguments import Settings, Sizes
 from training.callback import Callback
 from training.log import IterationResult, TrainingLog
 from training.microbatch import Microbatch
+from training.pipeline.rebalance import Deal
 from training.step import run_schedule
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    from training.pipeline.running import Pipeline
 
 Streams = list[Iterator[Microbatch] | None]
 
@@ -43,13 +48,12 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Streams of microbatches, one a model chunk.
+    """Makes streams of microbatches, one a model chunk, that start after so many samples.
 
-    `training` goes on from where the run starts; `validation` makes new streams for an evaluation
-    that starts after so many samples.
+    `training` deals a step's microbatches to the replicas as it is told, evenly without a word.
     """
 
-    training: Streams
+    training: Callable[[int, Deal | None], Streams]
     validation: Callable[[int], Streams]
 
 
@@ -57,6 +61,7 @@ class Trainer:
     """Runs iterations until the last one.
 
     `save` writes a checkpoint of a progress; it is called at the intervals the flags ask for.
+    `pipeline` runs the training's steps; evaluations run Megatron-Core's schedule.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Trainer:
         log: TrainingLog,
         callback: Callback,
         save: Callable[[Progress], None],
+        pipeline: Pipeline,
     ) -> None:
         self._settings = settings
         self._sizes = sizes
@@ -77,6 +83,8 @@ class Trainer:
         self._log = log
         self._callback = callback
         self._save = save
+        self._pipeline = pipeline
+        self._streams: Streams = []
 
     def run(self, progress: Progress) -> Progress:
         """Train from `progress` to the end; returns how far it came."""
@@ -86,6 +94,7 @@ class Trainer:
         gc.collect()
         gc.freeze()
         with self._callback.training():
+            self._streams = self._data.training(progress.consumed_samples, self._pipeline.deal)
             self._log.begin()
             saved = progress
             while not self._is_done(progress):
@@ -118,6 +127,8 @@ class Trainer:
             consumed_samples=progress.consumed_samples + self._sizes.global_batch_size,
         )
         self._log.add(result, progress.consumed_samples)
+        if self._pipeline.deals_anew():
+            self._streams = self._data.training(progress.consumed_samples, self._pipeline.deal)
         return progress
 
     def _train_step(self, iteration: int) -> IterationResult:
@@ -128,8 +139,9 @@ class Trainer:
         loss = run_schedule(
             self._sizes,
             state.chunks,
-            self._data.training,
+            self._streams,
             num_microbatches=self._sizes.num_microbatches,
+            forward_backward=self._pipeline.forward_backward,
         )
         with self._callback.optimizer():
             stepped, grad_norm, _ = state.optimizer.step()
@@ -163,6 +175,7 @@ class Trainer:
         streams = self._data.validation(progress.consumed_validation_samples)
         for chunk in self._state.chunks:
             chunk.eval()
+        forward_only = partial(get_forward_backward_func(), forward_only=True)
         losses: list[torch.Tensor] = []
         with torch.no_grad():
             for _ in range(self._settings.batch.eval_iters):
@@ -171,7 +184,7 @@ class Trainer:
                     self._state.chunks,
                     streams,
                     num_microbatches=self._sizes.num_microbatches,
-                    forward_only=True,
+                    forward_backward=forward_only,
                 )
                 if loss is not None:
                     losses.append(loss)

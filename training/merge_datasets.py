@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from megascan.errors import InputError, OutputError, UsageError, report_errors
-from training.data.description import Meaning, read_description, write_description
-from training.data.index_writer import DataSize, IndexedWriter, publish
-from training.data.indexed import INDEX_HEADER, IndexSummary, output_paths, read_index
-from training.data.work_folder import WorkFolder
+from training.data.indexed import (
+    INDEX_HEADER,
+    DataSize,
+    IndexedWriter,
+    IndexSummary,
+    Meaning,
+    output_paths,
+    publish,
+    read_description,
+    read_index,
+    write_description,
+)
+from training.data.preprocessing import WorkFolder
 
 _CHUNK = 1 << 18  # lengths copied at a time
 

@@ -1,8 +1,16 @@
-"""The GPT model of this rank, as Megatron-Core's chunks wrapped for data parallelism."""
+"""The normalization of local layers.
+
+The GPT model of this rank, as Megatron-Core's chunks wrapped for data parallelism.
+
+Optimizer and learning-rate schedule out of the flags.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from megascan.errors import MissingError
 from training.arguments import Settings, Sizes
@@ -11,33 +19,86 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt import GPTModel
+    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 
+class ParallelNorm:
+    """Makes torch's LayerNorm or RMSNorm, ready for sequence parallelism.
+
+    Megatron-Core's own wrapper refuses sequence parallelism, because torch's norms do not carry
+    the mark by which their gradients are summed over the tensor-parallel ranks. This one sets it.
+    """
+
+    def __new__(  # type: ignore[misc]  # a factory in place of a class, as layer specs expect
+        cls, config: object, hidden_size: int, eps: float = 1e-5, **options: object
+    ) -> torch.nn.Module:
+        """Build the norm that ``config.normalization`` names for `hidden_size` features."""
+        del options
+        named = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+        kind = named[getattr(config, "normalization")]  # noqa: B009 - config is untyped here
+        norm: torch.nn.Module = kind(hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            mark = getattr(config, "sequence_parallel")  # noqa: B009
+            setattr(parameter, "sequence_parallel", mark)  # noqa: B010 - torch's class lacks it
+        return norm
+
+
 def parameter_dtype(settings: Settings) -> torch.dtype:
     """The number format of the weights."""
-    import torch
-
     if settings.precision.bf16:
         return torch.bfloat16
     return torch.float16 if settings.precision.fp16 else torch.float32
 
 
 def build_model(
-    settings: Settings, sizes: Sizes, vocab_size: int, device: str
+    settings: Settings,
+    sizes: Sizes,
+    vocab_size: int,
+    device: str,
+    *,
+    split: Callable[[torch.nn.Module], None] | None = None,
 ) -> list[DistributedDataParallel]:
     """Build the chunks that this rank holds, in the order of the interleaved schedule.
 
-    `vocab_size` is the tokenizer's; the embedding pads it.
+    `vocab_size` is the model's; the embedding pads it. `split` is called with each chunk before it
+    is wrapped, where weight gradients are to be computed apart from the backward pass.
     """
-    from megatron.core import parallel_state
     from megatron.core.transformer.module import Float16Module
 
     config = transformer_config(settings, sizes, device)
+    chunks: list[torch.nn.Module] = list(_build_chunks(settings, sizes, config, vocab_size, device))
+    if split is not None:
+        for chunk in chunks:
+            split(chunk)
+    if settings.precision.bf16 or settings.precision.fp16:
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    return _wrap_for_data_parallelism(settings, config, chunks, is_split=split is not None)
+
+
+def build_bare_model(
+    settings: Settings, sizes: Sizes, vocab_size: int, device: str
+) -> list[GPTModel]:
+    """Build the same chunks to be filled and used, not trained: without initial weights.
+
+    All weights have the number format of the settings; what they hold is undefined.
+    """
+    config = transformer_config(settings, sizes, device)
+    config.perform_initialization = False
+    chunks = _build_chunks(settings, sizes, config, vocab_size, device)
+    return [chunk.to(parameter_dtype(settings)).eval() for chunk in chunks]
+
+
+def _build_chunks(
+    settings: Settings, sizes: Sizes, config: TransformerConfig, vocab_size: int, device: str
+) -> list[GPTModel]:
+    from megatron.core import parallel_state
+
     padded_size = padded_vocab_size(settings, sizes, vocab_size)
     pipeline_rank = parallel_state.get_pipeline_model_parallel_rank()
-    chunks: list[torch.nn.Module] = []
+    chunks: list[GPTModel] = []
     for chunk in range(sizes.model_chunks):
         stage = chunk if sizes.virtual_pipeline_size else None
         model = _build_chunk(
@@ -50,9 +111,7 @@ def build_model(
             virtual_stage=stage,
         ).to(device)
         chunks.append(model)
-    if settings.precision.bf16 or settings.precision.fp16:
-        chunks = [Float16Module(config, chunk) for chunk in chunks]
-    return _wrap_for_data_parallelism(settings, config, chunks)
+    return chunks
 
 
 def padded_vocab_size(settings: Settings, sizes: Sizes, vocab_size: int) -> int:
@@ -64,7 +123,6 @@ def padded_vocab_size(settings: Settings, sizes: Sizes, vocab_size: int) -> int:
 def transformer_config(settings: Settings, sizes: Sizes, device: str) -> TransformerConfig:
     """Translate the flags into Megatron-Core's configuration."""
     from megatron.core.transformer import TransformerConfig
-    from torch.nn import functional
 
     model, parallel, moe = settings.model, settings.parallel, settings.moe
     recompute = settings.recompute
@@ -81,7 +139,7 @@ def transformer_config(settings: Settings, sizes: Sizes, device: str) -> Transfo
         layernorm_epsilon=model.norm_epsilon,
         qk_layernorm=model.qk_layernorm,
         gated_linear_unit=model.swiglu,
-        activation_func=functional.silu if model.swiglu else functional.gelu,
+        activation_func=_activation(settings),
         add_bias_linear=model.add_bias_linear,
         add_qkv_bias=model.add_qkv_bias,
         hidden_dropout=model.hidden_dropout,
@@ -114,10 +172,22 @@ def transformer_config(settings: Settings, sizes: Sizes, device: str) -> Transfo
         batch_p2p_comm=not (interleaved and parallel.overlap_p2p_comm),
         # Gloo may still be sending an output when the schedule would free it.
         deallocate_pipeline_outputs=device != "cpu",
+        pipeline_model_parallel_layout=settings.pipeline.pipeline_model_parallel_layout,
+        microbatch_group_size_per_vp_stage=settings.pipeline.microbatch_group_size_per_vp_stage,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
     )
+
+
+def _activation(settings: Settings) -> Callable[[torch.Tensor], torch.Tensor]:
+    from megatron.core.transformer.utils import openai_gelu
+    from torch.nn import functional
+
+    if settings.model.swiglu:
+        return functional.silu
+    gelu: Callable[[torch.Tensor], torch.Tensor] = openai_gelu
+    return gelu if settings.model.openai_gelu else functional.gelu
 
 
 def _build_chunk(
@@ -146,6 +216,9 @@ def _build_chunk(
         position_embedding_type=model.position_embedding_type,
         rotary_percent=model.rotary_percent,
         rotary_base=model.rotary_base,
+        rope_scaling=model.use_rope_scaling,
+        rope_scaling_factor=model.rope_scaling_factor,
+        seq_len_interpolation_factor=model.rotary_seq_len_interpolation_factor,
         vp_stage=virtual_stage,
     )
 
@@ -182,7 +255,6 @@ def _require_transformer_engine() -> None:
 
 def _use_parallel_norm(block: TransformerBlockSubmodules) -> None:
     """Put our norm where the local layers have Megatron-Core's wrapper."""
-    from training.norm import ParallelNorm
 
     block.layer_norm = ParallelNorm
     for layer in block.layer_specs:
@@ -195,7 +267,11 @@ def _use_parallel_norm(block: TransformerBlockSubmodules) -> None:
 
 
 def _wrap_for_data_parallelism(
-    settings: Settings, config: TransformerConfig, chunks: list[torch.nn.Module]
+    settings: Settings,
+    config: TransformerConfig,
+    chunks: list[torch.nn.Module],
+    *,
+    is_split: bool,
 ) -> list[DistributedDataParallel]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -206,6 +282,7 @@ def _wrap_for_data_parallelism(
         overlap_param_gather=parallel.overlap_param_gather,
         use_distributed_optimizer=parallel.use_distributed_optimizer,
         bucket_size=parallel.ddp_bucket_size,
+        delay_wgrad_compute=is_split,
     )
     wrapped = [
         DistributedDataParallel(
@@ -220,3 +297,73 @@ def _wrap_for_data_parallelism(
     for chunk in wrapped:
         chunk.broadcast_params()
     return wrapped
+
+
+def build_optimizer(
+    settings: Settings, sizes: Sizes, chunks: list[DistributedDataParallel]
+) -> MegatronOptimizer:
+    """Megatron-Core's optimizer over the chunks of this rank."""
+    from megatron.core.optimizer import get_megatron_optimizer
+
+    return get_megatron_optimizer(_optimizer_config(settings, sizes), chunks)
+
+
+def _optimizer_config(settings: Settings, sizes: Sizes) -> OptimizerConfig:
+    from megatron.core.optimizer import OptimizerConfig
+
+    wanted, precision, parallel = settings.optimizer, settings.precision, settings.parallel
+    return OptimizerConfig(
+        optimizer=wanted.optimizer,
+        lr=sizes.lr,
+        min_lr=wanted.min_lr,
+        weight_decay=wanted.weight_decay,
+        clip_grad=wanted.clip_grad,
+        adam_beta1=wanted.adam_beta1,
+        adam_beta2=wanted.adam_beta2,
+        adam_eps=wanted.adam_eps,
+        sgd_momentum=wanted.sgd_momentum,
+        bf16=precision.bf16,
+        fp16=precision.fp16,
+        params_dtype=parameter_dtype(settings),
+        loss_scale=precision.loss_scale,
+        initial_loss_scale=precision.initial_loss_scale,
+        min_loss_scale=precision.min_loss_scale,
+        loss_scale_window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        use_distributed_optimizer=parallel.use_distributed_optimizer,
+        overlap_param_gather=parallel.overlap_param_gather,
+        optimizer_cpu_offload=wanted.optimizer_cpu_offload,
+        optimizer_offload_fraction=wanted.optimizer_offload_fraction,
+    )
+
+
+def build_schedule(
+    settings: Settings, sizes: Sizes, optimizer: MegatronOptimizer
+) -> OptimizerParamScheduler:
+    """The schedule of learning rate and weight decay; it counts in samples."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    wanted, batch = settings.optimizer, sizes.global_batch_size
+    decay_samples = (wanted.lr_decay_iters or sizes.train_iters) * batch
+    warmup_samples = wanted.lr_warmup_iters * batch
+    if wanted.lr_warmup_fraction is not None:
+        warmup_samples = int(wanted.lr_warmup_fraction * decay_samples)
+    wsd_iters = wanted.lr_wsd_decay_iters
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=wanted.lr_warmup_init,
+        max_lr=sizes.lr,
+        min_lr=wanted.min_lr,
+        lr_warmup_steps=warmup_samples,
+        lr_decay_steps=decay_samples,
+        lr_decay_style=wanted.lr_decay_style,
+        start_wd=wanted.weight_decay,
+        end_wd=wanted.weight_decay,
+        wd_incr_steps=sizes.train_iters * batch,
+        wd_incr_style="constant",
+        # The flags of the present run decide, not those a checkpoint was written with.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+        wsd_decay_steps=None if wsd_iters is None else wsd_iters * batch,
+        lr_wsd_decay_style=wanted.lr_wsd_decay_style,
+    )

@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import TextIO
 
 from megascan.errors import InputError, MegaScanError, UsageError, report_errors
-from training.data.description import Meaning
-from training.data.documents import open_plain
-from training.data.encoding import EncodedBatch, EncodingSettings
-from training.data.preprocessing import Outcome, Request, preprocess
-from training.data.restart import Checkpoint, RunSettings, inputs_of, read_checkpoint
+from training.data.documents import EncodedBatch, EncodingSettings, open_plain
+from training.data.indexed import Meaning
+from training.data.preprocessing import (
+    Checkpoint,
+    Outcome,
+    Request,
+    RunSettings,
+    inputs_of,
+    preprocess,
+    read_checkpoint,
+)
 from training.data.tokenizers import TokenizerSettings, add_tokenizer_arguments, build_tokenizer
 
 _WORKERS_PER_CORE = 64  # no use, but no harm yet

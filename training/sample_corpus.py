@@ -1,4 +1,11 @@
-"""Build a small real corpus and its tokenizer from the texts of the installed Python.
+"""English text from the installed Python: documentation strings, manuals, licences, read-me files.
+
+For a machine without data. Modules are parsed with `ast`, never imported. The order is fixed
+(topics of the language reference, texts of the installed packages, documentation strings of the
+standard library, then of the packages, each sorted by path), so one installation always gives
+the same corpus; a limit on its size cuts the end.
+
+Build a small real corpus and its tokenizer from the texts of the installed Python.
 
 Writes DIR/corpus.jsonl, one document a line under "text" with its "source", and DIR/vocab.json
 and DIR/merges.txt, a byte-level BPE of GPT-2's kind trained on it.
@@ -7,19 +14,186 @@ and DIR/merges.txt, a byte-level BPE of GPT-2's kind trained on it.
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
+import inspect
 import math
 import os
+import re
 import shlex
 import sys
+import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from megascan.errors import InputError, MissingError, OutputError, UsageError, report_errors
-from training.data.corpus import Document, installed_documents
-from training.data.subword import END_OF_TEXT
-from training.data.tokenizers import TokenizerSettings, TokenizerType
+from training.data.tokenizers import END_OF_TEXT, TokenizerSettings, TokenizerType
+
+MIN_CHARACTERS = 80
+PIECE_CHARACTERS = 4000
+"""Long texts are cut at blank lines into documents of about this length."""
+
+MIN_LETTER_RATIO = 0.7
+"""Prose has more letters and blanks than this; tables, lists of hashes and ASCII art have less."""
+
+# Their strings are about nothing (tests), or tables of letters (encodings).
+_LEFT_OUT = frozenset(
+    {"test", "tests", "testing", "lib2to3", "turtledemo", "encodings", "idlelib", "__pycache__"}
+    | {"site-packages", "dist-packages", "_vendor", "pydoc_data"}
+)
+_TEXT_NAME = re.compile(
+    r"(?i)^(metadata|(license|licence|copying|notice|readme)\b.*|.*\.(md|rst))$"
+)
+_TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".apache", ".bsd", ".mit"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text and where it is from, as ``stdlib/json/decoder.py:JSONDecoder``: never a full path."""
+
+    text: str
+    source: str
+
+
+def installed_documents() -> Iterator[Document]:
+    """All documents of the running Python, the same text once, in a fixed order."""
+    standard = Path(sysconfig.get_path("stdlib"))
+    packages = sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+    return distinct(documents_under(standard, packages))
+
+
+def documents_under(standard: Path, packages: Iterable[Path]) -> Iterator[Document]:
+    """Documents of a standard library folder and of package folders, repetitions included."""
+    roots = [root for root in packages if root.is_dir()]
+    yield from _topics(standard / "pydoc_data" / "topics.py")
+    for root in roots:
+        yield from _texts(root)
+    yield from _docstrings(standard, "stdlib")
+    for root in roots:
+        yield from _docstrings(root, "packages")
+
+
+def distinct(documents: Iterable[Document]) -> Iterator[Document]:
+    """Leave out what is no prose and what was there before, up to case, blanks and numbers.
+
+    Lines with a copyright are not compared: the same licence of two authors is one text.
+    """
+    seen: set[bytes] = set()
+    for document in documents:
+        key = _comparison_key(document.text)
+        if key not in seen and is_prose(document.text):
+            seen.add(key)
+            yield document
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text is long enough, mostly letters, and can be written as UTF-8."""
+    letters = sum(
+        character.isascii() and (character.isalpha() or character == " ") for character in text
+    )
+    surrogate = any("\ud800" <= character <= "\udfff" for character in text)
+    return len(text) >= MIN_CHARACTERS and letters >= MIN_LETTER_RATIO * len(text) and not surrogate
+
+
+def docstrings_of(source: bytes) -> Iterator[tuple[str, str]]:
+    """Qualified name and cleaned documentation string of everything a module defines.
+
+    A module that this Python cannot parse gives nothing.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's modules
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    yield from _docstrings_in(tree, "")
+
+
+def pieces_of(text: str, *, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cut a text at blank lines so that no piece, unless it is one paragraph, is longer."""
+    piece: list[str] = []
+    length = 0
+    for paragraph in re.split(r"\n\s*\n", text):
+        if piece and length + len(paragraph) > max_characters:
+            yield "\n\n".join(piece)
+            piece, length = [], 0
+        piece.append(paragraph.rstrip())
+        length += len(paragraph)
+    if piece:
+        yield "\n\n".join(piece)
+
+
+def _docstrings_in(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        text = ast.get_docstring(node)
+        if text and len(text) >= MIN_CHARACTERS:
+            yield name, text
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings_in(child, f"{name}.{child.name}" if name else child.name)
+
+
+def _docstrings(root: Path, label: str) -> Iterator[Document]:
+    for path, relative in _files(root, ".py"):
+        source = _read(path)
+        # Parsing is what takes the time: look for any documentation string first.
+        if b'"""' not in source and b"'''" not in source:
+            continue
+        for name, text in docstrings_of(source):
+            yield Document(text=text, source=f"{label}/{relative}:{name}".rstrip(":"))
+
+
+def _topics(path: Path) -> Iterator[Document]:
+    """The language reference as `help()` shows it: a dictionary of long strings."""
+    if not path.is_file():
+        return
+    for node in ast.walk(ast.parse(_read(path))):
+        if isinstance(node, ast.Dict):
+            for topic, text in zip(node.keys, node.values, strict=True):
+                if isinstance(topic, ast.Constant) and isinstance(text, ast.Constant):
+                    for piece in pieces_of(str(text.value)):
+                        yield Document(text=piece, source=f"stdlib/topics:{topic.value!s}")
+
+
+def _texts(root: Path) -> Iterator[Document]:
+    for path, relative in _files(root, ""):
+        if not _TEXT_NAME.match(path.name) or path.suffix.lower() not in _TEXT_SUFFIXES:
+            continue
+        text = _read(path).decode("utf-8", errors="replace").replace("\r\n", "\n")
+        if path.name == "METADATA":
+            text = text.partition("\n\n")[2]  # the description follows the header
+        for piece in pieces_of(inspect.cleandoc(text)):
+            yield Document(text=piece, source=f"packages/{relative}")
+
+
+def _files(root: Path, suffix: str) -> Iterator[tuple[Path, str]]:
+    """Files below a folder, sorted by their relative path, without the parts left out."""
+    found = []
+    for path in root.rglob(f"*{suffix}"):
+        relative = path.relative_to(root)
+        if not _LEFT_OUT.intersection(relative.parts) and path.is_file():
+            found.append((relative.as_posix(), path))
+    for relative_name, path in sorted(found):
+        yield path, relative_name
+
+
+def _read(path: Path) -> bytes:
+    """The file's bytes; nothing when it may not be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _comparison_key(text: str) -> bytes:
+    lines = [line for line in text.lower().splitlines() if "copyright" not in line]
+    words = re.findall(r"[a-z]+", " ".join(lines))
+    return hashlib.blake2b(" ".join(words).encode(), digest_size=16).digest()
+
 
 _NUM_BYTES = 256
 _FILES = ("corpus.jsonl", "vocab.json", "merges.txt")

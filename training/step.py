@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from training.arguments import Settings, Sizes
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from megatron.core.timers import Timers
 
 LossParts = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+ForwardBackward = Callable[..., list[dict[str, torch.Tensor]]]
 LOSS_NAME = "lm loss"
 
 
@@ -66,22 +66,20 @@ def run_schedule(
     streams: list[Iterator[Microbatch] | None],
     *,
     num_microbatches: int,
-    forward_only: bool = False,
+    forward_backward: ForwardBackward,
 ) -> torch.Tensor | None:
-    """Run all microbatches of one iteration forward and, unless `forward_only`, backward.
+    """Run all microbatches of one iteration by a schedule, `forward_backward`.
 
     Returns the loss averaged over the tokens of all microbatches and data-parallel ranks, as a
     scalar tensor on the device; None on ranks that are not in the last pipeline stage.
     """
-    forward_backward = get_forward_backward_func()
-    reports: list[dict[str, torch.Tensor]] = forward_backward(
+    reports = forward_backward(
         forward_step_func=_forward_step,
         data_iterator=streams if len(streams) > 1 else streams[0],
         model=chunks if len(chunks) > 1 else chunks[0],
         num_microbatches=num_microbatches,
         seq_length=sizes.seq_length,
         micro_batch_size=sizes.micro_batch_size,
-        forward_only=forward_only,
     )
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return None

@@ -10,12 +10,19 @@ from megatron.core import parallel_state
 
 from training.arguments import Settings, Sizes
 from training.callback import Callback
-from training.data.batches import build_data_iterator
-from training.data.datasets import Datasets, TokenDataset, build_datasets
+from training.data.datasets import (
+    Datasets,
+    DealtSampler,
+    TokenDataset,
+    build_data_iterator,
+    build_datasets,
+    build_dealt_iterator,
+)
 from training.data.settings import SPLIT_NAMES, data_settings
 from training.data.tokenizers import Tokenizer
-from training.loop import Data, Progress, Streams
+from training.loop import Data, Streams
 from training.microbatch import BatchShape, Microbatch, MicrobatchStream
+from training.pipeline.rebalance import Deal
 
 
 class StreamBuilder:
@@ -65,39 +72,64 @@ class StreamBuilder:
         ]
         return ", ".join(parts) or "none on this rank"
 
-    def data(self, progress: Progress, callback: Callback) -> Data:
-        """Streams that go on after the samples that `progress` has consumed."""
+    def data(self, callback: Callback) -> Data:
+        """Streams that go on after the samples that were consumed."""
         return Data(
-            training=self._streams(self._datasets.train, progress.consumed_samples, callback),
+            training=lambda consumed, deal: self._streams(
+                self._datasets.train, consumed, callback, deal
+            ),
             # Evaluations are not the training's loading: they get no callback.
             validation=lambda consumed: self._streams(self._datasets.valid, consumed, Callback()),
         )
 
     def _streams(
-        self, dataset: TokenDataset | None, consumed_samples: int, callback: Callback
+        self,
+        dataset: TokenDataset | None,
+        consumed_samples: int,
+        callback: Callback,
+        deal: Deal | None = None,
     ) -> Streams:
         return [
-            self._stream(dataset, consumed_samples, callback) if needed else None
+            self._stream(dataset, consumed_samples, callback, deal) if needed else None
             for needed in _chunks_with_data(self._sizes)
         ]
 
     def _stream(
-        self, dataset: TokenDataset | None, consumed_samples: int, callback: Callback
+        self,
+        dataset: TokenDataset | None,
+        consumed_samples: int,
+        callback: Callback,
+        deal: Deal | None,
     ) -> Iterator[Microbatch]:
         samples = None
         if dataset is not None and self._loads:
             # A loader draws a seed for its workers; training must not see that.
             with torch.random.fork_rng(devices=[]):
-                samples = build_data_iterator(
-                    dataset,
-                    micro_batch_size=self._sizes.micro_batch_size,
-                    dp_rank=parallel_state.get_data_parallel_rank(),
-                    dp_size=self._sizes.data_size,
-                    consumed_samples=consumed_samples,
-                    num_workers=self._num_workers,
-                )
+                samples = self._samples(dataset, consumed_samples, deal)
         group = parallel_state.get_tensor_model_parallel_group()
         return MicrobatchStream(samples, self._shape, group, callback)
+
+    def _samples(
+        self, dataset: TokenDataset, consumed_samples: int, deal: Deal | None
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        replica = parallel_state.get_data_parallel_rank()
+        if deal is None or deal.is_even:
+            return build_data_iterator(
+                dataset,
+                micro_batch_size=self._sizes.micro_batch_size,
+                dp_rank=replica,
+                dp_size=self._sizes.data_size,
+                consumed_samples=consumed_samples,
+                num_workers=self._num_workers,
+            )
+        sampler = DealtSampler(
+            num_samples=len(dataset),
+            micro_batch_size=self._sizes.micro_batch_size,
+            positions=deal.positions(replica),
+            step_microbatches=sum(deal.shares),
+            consumed_samples=consumed_samples,
+        )
+        return build_dealt_iterator(dataset, sampler, num_workers=self._num_workers)
 
 
 def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:

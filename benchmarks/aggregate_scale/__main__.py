@@ -3,7 +3,8 @@
 Writes synthetic traces (a simulated job's spans, in our format and in the original MegaScan's),
 aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto protobuf, and prints
 speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
-temporary folder. --quick takes a minute.
+temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
+in turns, and prints how the two compare.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from benchmarks.aggregate_scale.cases import SIZES, SUFFIXES, Case, cases
-from benchmarks.aggregate_scale.measuring import measure, reference_seconds
+from benchmarks.aggregate_scale.measuring import Measurement, measure, reference_seconds
 from benchmarks.aggregate_scale.report import Row, to_markdown
 from megascan.errors import UsageError, report_errors
 
@@ -38,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--by", choices=["processes", "threads"], default="processes", help="what reads rank files"
     )
+    parser.add_argument(
+        "--against", type=Path, metavar="DIR", help="compare with the MegaScan checked out there"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, metavar="N", help="runs of each with --against (default 3)"
+    )
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where traces are written")
     return parser
 
@@ -53,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
         for case in cases(_sizes(chosen.sizes), largest):
-            rows += _measured(case, Path(place) / "trace", chosen.by)
+            rows += _measured(case, Path(place) / "trace", chosen)
     print(to_markdown(rows, reference))
     if chosen.json:
         chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
@@ -69,21 +76,36 @@ def _sizes(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"--sizes is {text!r}, expected millions of spans like 0.1,1,4") from error
 
 
-def _measured(case: Case, folder: Path, by: str) -> Iterator[Row]:
+def _measured(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[Row]:
     print(f"{case.source} {case.name}, {case.num_events:,} events …", file=sys.stderr, flush=True)
     num_events = case.write(folder)
     try:
         size = sum(path.stat().st_size for path in folder.iterdir())
         for suffix in SUFFIXES:
+            ours, theirs = _in_turns(folder, suffix, chosen)
             yield Row(
                 case=case,
                 suffix=suffix,
                 num_events=num_events,
                 input_bytes=size,
-                measured=measure(folder, suffix, by),
+                measured=ours[0],
+                turns=tuple(zip(ours, theirs, strict=False)),
             )
     finally:
         shutil.rmtree(folder)
+
+
+def _in_turns(
+    folder: Path, suffix: str, chosen: argparse.Namespace
+) -> tuple[list[Measurement], list[Measurement]]:
+    """Measure this checkout, and in turns with it the one to compare with where there is one."""
+    if chosen.against is None:
+        return [measure(folder, suffix, chosen.by)], []
+    ours, theirs = [], []
+    for _ in range(chosen.turns):
+        ours.append(measure(folder, suffix, chosen.by))
+        theirs.append(measure(folder, suffix, chosen.by, chosen.against.resolve()))
+    return ours, theirs
 
 
 if __name__ == "__main__":

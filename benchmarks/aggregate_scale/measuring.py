@@ -35,10 +35,11 @@ class Measurement:
     stages: dict[str, tuple[float, float]]
 
 
-def measure(folder: Path, suffix: str, by: str = "processes") -> Measurement:
+def measure(folder: Path, suffix: str, by: str = "processes", checkout: Path = ROOT) -> Measurement:
     """Aggregate a trace folder to a file of that suffix, read by `processes` or `threads`.
 
-    RuntimeError with the command's words on failure.
+    `checkout` is the MegaScan that does it. Raises RuntimeError with the command's words on
+    failure.
     """
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
@@ -48,7 +49,7 @@ def measure(folder: Path, suffix: str, by: str = "processes") -> Measurement:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.aggregate_scale.worker", *words],
-                cwd=ROOT,
+                cwd=checkout,
                 stdout=file,
                 stderr=file,
             )

@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
-from megascan.export.text_columns import Coded, coded_numbers, number_texts, row_texts
+from megascan.arrays import Integers
+from megascan.export.chrome import Coded, coded_numbers, number_texts, row_texts
 from megascan.schema import Kind
 from megascan.timeline import Trace, codes, equals, numbers
 from megascan.topology import rank_file_name
-
-Integers = npt.NDArray[np.int64]
 
 _NAMES = {
     "iteration": "iteration",

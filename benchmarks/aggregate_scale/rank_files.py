@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.export.text_columns import (
+from megascan.arrays import Integers
+from megascan.export.chrome import (
     coded_argument,
     coded_numbers,
     coded_texts,
@@ -29,8 +30,6 @@ from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column
 from megascan.simulate import Clocks, JobModel, compute_bound, simulate_trace
 from megascan.timeline import Trace, numbers
 from megascan.topology import Layout
-
-Integers = npt.NDArray[np.int64]
 
 _BLOCK_ROWS = 1 << 19
 """Lines made at a time, all repetitions of some ranks."""

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from benchmarks.aggregate_scale.cases import (
     ORIGINAL_PEAK_MIB,
@@ -28,6 +29,8 @@ class Row:
     num_events: int
     input_bytes: int
     measured: Measurement
+    turns: tuple[tuple[Measurement, Measurement], ...] = ()
+    """(this checkout, the other one) of each turn where two are compared."""
 
     @property
     def events_per_second(self) -> float:
@@ -57,7 +60,8 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
         "process, imports included; CPU is user + system over all cores.",
         "",
     ]
-    return "\n".join([*head, *_speed(rows), "", *_shares(rows), "", *_against_original(rows)])
+    tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
+    return "\n".join([*head, *tables, *_against_other(rows)])
 
 
 def _speed(rows: Sequence[Row]) -> list[str]:
@@ -106,3 +110,31 @@ def _against_original(rows: Sequence[Row]) -> list[str]:
                 f"records, with {memory:.2f} of its {ORIGINAL_PEAK_MIB:,} MiB"
             )
     return lines
+
+
+def _against_other(rows: Sequence[Row]) -> list[str]:
+    """How this checkout compares with the other: ratios above 1 are better here."""
+    compared = [row for row in rows if row.turns]
+    if not compared:
+        return []
+    lines = [
+        "",
+        f"The other checkout over this one, {len(compared[0].turns)} turns: median (extremes).",
+        "",
+        "| source | ranks | events | output | wall s | CPU s | peak memory |",
+        "|---" * 7 + "|",
+    ]
+    for row in compared:
+        cells = " | ".join(
+            _ratio([getattr(other, name) / getattr(own, name) for own, other in row.turns])
+            for name in ("seconds", "cpu_seconds", "peak_bytes")
+        )
+        lines.append(
+            f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
+            f"| {cells} |"
+        )
+    return lines
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"

@@ -26,7 +26,7 @@ STAGES = {
     "align": ("aggregate.merge", "align_clocks"),
     "decompose": ("aggregate.merge", "decompose"),
     "summarise": ("aggregate", "summarise"),
-    "export": ("megascan.commands.aggregate", "write_timeline"),
+    "export": ("megascan.cli.aggregate", "write_timeline"),
 }
 """Stage and the name under which the command calls it."""
 
@@ -66,10 +66,10 @@ class StopWatch:
 def main(arguments: list[str]) -> int:
     """Run the command; its exit code."""
     report, by, words = Path(arguments[0]), arguments[1], arguments[2:]
-    workers = importlib.import_module("megascan.commands.workers")
+    workers = importlib.import_module("megascan.cli.options")
     workers.WORTH_PROCESSES_BYTES = {"processes": 0, "threads": sys.maxsize}[by]
     watch = StopWatch()
-    command = watch.timed("command", importlib.import_module("megascan.cli").main)
+    command = watch.timed("command", importlib.import_module("megascan.cli.main").main)
     imported = watch.timed("import", importlib.import_module)
     for stage, (module_name, function) in STAGES.items():
         module = imported(module_name)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from megascan.arrays import Floats
 from megascan.timeline import Timeline
 
-Floats = npt.NDArray[np.float64]
 Rule = Callable[[pd.DataFrame, Timeline], set[int]]
 
 

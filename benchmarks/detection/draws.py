@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from detect.observations import Members, Observations, Work, place_of
+from detect.observe.observations import Members, Observations, Work, place_of
+from megascan.arrays import Floats
 from megascan.topology import Layout
 
-Floats = npt.NDArray[np.float64]
 Generator = np.random.Generator
 
 FORWARD_NS, BACKWARD_NS, OPTIMIZER_NS = 10e6, 20e6, 5e6
@@ -107,8 +106,6 @@ def draw(job: TableJob) -> Observations:
         busy_ns=busy,
         optimizer_ns=optimizer,
         host_gap_ns=np.full(shape, np.nan),
-        loader_ns=np.full(shape, np.nan),
-        gc_ns=np.zeros(shape),
         stalled_ns=np.zeros(shape),
         stolen_ns=np.zeros(shape),
     )

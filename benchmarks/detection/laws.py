@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.detection.draws import FORWARD_NS, Floats, Generator, Law, TableJob, draw
+from benchmarks.detection.draws import FORWARD_NS, Generator, Law, TableJob, draw
 from detect import DetectorSettings, Owner, Report
 from detect.detector import judge
+from megascan.arrays import Floats
 from megascan.errors import report_errors
 from megascan.topology import Layout
 

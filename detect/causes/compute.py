@@ -1,18 +1,52 @@
-"""Ranks whose computation is slow.
+"""Ranks whose computation is slow: search, whose fault it is, words.
 
 Peers are the other ranks of the stage (DP, TP, CP). A stage with one or two ranks has too few; then
-transformer layers of other stages, which have the same shape, join in, and a pair is decided by
-`detect.causes.pairs` or left undecided.
+transformer layers of other stages, which have the same shape, join in.
+
+    search_compute         who is slower than its peers
+    _judge                 starved by its host? one pass only? ordinary? one of a pair?
+    _ordinary_difference   slow by so little, or in such a place, that no node need be at fault
+    _decide_pair           with one peer: which of the two
+
+Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
+of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
+What the ranks that are not suspected show among themselves tells how much is ordinary:
+
+* a small slowdown counts where it exceeds 4.5 times the root mean square of their distances from
+  their peers, or 3 times the largest, minus what noise in time explains;
+* a pair shows no such thing: a small slowdown of one of two stays undecided;
+* all ranks of a (TP, CP, EP) position slow alike by a few per cent, or the first rank of the job's
+  only TP group: that is what the position does.
+
+Example: chips at 0, -1.2, +1.2 and 3.4 %: root mean square of the first three 1 %, largest 1.2 %.
+3.4 % is below 3.6 %: undecided. Among chips within 0.2 %, the same 3.4 % is the node's.
+
+Pairs. The residuals of two ranks are mirror images; the ratio says "one is slower than the other"
+and no more. What can still decide, in the order it is tried:
+
+1. layers of other stages (the same shape): the odd one of three or more;
+2. own history: one of them changed inside the trace, the other did not;
+3. the two work on the same data (TP): equal work on equal devices, so the slower one is slow;
+4. other stages of the same two replicas do not differ: the data are not the reason;
+5. the optimizer, which no data can lengthen, is slower, too.
+
+Otherwise the pair stays undecided, and the reason says what would decide it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Observations, Work
-from detect.settings import DetectorSettings
+from detect.causes.device import Slowness, not_shown
+from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.starvation import HOST_ADVICE, starvation
+from detect.observe.observations import BACKWARD, FORWARD, PHASE_NAMES, Members, Observations, Work
+from detect.observe.readings import REASONS_NAME, peculiar_reasons
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual
 from detect.stats.persistence import Course
@@ -20,22 +54,21 @@ from detect.stats.residuals import (
     Residuals,
     compare_within,
     data_of,
+    deviations,
     peer_groups,
+    stage_groups,
 )
 from detect.stats.search import SearchTask, Suspect, search
+from detect.text import counted, place, ranks_of, times
+from detect.thresholds import COMPUTE as LIMITS
+from detect.thresholds import DEVICE, ORDINARY, PAIRS, READINGS, DetectorSettings
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
 
-GPU_NOISE_FLOOR = 0.001
-CPU_NOISE_FLOOR = 0.003
-"""Log units an iteration's value always varies by, however still the trace looks."""
-GPU_SPREAD = 0.004
-CPU_SPREAD = 0.01
-"""Lasting differences between sound devices (log units) that are usual."""
-MOST_OF_FLOOR = 1.0 / 6.0
-"""Who asks for small slowdowns takes what is usual for at most this share of them."""
-MIXED_FLOOR = 1.3
-"""Processes that wait for each other over gloo poll and copy by a fifth of their CPU time."""
-CACHE_SHARE = 0.4
-MIN_POOL = 3
+BOUND = (
+    "communication within TP groups was not traced and is part of these times: the rank itself may "
+    "be slower still"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,29 +94,28 @@ class ComputeSearch:
     num_compared: int
     """Rows that have at least one peer."""
     residuals: Residuals
+    optimizer: Floats
+    """(row, iteration): log optimizer time minus that of the stage's other rows."""
     pool: Residuals | None
     """Against all stages' transformer layers; None where not needed or not traced."""
 
     @property
-    def slow_rows(self) -> Bools:
-        """(row,) who computes slowly."""
-        mask = np.zeros(len(self.residuals.value), dtype=bool)
-        mask[[one.suspect.row for one in self.slow]] = True
-        return mask
+    def slow_rows(self) -> Flags:
+        """Flag who computes slowly, (row,)."""
+        return mask_of([one.suspect.row for one in self.slow], len(self.residuals.value))
 
 
-def search_compute(seen: Observations, settings: DetectorSettings, num_tests: int) -> ComputeSearch:
-    """Slow rows by role; rows of lonely stages by the layers of all stages."""
+def search_compute(inquiry: Inquiry) -> ComputeSearch:
+    """Search the rows of each stage; the rows of lonely stages by the layers of all stages."""
+    seen = inquiry.seen
     groups = peer_groups(seen.work, seen.members)
-    smallest = min(len(rows) for rows in groups)
-    use_pool = seen.layers is not None and smallest < MIN_POOL <= len(seen.members)
-    if smallest == 1 and use_pool and seen.layers is not None:
-        field = _Field(seen.layers, [np.arange(len(seen.members))], across_stages=True)
-        return _search(seen, field, settings, num_tests)
-    found = _search(seen, _Field(seen.work, groups, across_stages=False), settings, num_tests)
-    if not use_pool or seen.layers is None:
-        return found
     everybody = [np.arange(len(seen.members))]
+    smallest = min(len(rows) for rows in groups)
+    if seen.layers is None or not smallest < LIMITS.min_pool <= len(seen.members):
+        return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
+    if smallest == 1:
+        return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
+    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
     pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
     return replace(found, pool=pool)
 
@@ -93,49 +125,57 @@ class _Field:
     """Operations to compare, and the groups of rows to compare within."""
 
     work: Work
-    groups: list[Ints]
+    groups: list[Integers]
     across_stages: bool
 
+    def compare(self, members: Members, excluded: Flags) -> Residuals:
+        return compare_within(self.work, members, self.groups, excluded)
 
-def _search(
-    seen: Observations, field: _Field, settings: DetectorSettings, num_tests: int
-) -> ComputeSearch:
-    work, groups, across_stages = field.work, field.groups, field.across_stages
-    num_rows = len(seen.members)
-    is_cpu = seen.members.device_kind == "cpu"
-    floor = float(np.log(least_slowdown(seen, settings)))
-    spread = CPU_SPREAD if is_cpu else GPU_SPREAD
-    data = data_of(work, seen.members, groups)
+
+def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
+    seen = inquiry.seen
+    members, num_rows = seen.members, len(seen.members)
+    is_cpu = members.device_kind == "cpu"
     task = SearchTask(
-        compare=lambda excluded: compare_within(work, seen.members, groups, excluded).value,
+        compare=lambda excluded: field.compare(members, excluded).value,
         num_rows=num_rows,
-        num_tests=num_tests,
-        floor=floor,
-        usual=Usual(
-            floor=CPU_NOISE_FLOOR if is_cpu else GPU_NOISE_FLOOR,
-            spread=min(spread, floor * MOST_OF_FLOOR),
-            level_error=data.level_error,
-            scattered=not data.used,
-        ),
+        num_tests=inquiry.num_tests,
+        floor=float(np.log(least_slowdown(seen, inquiry.settings))),
+        usual=_usual(inquiry, field),
         forbidden=np.zeros(num_rows, dtype=bool),
-        groups=tuple(groups),
+        groups=tuple(field.groups),
     )
-    result = search(task, settings)
-    excluded = np.zeros(num_rows, dtype=bool)
-    excluded[[one.row for one in result.suspects]] = True
-    residuals = compare_within(work, seen.members, groups, excluded)
+    result = search(task, inquiry.settings)
+    excluded = mask_of([one.row for one in result.suspects], num_rows)
+    residuals = field.compare(members, excluded)
     optimizer = np.full_like(seen.optimizer_ns, np.nan)
-    if not across_stages:
-        optimizer = optimizer_residuals(seen, groups, excluded)
-    described = [_describe(one, residuals, optimizer, across_stages) for one in result.suspects]
-    slow = tuple(one for one in described if not (is_cpu and _is_cache_effect(one)))
-    compared = int((residuals.num_peers > 0).sum())
+    if not field.across_stages:
+        optimizer = _optimizer_residuals(seen, field.groups, excluded)
+    described = [
+        _describe(one, residuals, optimizer, field.across_stages) for one in result.suspects
+    ]
     return ComputeSearch(
-        slow=slow,
+        slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
         noise=result.noise,
-        num_compared=compared,
+        num_compared=int((residuals.num_peers > 0).sum()),
         residuals=residuals,
-        pool=residuals if across_stages else None,
+        optimizer=optimizer,
+        pool=residuals if field.across_stages else None,
+    )
+
+
+def _usual(inquiry: Inquiry, field: _Field) -> Usual:
+    """Return what is known of sound devices before looking."""
+    seen = inquiry.seen
+    is_cpu = seen.members.device_kind == "cpu"
+    floor = float(np.log(least_slowdown(seen, inquiry.settings)))
+    spread = LIMITS.cpu_spread_log if is_cpu else LIMITS.gpu_spread_log
+    data = data_of(field.work, seen.members, field.groups)
+    return Usual(
+        floor=LIMITS.cpu_noise_log if is_cpu else LIMITS.gpu_noise_log,
+        spread=min(spread, floor * LIMITS.spread_of_floor_share),
+        level_error=data.level_error,
+        scattered=not data.used,
     )
 
 
@@ -146,10 +186,10 @@ def _is_cache_effect(slow: SlowRow) -> bool:
     fifth; a slow core slows the optimizer as well.
     """
     effect = slow.suspect.course.effect
-    return effect < np.log(MIXED_FLOOR) and slow.optimizer < CACHE_SHARE * effect
+    return effect < np.log(LIMITS.mixed_ratio) and slow.optimizer < LIMITS.cache_share * effect
 
 
-def optimizer_residuals(seen: Observations, groups: list[Ints], excluded: Bools) -> Floats:
+def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
     """Log optimizer time less that of the stage's other ranks, (rank, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
@@ -179,10 +219,435 @@ def _describe(
 
 def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
     """Effect floor of compute: higher where communication is mixed into the CPU time."""
-    return max(settings.min_slowdown, MIXED_FLOOR if seen.mixes_communication else 1.0)
+    return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
 
 
-def excess_compute_ns(seen: Observations, row: int, course: Course) -> Floats:
-    """Compute time that the row spends above its peers in each iteration, (iteration,)."""
-    share = 1.0 - float(np.exp(-course.effect))
-    return np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
+def _worth_saying(slow: SlowRow) -> bool:
+    if slow.across_stages and slow.suspect.course.effect < LIMITS.lone_floor_log:
+        return False
+    # one pass alone is no known fault of a device: only beyond all doubt, and lasting
+    lasting = bool(slow.suspect.course.active.all()) and slow.suspect.q_value < LIMITS.surely_q
+    return lasting or not _one_sided(slow)
+
+
+def _one_sided(slow: SlowRow) -> bool:
+    small, large = sorted(slow.by_phase)
+    return small < LIMITS.one_sided_share * large
+
+
+def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
+    seen, members = inquiry.seen, inquiry.seen.members
+    row, course = slow.suspect.row, slow.suspect.course
+    cause, owner, reasons = _judge(inquiry, found, slow)
+    low, high = slow.suspect.interval
+    share = 1.0 - float(np.exp(-course.effect))  # of its compute, spent above its peers
+    excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
+    is_bound = seen.mixes_communication or not seen.splits_tensor_groups
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=cause,
+            owner=owner,
+            slowdown=float(np.exp(course.effect)),
+            interval=(float(np.exp(low)), float(np.exp(high))),
+            course=course,
+            q_value=slow.suspect.q_value,
+            num_peers=slow.num_peers,
+            saved_ns=saved_by_compute(seen, row, excess),
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=_predicate(members, slow, cause, owner, is_bound),
+            evidence=(
+                *_evidence(seen, slow),
+                *((BOUND,) if is_bound else ()),
+                *reasons,
+                *_reading_evidence(seen, row),
+            ),
+            advice=_advice(cause, owner, members.device_kind != "cpu"),
+            is_replayed=cause != Cause.UNKNOWN,
+            is_bound=is_bound,
+        ),
+    )
+
+
+def _predicate(members: Members, slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool) -> str:
+    slowdown = times(float(np.exp(slow.suspect.course.effect)))
+    peers = counted(slow.num_peers, "peer")
+    is_one = len(members.workers[slow.suspect.row]) == 1
+    verb, whose = ("computes", "its") if is_one else ("compute", "their")
+    how = f"takes {slowdown} the time of its {peers}"
+    if cause == Cause.COMPUTE:
+        least = "at least " if is_bound else ""
+        how = f"{verb} {least}{slowdown} slower than {whose} {peers}"
+    elif cause == Cause.HOST:
+        how = f"is starved by its host: work takes {slowdown} the time of its {peers}"
+    return f"{how}, undecided whose fault that is" if owner == Owner.UNDECIDED else how
+
+
+def _judge(
+    inquiry: Inquiry, found: ComputeSearch, slow: SlowRow
+) -> tuple[Cause, Owner, tuple[str, ...]]:
+    """Return cause and owner, with the sentences that carry them."""
+    seen = inquiry.seen
+    starved = starvation(seen, slow.suspect.row, slow.suspect.course.active)
+    if starved is not None:
+        return Cause.HOST, starved[0], (starved[1],)
+    if _one_sided(slow):
+        return (
+            Cause.UNKNOWN,
+            Owner.UNDECIDED,
+            (
+                "only one pass is slow; a slow device slows both alike, so this is rather a "
+                "difference of the work: compare the two ranks' modules at granularity full",
+            ),
+        )
+    ordinary = _ordinary_difference(inquiry, found, slow)
+    if ordinary is not None:
+        decision = _Decision(False, ordinary)
+    elif slow.across_stages:
+        decision = _alone_on_its_stage(slow)
+    elif slow.num_peers == 1:
+        decision = _decide_pair(seen, found, slow)
+    else:
+        doubt = not_shown(
+            seen,
+            found.optimizer[:, slow.suspect.course.active],
+            _effects(seen, found, slow),
+            slow.suspect.row,
+        )
+        decision = _Decision(doubt is None, doubt or "")
+    owner = Owner.NODE if decision.decided else Owner.UNDECIDED
+    return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+
+
+def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
+    """Return how slow every row is while this one is slow, data left in or out, the larger."""
+    active = slow.suspect.course.active
+    effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
+    raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
+    level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
+    return Slowness(effects=np.maximum(effects, level), slow=found.slow_rows)
+
+
+def _alone_on_its_stage(slow: SlowRow) -> _Decision:
+    if slow.num_peers >= 2:
+        return _Decision(
+            True,
+            "no other rank shares its stage; its transformer layers were compared with those of "
+            "the other stages, which have the same shape",
+        )
+    return _Decision(
+        False,
+        "only one other stage exists to compare layers with: a benchmark of both devices decides",
+    )
+
+
+def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Why the slowness need not be the node's, as a sentence; None where it is."""
+    where = _of_position(inquiry.seen.members, found, slow)
+    if where is not None:
+        return f"{where}: that may be the work of the place as well as the device"
+    floor = float(np.log(inquiry.settings.min_slowdown))
+    effect = slow.suspect.course.effect
+    lasts = float(np.mean(slow.suspect.course.active)) >= ORDINARY.mostly_share
+    if effect >= ORDINARY.small_floors * floor or not lasts:
+        return None
+    if slow.num_peers == 1:
+        return "two sound devices may differ by as much, and it has one peer only"
+    levels = np.abs(robust.median(found.residuals.value[~found.slow_rows], axis=1))
+    levels = levels[np.isfinite(levels)]
+    if len(levels) < 2:
+        return None
+    chance = found.noise.chance(found.residuals.value.shape[1])
+    square = float(np.mean(levels**2))
+    lasting = float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
+    largest = float(levels.max())
+    most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
+    if effect >= lasting * most:
+        return None
+    return (
+        f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this one may be "
+        "no more than the slowest of sound devices"
+    )
+
+
+def _of_position(members: Members, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """How the place of the rank within its replica may explain it, None where it does not.
+
+    All ranks of the place, in the job or in the stage, are slow alike by a little; of a place that
+    occurs once, only the first counts.
+    """
+    coordinates, row = members.place, slow.suspect.row
+    effect = slow.suspect.course.effect
+    same = np.ones(len(members), dtype=bool)
+    for axis in ("tp", "cp", "ep"):
+        same &= coordinates[axis] == coordinates[axis][row]
+    if same.all() or effect >= ORDINARY.position_reach_log or not slow.suspect.course.active.all():
+        return None
+    effects = np.zeros(len(members))
+    for one in found.slow:
+        effects[one.suspect.row] = one.suspect.course.effect
+    if int(same.sum()) == 1:
+        first = all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
+        words = "it is the first rank of the job's only TP group, which loads and logs"
+        return words if first else None
+    of_stage = same & (members.stage == members.stage[row])
+    alike = any(
+        int(rows.sum()) > 1
+        and float(effects[rows].min()) >= ORDINARY.alike_share * float(effects[rows].max())
+        for rows in (same, of_stage)
+    )
+    return "the ranks at its place in all TP groups are slow alike" if alike else None
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """Whether the slow row's node is at fault; `because` is a sentence either way."""
+
+    decided: bool
+    because: str
+
+
+def _decide_pair(seen: Observations, found: ComputeSearch, slow: SlowRow) -> _Decision:
+    """Judge a slow row that has a single peer."""
+    row = slow.suspect.row
+    rows = seen.members.rows_of_stage(int(seen.members.stage[row]))
+    peer = int(rows[rows != row][0])
+    if len({seen.members.devices[row], seen.members.devices[peer]}) > 1:
+        return _Decision(False, "the two ranks run on different device models, which may differ")
+    for rule in (_by_pool, _by_history, _by_same_data, _by_other_stages, _by_optimizer):
+        decision = rule(seen, found, slow, peer)
+        if decision is not None:
+            return decision
+    return _Decision(
+        False,
+        "with one peer the trace shows that the two differ, not which one is at fault: a second "
+        "replica or TP peer, a trace from before the slowdown, or a GEMM benchmark on both decides",
+    )
+
+
+def _by_pool(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    if found.pool is None:
+        return None
+    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+    own = float(robust.median(found.pool.value[slow.suspect.row][active]))
+    other = float(robust.median(found.pool.value[peer][active]))
+    if not np.isfinite(own + other):
+        return None
+    words = (
+        f"against the transformer layers of all stages it is {np.exp(own):.2f}x, its peer "
+        f"{np.exp(other):.2f}x"
+    )
+    if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
+        return _Decision(True, words)
+    if own < PAIRS.agrees_share * effect and other <= -PAIRS.agrees_share * effect:
+        return _Decision(False, words + ": the peer is faster than everybody else")
+    return None
+
+
+def _by_history(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    del found
+    course = slow.suspect.course
+    if (~course.active).sum() < PAIRS.min_normal_iterations:
+        return None
+    own, other = (_change(seen, row, course) for row in (slow.suspect.row, peer))
+    if own > PAIRS.agrees_share * course.effect and abs(other) < PAIRS.agrees_share * course.effect:
+        return _Decision(
+            True,
+            f"its own compute time rose to {np.exp(own):.2f}x while its peer's stayed at "
+            f"{np.exp(other):.2f}x",
+        )
+    return None
+
+
+def _change(seen: Observations, row: int, course: Course) -> float:
+    level = robust.median(seen.work.log_ns[row], axis=1)
+    return float(robust.median(level[course.active]) - robust.median(level[~course.active]))
+
+
+def _by_same_data(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    del found
+    members, row = seen.members, slow.suspect.row
+    if members.replica[row] != members.replica[peer] or members.layout.ep > 1:
+        return None
+    if members.stage[row] != members.stage[peer]:
+        return None
+    return _Decision(
+        True, "it and its peer share every microbatch (TP) and split the layers evenly"
+    )
+
+
+def _by_other_stages(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    members, row = seen.members, slow.suspect.row
+    course = slow.suspect.course
+    others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+    others &= ~found.slow_rows
+    if not others.any():
+        return None
+    elsewhere = float(
+        robust.median(robust.median(found.residuals.value[others][:, course.active], axis=1))
+    )
+    if not np.isfinite(elsewhere) or elsewhere > PAIRS.elsewhere_share * course.effect:
+        return None
+    return _Decision(
+        True,
+        f"the other stages of its replica work on the same data at {np.exp(elsewhere):.2f}x of the "
+        "other replica, so the data are not the reason",
+    )
+
+
+def _by_optimizer(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    del found, peer
+    effect = slow.suspect.course.effect
+    low, high = PAIRS.agrees_share * effect, PAIRS.max_phase_ratio * effect
+    agree = all(low <= phase <= high for phase in slow.by_phase)
+    if not agree or effect < PAIRS.min_effect_log or seen.members.layout.ep > 1:
+        return None
+    least = max(DEVICE.optimizer_share * effect, PAIRS.min_optimizer_log)
+    if not slow.optimizer >= least:
+        return None
+    return _Decision(
+        True,
+        f"the optimizer step, which no data can lengthen, is {np.exp(slow.optimizer):.2f}x as well",
+    )
+
+
+def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
+    members, row = seen.members, slow.suspect.row
+    phases = [
+        f"{name} {times(float(np.exp(value)))}"
+        for name, value in zip(PHASE_NAMES, slow.by_phase, strict=True)
+        if np.isfinite(value)
+    ]
+    if np.isfinite(slow.optimizer) and seen.optimizer_ns[row].max() > 0:
+        phases.append(f"optimizer {times(float(np.exp(slow.optimizer)))}")
+    if slow.across_stages:
+        against = "of the transformer layers of the other stages"
+    else:
+        peers = members.rows_of_stage(int(members.stage[row]))
+        names = listed(members.workers[one][0] for one in peers if one != row)
+        against = f"of the same work on {'rank' if len(peers) == 2 else 'ranks'} {names}"
+    course = slow.suspect.course
+    num_microbatches = int(seen.work.microbatch.max()) + 1
+    return [
+        f"{', '.join(phases)} {against}, waiting and communication taken out",
+        f"slower than its peers in {course.share:.0%} of these "
+        f"{counted(int(course.active.sum()), 'iteration')}, median over "
+        f"{counted(2 * num_microbatches, 'pass')} each",
+    ]
+
+
+def _reading_evidence(seen: Observations, row: int) -> list[str]:
+    """Return sentences about a rank's device readings next to its stage peers' medians."""
+    members = seen.members
+    own = seen.counters.get(int(members.ranks[row]), {})
+    peers = [
+        seen.counters[int(members.ranks[other])]
+        for other in members.rows_of_stage(int(members.stage[row]))
+        if other != row and int(members.ranks[other]) in seen.counters
+    ]
+    sentences = []
+    for name in sorted(own):
+        theirs = [readings[name] for readings in peers if name in readings]
+        if theirs:
+            sentences += _compared(name, own[name], theirs)
+    if peers and own and not sentences:
+        sentences.append(
+            "the device readings of the window (clock, reasons to lower it, power, temperature) "
+            "equal its peers': it was not throttled when they were taken"
+        )
+    return sentences
+
+
+def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
+    theirs = float(np.median(peers))
+    if name == REASONS_NAME:
+        special = peculiar_reasons(int(own), [int(mask) for mask in peers])
+        words = f"its clock is held down by {listed(special)} (NVML), its peers' is not"
+        return [words] if special else []
+    if "temperature" in name:
+        notable = abs(own - theirs) > READINGS.temperature_degrees
+    elif "power" in name:
+        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.power_share
+    elif "clock" in name:
+        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.clock_share
+    else:
+        return []
+    return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
+
+
+def _advice(cause: Cause, owner: Owner, has_gpu: bool) -> tuple[str, ...]:
+    if cause == Cause.HOST:
+        return HOST_ADVICE
+    if cause == Cause.UNKNOWN:
+        return ("trace again at granularity full, over more iterations",)
+    if owner == Owner.UNDECIDED:
+        return (
+            "run the same GEMM benchmark on this rank's device and on a peer's: slower there, too, "
+            "means the device; as fast means the work or the place",
+            "or trace again with the two hosts exchanged: a fault of the hardware moves with it",
+        )
+    if not has_gpu:
+        return (
+            "on that host: read CPU frequency and throttling (turbostat, or /proc/cpuinfo), and "
+            "which cores the rank's process may use (taskset -p PID)",
+            "run the same matrix product alone on that host and on a peer's",
+        )
+    return (
+        "read that GPU's clock and throttle reasons, and whether another process is on it: "
+        "nvidia-smi -i GPU -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS, beside a peer's",
+        "measure it against the node's other GPUs with the job away: python scripts/healthcheck.py "
+        "--sweep; replace the node when it is slow alone",
+    )
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    seen = inquiry.seen
+    found = search_compute(inquiry)
+    least = None
+    if found.num_compared:
+        effect = inquiry.detectable_effect(found.noise)
+        least = max(least_slowdown(seen, inquiry.settings), float(np.exp(effect)))
+    return Answer(
+        findings=tuple(_finding(inquiry, found, one) for one in found.slow if _worth_saying(one)),
+        least_slowdown=least,
+        slow=found.slow_rows,
+        notes=tuple(_limits(seen, found)),
+    )
+
+
+def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
+    """Return what this trace could not have shown, whatever its noise."""
+    notes = []
+    if not found.num_compared:
+        notes.append(
+            "no two ranks do the same work (DP = TP = 1 and no transformer layers traced): compute "
+            "cannot be judged; trace at granularity full, or compare with an earlier trace"
+        )
+    elif int(np.median(found.residuals.num_peers)) == 1:
+        notes.append("each rank has one peer only: a slowdown of both alike cannot be seen")
+    if seen.mixes_communication:
+        notes.append(
+            "communication inside TP groups was not traced (granularity base) and is part of the "
+            "CPU time: only large compute faults can be told; trace at granularity full"
+        )
+    return notes
+
+
+COMPUTE = CauseSpec(
+    cause=Cause.COMPUTE,
+    search=_search,
+    tests_rows=lambda seen: True,
+    power_words="a rank computes slower than its peers",
+)

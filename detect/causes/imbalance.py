@@ -1,4 +1,15 @@
-"""What makes a job uneven by its own making: a heavy stage, microbatches of unequal length."""
+"""What makes a job uneven by its own making: a heavy stage, microbatches of unequal length.
+
+Both are findings of the job, not of a node.
+
+A heavy stage computes 10 % longer for a microbatch than the median stage, on all replicas alike.
+Example: 44 ms against 40 ms; forward +1 ms, backward +3 ms: an output layer, no slow device, which
+would multiply both alike.
+
+Uneven sequences: the same microbatch takes different times on different replicas, on all ranks of a
+replica together, and other replicas are the longest in other iterations. Example: a spread of 12 %
+between replicas, rank correlation 0.9 within them, 0.05 from one iteration to the next.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import BACKWARD, FORWARD, Bools, Floats, Observations, Work
-from detect.settings import DetectorSettings
+from detect.causes.finding import Claim, build_finding
+from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.laws import rank_correlation, t_tail
+from detect.stats.noise import rank_correlation, t_tail
 from detect.stats.residuals import data_effects, deviations, stage_groups
-
-AGREEING_REPLICAS = 0.5
-"""Replicas of a heavy stage may differ among themselves by at most this share of its excess."""
-MIN_SEQUENCE_SPREAD = 0.06
-"""Log spread over microbatches; an even job shows 0.01 to 0.03, production skew 0.3 and more."""
-MIN_SEQUENCE_CORRELATION = 0.6
-MAX_SEQUENCE_REPETITION = 0.6
-"""Rank correlation of a replica's time with that of the next iteration: data are drawn anew."""
-MULTIPLICATIVE = 0.06
-"""Forward and backward ratios this close (log units) look like a slow device, not a heavy stage."""
+from detect.text import counted, milliseconds, percent, times
+from detect.thresholds import IMBALANCE, SEARCH
+from megascan.arrays import Flags, Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +53,31 @@ class HeavyStage:
     @property
     def looks_like_device(self) -> bool:
         """In the middle, without a replica, and everything is slower by the same ratio."""
-        same = abs(np.log(self.ratio_forward) - np.log(self.ratio_backward)) < MULTIPLICATIVE
-        layers_normal = self.layer_ratio < 1 + (self.ratio - 1) / 3
+        layers_normal = self.layer_ratio < 1 + IMBALANCE.normal_layers_share * (self.ratio - 1)
         alone = self.num_replicas < 2 and not self.at_an_end
-        return alone and bool(same) and not layers_normal
+        return alone and self.is_multiplied and not layers_normal
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Return whether forward and backward are longer by the same ratio."""
+        difference = abs(np.log(self.ratio_forward) - np.log(self.ratio_backward))
+        return bool(difference < IMBALANCE.multiplicative_log)
 
 
-def heavy_stages(seen: Observations, settings: DetectorSettings, faulty: Bools) -> list[HeavyStage]:
-    """Stages above the floor, heaviest first; ranks that are `faulty` do not speak for theirs."""
+def _search_stages(inquiry: Inquiry) -> Answer:
+    """Name stages above the floor that cost the step something, heaviest first."""
+    seen, settings = inquiry.seen, inquiry.settings
+    least_ns = (settings.min_slowdown - 1) * seen.iteration_ns.mean()
+    heavy = [
+        one
+        for one in _heavy_stages(seen, inquiry.slow)
+        if one.ratio >= settings.min_stage_excess and float(np.mean(one.saved_ns)) > least_ns
+    ]
+    return Answer(findings=tuple(_stage_finding(seen, one) for one in heavy))
+
+
+def _heavy_stages(seen: Observations, faulty: Flags) -> list[HeavyStage]:
+    """Return stages above the others; ranks that are `faulty` do not speak for theirs."""
     groups = stage_groups(seen.members)
     if len(groups) < 2:
         return []
@@ -66,12 +89,12 @@ def heavy_stages(seen: Observations, settings: DetectorSettings, faulty: Bools) 
         others = [robust.median(times[one], axis=1) for one in range(len(groups)) if one != number]
         stage = int(seen.members.stage[rows[0]])
         heavy = _heavy(seen, stage, times[number], np.stack(others), faulty)
-        if heavy is not None and heavy.ratio >= settings.min_stage_excess:
+        if heavy is not None:
             found.append(heavy)
     return sorted(found, key=lambda one: -one.ratio)
 
 
-def _stage_times(work: Work, rows: np.ndarray, faulty: Bools) -> Floats:
+def _stage_times(work: Work, rows: np.ndarray, faulty: Flags) -> Floats:
     """Time of a microbatch through the stage, (phase, row, iteration), ns; all chunks together."""
     sound = rows[~faulty[rows]]
     num_chunks = max(1, len(work.phase) // (2 * (int(work.microbatch.max()) + 1)))
@@ -87,7 +110,7 @@ def _stage_times(work: Work, rows: np.ndarray, faulty: Bools) -> Floats:
 
 
 def _heavy(
-    seen: Observations, stage: int, own: Floats, others: Floats, faulty: Bools
+    seen: Observations, stage: int, own: Floats, others: Floats, faulty: Flags
 ) -> HeavyStage | None:
     """`own` is (phase, row, iteration), `others` (stage, phase, iteration)."""
     level = robust.median(own, axis=1)
@@ -99,14 +122,17 @@ def _heavy(
         return None
     by_replica = robust.median(own.sum(axis=0), axis=1)
     replica_spread = float(np.log(by_replica.max() / by_replica.min()))
-    if replica_spread > AGREEING_REPLICAS * effect and len(by_replica) > 1:
+    if replica_spread > IMBALANCE.replicas_agree_share * effect and len(by_replica) > 1:
         return None
-    error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + 1e-4
+    error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + IMBALANCE.error_floor_ratio
     forward, backward = robust.median(level, axis=1), robust.median(expected, axis=1)
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
-        interval=(float(np.exp(effect - 1.96 * error)), float(np.exp(effect + 1.96 * error))),
+        interval=(
+            float(np.exp(effect - SEARCH.interval_sigmas * error)),
+            float(np.exp(effect + SEARCH.interval_sigmas * error)),
+        ),
         p_value=t_tail(effect / error, max(len(logs) - 1, 1)),
         excess_forward_ns=float(forward[FORWARD] - backward[FORWARD]),
         excess_backward_ns=float(forward[BACKWARD] - backward[BACKWARD]),
@@ -120,7 +146,7 @@ def _heavy(
     )
 
 
-def _layer_ratio(seen: Observations, stage: int, faulty: Bools) -> float:
+def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
     if seen.layers is None:
         return float("nan")
     level = robust.median(robust.median(seen.layers.log_ns, axis=2), axis=1)
@@ -155,10 +181,18 @@ class SequenceSkew:
     saved_ns: Floats
 
 
-def sequence_skew(
-    seen: Observations, settings: DetectorSettings, faulty: Bools
-) -> SequenceSkew | None:
-    """Skew between replicas that costs more than the floor and that no rank keeps."""
+def _search_sequences(inquiry: Inquiry) -> Answer:
+    """Name skew between replicas that costs more than the floor and that no rank keeps."""
+    seen, least = inquiry.seen, inquiry.settings.min_slowdown
+    skew = _sequence_skew(seen, inquiry.slow)
+    if skew is None or skew.ratio < least:
+        return Answer()
+    if float(np.mean(skew.saved_ns)) < (least - 1) * float(np.mean(seen.iteration_ns)):
+        return Answer()
+    return Answer(findings=(_sequence_finding(seen, skew),))
+
+
+def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
     members, groups = seen.members, stage_groups(seen.members)
     if len(np.unique(members.replica)) < 2 or faulty.all():
         return None
@@ -168,29 +202,29 @@ def sequence_skew(
         -1, 1, 1
     )
     spread = float(robust.spread(deviation))
-    if not spread >= MIN_SEQUENCE_SPREAD:
+    if not spread >= IMBALANCE.min_sequence_spread_log:
         return None
     correlation, across_ranks = _data_correlation(seen, deviation, faulty)
-    if correlation < MIN_SEQUENCE_CORRELATION or _lasts(deviation):
+    if correlation < IMBALANCE.min_sequence_correlation or _lasts(deviation):
         return None
     ratio, saved = _uneven_replicas(seen, faulty)
     typical = float(robust.median(ratio))
-    least_ns = (settings.min_slowdown - 1) * float(np.mean(seen.iteration_ns))
-    if typical < settings.min_slowdown or float(np.mean(saved)) < least_ns:
-        return None
-    error = float(np.std(ratio) / np.sqrt(len(ratio))) + 1e-4
+    error = float(np.std(ratio) / np.sqrt(len(ratio))) + IMBALANCE.error_floor_ratio
     return SequenceSkew(
         spread=spread,
         correlation=correlation,
         across_ranks=across_ranks,
         ratio=typical,
-        interval=(max(1.0, typical - 1.96 * error), typical + 1.96 * error),
+        interval=(
+            max(1.0, typical - SEARCH.interval_sigmas * error),
+            typical + SEARCH.interval_sigmas * error,
+        ),
         p_value=t_tail((typical - 1) / error, max(len(ratio) - 1, 1)),
         saved_ns=saved,
     )
 
 
-def _data_correlation(seen: Observations, deviation: Floats, faulty: Bools) -> tuple[float, bool]:
+def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> tuple[float, bool]:
     groups = stage_groups(seen.members)
     elsewhere = data_effects(seen.work, seen.members, groups, faulty)
     use = np.isfinite(elsewhere) & np.isfinite(deviation)
@@ -207,16 +241,14 @@ def _lasts(deviation: Floats) -> bool:
     level = robust.mean(deviation, axis=2)
     now, then = level[:, :-1], level[:, 1:]
     use = np.isfinite(now) & np.isfinite(then)
-    return _correlation(now[use], then[use]) > MAX_SEQUENCE_REPETITION
+    return _correlation(now[use], then[use]) > IMBALANCE.max_sequence_repetition
 
 
 def _correlation(one: Floats, other: Floats) -> float:
-    if len(one) < 8:
-        return 0.0
-    return rank_correlation(one, other)
+    return rank_correlation(one, other) if len(one) >= IMBALANCE.min_samples else 0.0
 
 
-def _uneven_replicas(seen: Observations, faulty: Bools) -> tuple[Floats, Floats]:
+def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats]:
     """Longest over mean replica, and the time between them, (iteration,) each."""
     busy = np.where(faulty[:, None], np.nan, seen.busy_ns)
     replicas = np.unique(seen.members.replica)
@@ -229,3 +261,104 @@ def _uneven_replicas(seen: Observations, faulty: Bools) -> tuple[Floats, Floats]
     total = robust.mean(np.stack(by_stage), axis=0)  # (replica, iteration)
     longest, typical = np.nanmax(total, axis=0), robust.mean(total, axis=0)
     return longest / typical, longest - typical
+
+
+def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
+    """A heavy stage; undecided where a lone rank is slower by the same ratio at everything."""
+    rows = seen.members.rows_of_stage(heavy.stage)
+    ranks = tuple(rank for row in rows for rank in seen.members.workers[row])
+    suspicious = heavy.looks_like_device
+    last = heavy.stage == int(seen.members.stage.max())
+    which = "last stage" if last else "first stage" if heavy.stage == 0 else "stage"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(rows.tolist()),
+            cause=Cause.STAGE_IMBALANCE,
+            owner=Owner.UNDECIDED if suspicious else Owner.JOB,
+            slowdown=heavy.ratio,
+            interval=heavy.interval,
+            course=None,
+            q_value=min(1.0, heavy.p_value * len(np.unique(seen.members.stage))),
+            num_peers=len(seen.members) - len(rows),
+            saved_ns=heavy.saved_ns,
+            subject=f"{which} PP{heavy.stage} ({counted(len(ranks), 'rank')})",
+            predicate=f"has {times(heavy.ratio)} the work of the other stages",
+            evidence=_stage_evidence(heavy),
+            advice=(
+                "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
+                "--decoder-last-pipeline-num-layers) or split the output layer; no node is at "
+                "fault",
+            ),
+            is_replayed=False,
+        ),
+    )
+
+
+def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
+    sentences = []
+    if heavy.num_replicas > 1:
+        sentences.append(
+            f"all {heavy.num_replicas} ranks of the stage agree within "
+            f"{percent(float(np.exp(heavy.replica_spread)))}, so no single device is the reason"
+        )
+    sentences.append(
+        f"forward {times(heavy.ratio_forward)} (+{milliseconds(heavy.excess_forward_ns)} a "
+        f"microbatch), backward {times(heavy.ratio_backward)} "
+        f"(+{milliseconds(heavy.excess_backward_ns)}): "
+        + (
+            "the same ratio, as a slow device would show, and there is no replica to compare with; "
+            "a second replica or a benchmark of that device decides"
+            if heavy.looks_like_device
+            else "extra work, not a slow device, which would multiply both alike"
+            if not heavy.is_multiplied
+            else "extra work shared by the stage"
+        )
+    )
+    if np.isfinite(heavy.layer_ratio):
+        sentences.append(
+            f"its transformer layers take {times(heavy.layer_ratio)} the time of the other stages'"
+        )
+    return tuple(sentences)
+
+
+def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
+    """Uneven sequences; no rank is named, because none keeps it."""
+    spread = percent(float(np.exp(skew.spread)))
+    where = (
+        "ranks of the same replica are slow on the same microbatches"
+        if skew.across_ranks
+        else "forward and backward of a microbatch are slow together"
+    )
+    return build_finding(
+        seen,
+        Claim(
+            ranks=(),
+            rows=(),
+            cause=Cause.SEQUENCE_IMBALANCE,
+            owner=Owner.JOB,
+            slowdown=skew.ratio,
+            interval=skew.interval,
+            course=None,
+            q_value=skew.p_value,
+            num_peers=len(seen.members),
+            saved_ns=skew.saved_ns,
+            subject="the microbatches",
+            predicate=f"are uneven: the longest replica computes {times(skew.ratio)} the mean",
+            evidence=(
+                f"the same microbatch slot differs between replicas by {spread} (robust standard "
+                "deviation), and other replicas are the longest in other iterations",
+                f"{where} (rank correlation {skew.correlation:.2f})",
+            ),
+            advice=(
+                "balance the documents of a global batch over the data-parallel ranks by their "
+                "cost (length squared for attention); no node is at fault",
+            ),
+            is_replayed=False,
+        ),
+    )
+
+
+STAGES = CauseSpec(cause=Cause.STAGE_IMBALANCE, search=_search_stages)
+SEQUENCES = CauseSpec(cause=Cause.SEQUENCE_IMBALANCE, search=_search_sequences)

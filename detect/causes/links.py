@@ -1,37 +1,52 @@
-"""Connections that transfer slowly: a pair, a group, or everything one rank takes part in.
+"""Links: connections that transfer slowly, and ranks that leave their communications late.
 
-Each edge (p2p) or process group is compared with others of the same axis, operation, bytes,
-members and hosts crossed. Which connection is bad then follows by elimination: a rank is named
-alone only if at least two of its edges or groups are slow and next to none of its others is fine;
-otherwise the ranks that all the slow groups share, otherwise the smallest slow group.
+Slow connections. Each edge (p2p) or process group is compared with others of the same axis,
+operation, bytes, members and hosts crossed. Which connection is bad then follows by elimination: a
+rank is named alone only if at least two of its edges or groups are slow and next to none of its
+others is fine; otherwise the ranks that all the slow groups share, otherwise the smallest slow
+group. Example: of {0,4}, {1,5}, {4,8}, {5,9} the edges {0,4} and {4,8} are slow: rank 4.
+
+Late exits. The transfer of an operation is that of its quickest member; what one member takes
+beyond that is its lateness: its own NIC, or its host that launches what follows too late. Most late
+ranks are victims: who communicates with a late rank is late with it, and along a pipeline everybody
+waits for the slow stage. So the latest rank is kept first, and every next one only where most of
+its lateness arose in communications without those kept. Example: rank 2 is 9 ms late, rank 6 4 ms,
+of which 3.5 ms arose in messages with rank 2: only rank 2 is named.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints, Observations, Transfers
+from detect.causes.finding import Claim, build_finding, connection_advice
+from detect.causes.lost_time import Loss, lost_time, stage_peers
+from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.observe.observations import Observations, Transfers
 from detect.observe.transfers import log_residuals
-from detect.settings import DetectorSettings
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.noise import Noise, Usual
+from detect.stats.noise import Usual
 from detect.stats.persistence import Course
 from detect.stats.search import SearchTask, Suspect, search
+from detect.text import counted, milliseconds, place, times
+from detect.thresholds import CONSEQUENCES, LINKS, SEARCH
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
 
-NOISE_FLOOR = 0.01
-USUAL_SPREAD = 0.03
-"""Log units by which equal links differ for good."""
-CPU_MIN_SLOWDOWN = 1.5
-"""On the CPU a transfer is mostly the operating system's scheduling."""
-CPU_MIN_STEP_SHARE = 0.02
-ALL_OF_A_RANK = 0.7
-"""Share of a rank's edges and groups that must be slow before the rank itself is named."""
+IN_DOUBT = (
+    "another rank computes slowly, and others wait for it: mend that first, then trace again and "
+    "see whether this remains"
+)
+
+IN_DOUBT_ENDS = (
+    "one of its ends has no other connection that is fine: the link, or that end, may be slow"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowLink:
+class _SlowLink:
     """One bad connection: `ranks` is one (its NIC or host), two (a pair) or a group."""
 
     ranks: tuple[int, ...]
@@ -45,15 +60,8 @@ class SlowLink:
     actual_ns: float
     excess_ns: Floats
     """(iteration,): transfer time lost."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSearch:
-    """Slow connections, and the noise of the others."""
-
-    slow: tuple[SlowLink, ...]
-    noise: Noise
-    num_compared: int
+    is_isolated: bool
+    """Whether other connections, which are fine, leave these ranks alone to blame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +69,11 @@ class _Units:
     """Rows of transfers put together by members."""
 
     members: tuple[tuple[int, ...], ...]
-    unit: Ints
+    unit: Integers
     """(transfer row,)"""
     transfers: Transfers
 
-    def values(self, excluded: Bools) -> Floats:
+    def values(self, excluded: Flags) -> Floats:
         """Log residual, (unit, iteration): mean over the unit's kinds."""
         residual = log_residuals(self.transfers, excluded[self.unit])
         return np.stack(
@@ -80,52 +88,80 @@ def _units(transfers: Transfers) -> _Units:
     return _Units(members=tuple(names), unit=unit, transfers=transfers)
 
 
-def search_links(
-    seen: Observations, settings: DetectorSettings, num_tests: int
-) -> LinkSearch | None:
-    """Slow connections; None when no two can be compared."""
-    if seen.transfers is None or not len(seen.transfers.members):
-        return None
+def _search_connections(inquiry: Inquiry) -> Answer:
+    """Compare equal connections; needs two of a kind."""
+    seen, settings = inquiry.seen, inquiry.settings
+    if seen.transfers is None:
+        return Answer(notes=("no matched communication in the trace: links cannot be judged",))
+    if not len(seen.transfers.members):
+        return Answer()
     units = _units(seen.transfers)
     nobody = np.zeros(len(units.members), dtype=bool)
-    compared: Bools = np.asarray(np.isfinite(units.values(nobody)).any(axis=1))
+    compared: Flags = np.asarray(np.isfinite(units.values(nobody)).any(axis=1))
     if compared.sum() < 2:
-        return None
+        return Answer()
     is_cpu = seen.members.device_kind == "cpu"
-    least = max(settings.min_link_slowdown, CPU_MIN_SLOWDOWN if is_cpu else 1.0)
+    least = max(settings.min_link_slowdown, LINKS.cpu_min_slowdown if is_cpu else 1.0)
     task = SearchTask(
         compare=units.values,
         num_rows=len(units.members),
-        num_tests=num_tests + int(compared.sum()),
+        num_tests=inquiry.num_tests + int(compared.sum()),
         floor=float(np.log(least)),
-        usual=Usual(floor=NOISE_FLOOR, spread=USUAL_SPREAD),
+        usual=Usual(floor=LINKS.noise_log, spread=LINKS.spread_log),
         forbidden=~compared,
     )
     result = search(task, settings)
+    step_ns = float(np.median(seen.iteration_ns))
+    least_ns = LINKS.cpu_min_step_share * step_ns if is_cpu else 0.0
     slow = _attribute(seen, units, compared, result.suspects)
-    least_ns = CPU_MIN_STEP_SHARE * float(np.median(seen.iteration_ns)) if is_cpu else 0.0
-    kept = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
-    return LinkSearch(slow=tuple(kept), noise=result.noise, num_compared=int(compared.sum()))
+    effect = inquiry.detectable_effect(result.noise)
+    return Answer(
+        findings=tuple(
+            _finding(seen, one) for one in slow if float(np.mean(one.excess_ns)) >= least_ns
+        ),
+        least_slowdown=max(settings.min_link_slowdown, float(np.exp(effect))),
+    )
 
 
 def _attribute(
-    seen: Observations, units: _Units, compared: Bools, suspects: tuple[Suspect, ...]
-) -> list[SlowLink]:
+    seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
+) -> list[_SlowLink]:
     error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     left = [one for one in suspects if _above(units, one, error_ns)]
     found = []
     while left:
         ranks = _culprits(units, compared, left, left[0])
         explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
-        found.append(_link(units, ranks, explained, int(compared.sum())))
+        fine = compared.copy()
+        fine[[one.row for one in suspects]] = False
+        link = _link(units, ranks, explained, int(compared.sum()))
+        found.append(replace(link, is_isolated=_is_isolated(seen, units, fine, ranks)))
         left = [one for one in left if one not in explained]
     return found
+
+
+def _is_isolated(seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...]) -> bool:
+    """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
+
+    That of one rank is; that of a pair if either end has other connections, which are fine; a
+    group if it is a rail (the same device of several hosts). Which member of another group is
+    slow, nobody can tell.
+    """
+    if len(ranks) == 1:
+        return True
+    members = seen.members
+    if len(ranks) > 2:
+        rows = [members.row(rank) for rank in ranks if rank in members.ranks]
+        places = {members.device_index[row] for row in rows}
+        return len(places) == 1 and len({members.hosts[row] for row in rows}) == len(ranks)
+    others = [units.members[unit] for unit in np.flatnonzero(fine)]
+    return all(any(rank in one for one in others) for rank in ranks)
 
 
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
     """Whether the lost time exceeds what clock errors could feign."""
     actual, normal = _times(units, suspect)
-    return actual - normal > 2 * error_ns  # one of each end
+    return actual - normal > LINKS.clock_errors * error_ns  # one of each end
 
 
 def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
@@ -136,7 +172,7 @@ def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
 
 
 def _culprits(
-    units: _Units, compared: Bools, slow: list[Suspect], worst: Suspect
+    units: _Units, compared: Flags, slow: list[Suspect], worst: Suspect
 ) -> tuple[int, ...]:
     slow_rows = {one.row for one in slow}
     named: list[tuple[int, int]] = []
@@ -145,7 +181,7 @@ def _culprits(
             unit for unit, ranks in enumerate(units.members) if rank in ranks and compared[unit]
         ]
         hit = [unit for unit in mine if unit in slow_rows]
-        if len(hit) >= 2 and len(hit) >= ALL_OF_A_RANK * len(mine):
+        if len(hit) >= 2 and len(hit) >= LINKS.all_of_a_rank_share * len(mine):
             named.append((len(hit), rank))
     if named:
         most = max(named)[0]
@@ -165,14 +201,14 @@ def _link(
     ranks: tuple[int, ...],
     explained: list[Suspect],
     num_compared: int,
-) -> SlowLink:
+) -> _SlowLink:
     best = min(explained, key=lambda one: (one.q_value, -one.course.effect))
     rows = np.flatnonzero(np.isin(units.unit, [one.row for one in explained]))
     share = 1.0 - float(np.exp(-best.course.effect))
     lost = float(units.transfers.total_ns[rows].sum()) * share
     actual, normal = _times(units, best)
     row = int(np.flatnonzero(units.unit == best.row)[0])
-    return SlowLink(
+    return _SlowLink(
         ranks=ranks,
         course=best.course,
         q_value=best.q_value,
@@ -182,4 +218,144 @@ def _link(
         normal_ns=normal,
         actual_ns=actual,
         excess_ns=np.where(best.course.active, lost, 0.0),
+        is_isolated=True,
     )
+
+
+def _finding(seen: Observations, link: _SlowLink) -> Finding:
+    members = seen.members
+    known = set(members.ranks.tolist())
+    rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
+    slowdown = float(np.exp(link.course.effect))
+    reach = SEARCH.interval_sigmas * link.course.standard_error
+    return build_finding(
+        seen,
+        Claim(
+            ranks=link.ranks,
+            rows=rows,
+            cause=Cause.LINK,
+            owner=Owner.NODE if link.is_isolated else Owner.UNDECIDED,
+            slowdown=slowdown,
+            interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
+            course=link.course,
+            q_value=link.q_value,
+            num_peers=link.num_peers,
+            saved_ns=link.excess_ns,
+            subject=_subject(seen, link, rows),
+            predicate=f"transfers {times(slowdown)} slower than equal connections",
+            evidence=_evidence(seen, link),
+            advice=connection_advice(seen, link.ranks),
+        ),
+    )
+
+
+def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
+    if len(link.ranks) == 1:
+        where = place(seen.members, rows[0]) if rows else ""
+        return f"everything that rank {link.ranks[0]} ({where}) sends and receives"
+    if len(link.ranks) == 2:
+        places = " and ".join(place(seen.members, row) for row in rows)
+        return f"the link between ranks {link.ranks[0]} and {link.ranks[1]} ({places})"
+    return f"the group of ranks {listed(link.ranks)}"
+
+
+def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
+    sentences = [
+        f"{link.kind} takes {milliseconds(link.actual_ns)} against "
+        f"{milliseconds(link.normal_ns)} on {counted(link.num_peers, 'equal connection')}, counted "
+        "from the last member's arrival",
+        f"slower in {link.course.share:.0%} of these iterations",
+    ]
+    if len(link.units) > 1:
+        groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
+        sentences.append(f"slow among {groups}; what they share is named")
+    elif len(link.ranks) > 2:
+        sentences.append("which link inside the group is slow, one group alone cannot tell")
+    if len(link.ranks) == 2 and not link.is_isolated:
+        sentences.append(IN_DOUBT_ENDS)
+    if seen.alignment is not None:
+        sentences.append(
+            f"the loss is {milliseconds(link.actual_ns - link.normal_ns)} a transfer, clocks agree "
+            f"within {milliseconds(seen.alignment.residual_p99_ns)} (p99)"
+        )
+    return tuple(sentences)
+
+
+def _search_late_exits(inquiry: Inquiry) -> Answer:
+    """Compare the ranks of a stage by how late they leave their communications."""
+    seen, slow, transfers = inquiry.seen, inquiry.slow, inquiry.seen.transfers
+    if transfers is None or Cause.LINK not in seen.lost_ns:
+        return Answer()
+
+    def is_in_doubt(suspect: Suspect) -> bool:
+        return bool(slow.any()) and not slow[suspect.row]
+
+    answer = lost_time(
+        inquiry,
+        Loss(
+            cause=Cause.LINK,
+            name="late exit from communication",
+            groups=stage_peers(seen),
+            bursty=seen.members.device_kind == "cpu",
+            excuses_slow=True,
+            owner=lambda suspect: Owner.UNDECIDED if is_in_doubt(suspect) else Owner.NODE,
+            evidence=lambda suspect: (IN_DOUBT,) if is_in_doubt(suspect) else (),
+            base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
+            without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
+            predicate="leaves its communications {time} an iteration later than the other "
+            "members do",
+            advice=lambda suspect: connection_advice(seen, seen.members.workers[suspect.row]),
+        ),
+    )
+    return replace(answer, least_slowdown=None)  # of links, the search for slow ones says that
+
+
+def _without_victims(
+    seen: Observations, transfers: Transfers, suspects: tuple[Suspect, ...], slow: Flags
+) -> tuple[Suspect, ...]:
+    """Leave out late ranks whose partners explain their lateness; the latest is kept.
+
+    `slow` are the rows that compute slowly: whoever is late with them only waits for them, and
+    lateness is handed on along their pipeline.
+    """
+    workers = seen.members.workers
+    accused = {rank for row in np.flatnonzero(slow) for rank in workers[row]}
+    kept: list[Suspect] = []
+    for suspect in sorted(suspects, key=lambda one: -one.course.effect):
+        own = set(workers[suspect.row])
+        if _in_pipeline(seen, suspect.row, slow):
+            continue
+        if _share_with(transfers, own, accused - own) <= CONSEQUENCES.victim_share:
+            kept.append(suspect)
+            accused |= own
+    return tuple(kept)
+
+
+def _in_pipeline(seen: Observations, row: int, slow: Flags) -> bool:
+    """Return whether a slow row shares the row's pipeline: its replica and place, another stage."""
+    members = seen.members
+    same = slow & (members.stage != members.stage[row])
+    for axis in ("dp", "tp", "cp"):
+        same &= members.place[axis] == members.place[axis][row]
+    return bool(same.any())
+
+
+def _share_with(transfers: Transfers, own: set[int], accused: set[int]) -> float:
+    """Return the share of a worker's lateness that arose in communications with the accused."""
+    mine = [one for one in transfers.late_in if one.rank in own]
+    total = sum(one.time_ns for one in mine)
+    with_accused = sum(one.time_ns for one in mine if accused & set(one.members))
+    return with_accused / total if total > 0 else 0.0
+
+
+LATE_EXITS = CauseSpec(
+    cause=Cause.LINK,
+    search=_search_late_exits,
+    tests_rows=lambda seen: Cause.LINK in seen.lost_ns,
+    quantity="late exit from communication in an iteration",
+)
+LINK = CauseSpec(
+    cause=Cause.LINK,
+    search=_search_connections,
+    power_words="a connection transfers slower than equal ones",
+)

@@ -1,9 +1,13 @@
-"""What changed between two traces of a job: step, roles, ranks, links, shares of time, findings."""
+"""Say what changed between two traces: step, roles, ranks, links, shares of time, findings.
 
+`measures` takes a `Side` (one examined trace) twice and measures every quantity in both; `compare`
+judges which moved beyond noise and pairs the findings; `changes` holds the result, its JSON and its
+text for `megascan diff`. Start reading at `compare`.
+"""
+
+from detect.comparison.changes import Comparison, Outcome, render_text
 from detect.comparison.compare import compare
-from detect.comparison.comparison import Comparison, Outcome
-from detect.comparison.side import Side, side_of_op_table, side_of_timeline
-from detect.comparison.text import render_text
+from detect.comparison.measures import Side, side_of_op_table, side_of_timeline
 
 __all__ = [
     "Comparison",

@@ -1,45 +1,72 @@
-"""Sets two traces of a job side by side: what got slower, beyond the noise of their iterations.
+"""Compare two traces of a job: what got slower, beyond the noise of their iterations.
 
 Ranks are compared with their peers inside each trace, and only then between the traces: what moved
 all ranks alike is a change of the operation (its role), not of a rank. Ranks that moved are left
 out of their role. Significance is controlled over everything compared (false-discovery rate), and
-a change below `min_change` is none.
+a change below `min_change` does not count. Findings of the two traces are paired by cause and rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy import special
 
-from detect.comparison.comparable import comparable
-from detect.comparison.comparison import (
+from detect.comparison.changes import (
     Change,
     Comparison,
     Direction,
-    Kind,
+    FindingChanges,
+    Quantity,
     ShareChange,
 )
-from detect.comparison.findings import match_findings
 from detect.comparison.measures import (
+    LEAST_ITERATIONS,
     Measure,
+    Side,
+    comparable,
     link_measures,
+    q_values,
     rank_measures,
     role_measures,
     step_measures,
 )
-from detect.comparison.shift import LEAST_ITERATIONS, q_values
-from detect.comparison.side import Side
+from detect.report import Finding
+
+
+def match_findings(
+    before: Sequence[Finding], after: Sequence[Finding], same_ranks: bool
+) -> FindingChanges:
+    """Pair findings of the same cause with ranks in common (any ranks where the layouts differ)."""
+    left = list(before)
+    new, same = [], []
+    for finding in after:
+        earlier = next((one for one in left if _alike(one, finding, same_ranks)), None)
+        if earlier is None:
+            new.append(finding)
+        else:
+            left.remove(earlier)
+            same.append((earlier, finding))
+    return FindingChanges(new=tuple(new), gone=tuple(left), same=tuple(same))
+
+
+def _alike(one: Finding, other: Finding, same_ranks: bool) -> bool:
+    if one.cause != other.cause:
+        return False
+    if not same_ranks or not (one.ranks or other.ranks):
+        return len(one.ranks) == len(other.ranks) or one.owner == other.owner
+    return bool(set(one.ranks) & set(other.ranks))
+
 
 FALSE_DISCOVERY_RATE = 0.01
 POWER = 0.95
 DEGREES = 30
-"""Of the t law in the smallest visible change; the difference to the true ones does not matter."""
+"""Of the t distribution behind the smallest visible change; the exact number hardly matters."""
 
 
 def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
-    """Everything that `after` does differently from `before`.
+    """Return everything that `after` does differently from `before`.
 
     `min_change` is the smallest ratio that counts. A trace of fewer than three judged iterations
     says nothing about its noise, so nothing is then called a change, and `notes` says so.
@@ -104,13 +131,13 @@ def _direction(measure: Measure, q_value: float, least: float) -> Direction:
     return Direction.SLOWER if measure.effect > 0 else Direction.FASTER
 
 
-def _least_visible(measures: list[Measure], least: float) -> dict[Kind, float]:
-    """Ratio from which on a change of a typical quantity of each kind is seen."""
+def _least_visible(measures: list[Measure], least: float) -> dict[Quantity, float]:
+    """Return, by kind, the smallest ratio at which a typical quantity's change is seen."""
     number = max(len(measures), 1)
     critical = -float(special.stdtrit(DEGREES, FALSE_DISCOVERY_RATE / number / 2))
     reserve = float(special.stdtrit(DEGREES, POWER))
     visible = {}
-    for kind in Kind:
+    for kind in Quantity:
         errors = [one.error for one in measures if one.kind == kind and np.isfinite(one.error)]
         floors = [one.least for one in measures if one.kind == kind]
         if errors:

@@ -1,19 +1,397 @@
-"""The quantities that are compared: of the step, of roles, of ranks, of links."""
+"""Measure step, roles, ranks and links in two traces, and tell a shift from noise.
+
+A *role* is one operation of a stage, on every rank that does it (attention of stage PP1). Only the
+same work done by the same number of ranks is compared; `comparable` finds it and says what is not.
+
+    effect = median(after) − median(before)                              logarithms, or shares
+    standard error² = 1.57 · inflation · (σ_before² / n + σ_after² / m) + between²
+
+1.57: medians are less efficient than means. σ comes from median absolute deviations, pooled over
+the rows (ranks) of a class and never below a row's own. `inflation` is (1 + r) / (1 − r) for the
+correlation r of neighbouring iterations. `between` is what two runs of a healthy job differ by even
+when each is steady: devices settle at slightly different clocks.
+
+Example: 20 iterations each, 1 % noise, standard error sqrt(1.57 · 2 · 0.01² / 20 + 0.003²) = 0.5 %.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from scipy import special
 
-from detect.comparison.comparable import Comparable
-from detect.comparison.comparison import Kind
-from detect.comparison.shift import Shift, shift
-from detect.comparison.side import Side
-from detect.findings.wording import place, ranks_of
-from detect.observations import Bools, Floats, Ints, Members, Observations, Transfers
+from detect.comparison.changes import Quantity
+from detect.detector import Examination, examine, examine_op_table
+from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
+from detect.observe.spans import SpanIndex
+from detect.report import Cause
 from detect.stats import robust
+from detect.text import place, ranks_of
+from detect.thresholds import DetectorSettings
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
+from megascan.schema import Kind
+from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.topology import Layout
+
+MEDIAN_LOSS = 1.2533
+"""Standard error of a median over that of a mean, sqrt(pi / 2)."""
+BETWEEN_RUNS = 0.003
+NOISE_FLOOR = 0.001
+LEAST_ITERATIONS = 3
+"""Of each trace; fewer say nothing about their own noise."""
+MAX_DEGREES = 60
+MAX_CORRELATION = 0.6
+ENOUGH_FOR_OWN_NOISE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """Of each row: effect, its standard error, and the degrees of freedom of the t law."""
+
+    effect: Floats
+    error: Floats
+    degrees: float
+
+    @property
+    def p_value(self) -> Floats:
+        """Probability of as large a shift, up or down, if nothing changed; NaN is 1."""
+        score = np.abs(self.effect) / self.error
+        return np.nan_to_num(np.asarray(2.0 * special.stdtr(self.degrees, -score)), nan=1.0)
+
+    @property
+    def reach(self) -> Floats:
+        """Half the 95 % interval."""
+        return np.asarray(special.stdtrit(self.degrees, 0.975) * self.error)
+
+
+def shift(before: Floats, after: Floats, between: float = BETWEEN_RUNS) -> Shift:
+    """Return the shift of every row between two (row, iteration) matrices of any lengths."""
+    effect = robust.median(after, axis=1) - robust.median(before, axis=1)
+    variance = _variance(before) + _variance(after)
+    num_iterations = min(before.shape[1], after.shape[1])
+    if num_iterations < LEAST_ITERATIONS:
+        variance = np.full_like(effect, np.nan)
+    rows = max(int(np.isfinite(effect).sum()), 1)
+    degrees = (before.shape[1] + after.shape[1] - 2) * min(rows, 4)
+    return Shift(
+        effect=effect,
+        error=np.sqrt(variance + between**2),
+        degrees=float(np.clip(degrees, 2, MAX_DEGREES)),
+    )
+
+
+def _variance(values: Floats) -> Floats:
+    """Return the variance of each row's median, (row,)."""
+    centred = values - robust.median(values, axis=1)[:, None]
+    number = values.shape[1]
+    own = robust.spread(values, axis=1) * _small_sample(number)
+    pooled = float(np.nan_to_num(robust.median(own)))
+    if number < ENOUGH_FOR_OWN_NOISE:
+        own = np.full(len(values), pooled)
+    sigma = np.fmax(np.fmax(own, pooled), NOISE_FLOOR)
+    known = np.maximum(np.isfinite(values).sum(axis=1), 1)
+    return np.asarray(_inflation(centred) * (MEDIAN_LOSS * sigma) ** 2 / known)
+
+
+def _small_sample(number: int) -> float:
+    """Return the factor that a median absolute deviation of so few values falls short by.
+
+    Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale.
+    """
+    few = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+    return few.get(number, number / max(number - 0.8, 1.0))
+
+
+def _inflation(centred: Floats) -> float:
+    if centred.shape[1] < ENOUGH_FOR_OWN_NOISE:
+        return 1.0
+    limit = 4 * float(np.nan_to_num(robust.spread(centred))) + 1e-12
+    clipped = np.nan_to_num(np.clip(centred, -limit, limit))
+    energy = (clipped**2).sum(axis=1)
+    lagged = (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1)
+    use = energy > 0
+    if not use.any():
+        return 1.0
+    typical = float(np.clip(np.median(lagged[use] / energy[use]), 0.0, MAX_CORRELATION))
+    return (1 + typical) / (1 - typical)
+
+
+def q_values(p_values: Floats) -> Floats:
+    """Return each test's false-discovery rate if all with its p or less are believed.
+
+    Benjamini and Hochberg 1995: q of the k-th smallest p is the least p · m / j over j >= k.
+    """
+    order = np.argsort(p_values, kind="stable")
+    number = len(p_values)
+    scaled = p_values[order] * number / np.arange(1, number + 1)
+    least = np.minimum.accumulate(scaled[::-1])[::-1]
+    result = np.empty(number)
+    result[order] = np.minimum(least, 1.0)
+    return result
+
+
+LAYER = "transformer_layer"
+
+
+@dataclass(frozen=True, order=True)
+class Role:
+    """What ranks of a stage do alike; `stage` and `chunk` are -1 when all of them are meant."""
+
+    stage: int
+    chunk: int
+    name: str
+
+    @property
+    def words(self) -> str:
+        """ "attention of stage PP1, chunk 0"."""
+        text = self.name
+        if self.stage >= 0:
+            text += f" of stage PP{self.stage}"
+        return f"{text}, chunk {self.chunk}" if self.chunk >= 0 else text
+
+
+@dataclass(frozen=True)
+class RoleTimes:
+    """Mean self time of one operation, (rank, iteration) ns, NaN where it did not run.
+
+    `ranks` (rank,) are global; `count` is how often a rank does it in an iteration.
+    """
+
+    ranks: Integers
+    time_ns: Floats
+    count: float
+
+    @property
+    def share_ns(self) -> float:
+        """What the role takes of an iteration, on its median rank."""
+        return float(robust.median(self.time_ns)) * self.count
+
+
+def roles_of_timeline(timeline: Timeline, seen: Observations) -> dict[Role, RoleTimes]:
+    """Return the times of every computation in the iterations that were judged."""
+    index = SpanIndex(timeline)
+    rows = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
+    slot_of = np.searchsorted(seen.iterations, index.iterations)
+    slot_of = np.minimum(slot_of, len(seen.iterations) - 1)
+    judged = seen.iterations[slot_of] == index.iterations
+    rows &= judged[np.minimum(index.slot, len(judged) - 1)]
+    slot = slot_of[index.slot[rows]]
+    stages = np.array([timeline.headers[int(rank)].coordinates.pp for rank in index.ranks])
+    name, names = codes(index.table, "name")
+    chunk = (
+        numbers(index.table, "chunk")[rows] if timeline.layout.vpp > 1 else np.full(slot.shape, -1)
+    )
+    row = index.row[rows]
+    keys = np.stack([stages[row], np.maximum(chunk, -1), name[rows]])
+    unique, which = np.unique(keys, axis=1, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    edges = np.searchsorted(which.reshape(-1)[order], np.arange(unique.shape[1] + 1))
+    time_ns = index.self_time(rows)
+    return {
+        Role(int(stage), int(part), names[int(code)]): _times(
+            index.ranks,
+            (row[order[low:high]], slot[order[low:high]]),
+            time_ns[order[low:high]],
+            len(seen.iterations),
+        )
+        for (stage, part, code), low, high in zip(unique.T, edges, edges[1:], strict=False)
+    }
+
+
+def _times(
+    ranks: Integers, place: tuple[Integers, Integers], time_ns: Floats, num_iterations: int
+) -> RoleTimes:
+    own, row = np.unique(place[0], return_inverse=True)
+    flat = row.reshape(-1) * num_iterations + place[1]
+    size = len(own) * num_iterations
+    total = np.bincount(flat, weights=time_ns, minlength=size)
+    count = np.bincount(flat, minlength=size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(total > 0, total / count, np.nan)
+    shape = (len(own), num_iterations)
+    return RoleTimes(ranks[own], mean.reshape(shape), float(np.median(count[count > 0])))
+
+
+def roles_of_observations(seen: Observations) -> dict[Role, RoleTimes]:
+    """Return the times of passes and optimizer, all that an op table tells."""
+    roles = {}
+    members = seen.members
+    for stage in np.unique(members.stage).tolist():
+        rows = members.rows_of_stage(stage)
+        for phase, name in enumerate(PHASE_NAMES):
+            use = seen.work.phase == phase
+            time_ns = np.exp(robust.mean(seen.work.log_ns[rows][:, :, use], axis=2))
+            roles[Role(stage, -1, name)] = RoleTimes(members.ranks[rows], time_ns, float(use.sum()))
+        optimizer = seen.optimizer_ns[rows]
+        if np.isfinite(optimizer).any():
+            roles[Role(stage, -1, "optimizer")] = RoleTimes(members.ranks[rows], optimizer, 1.0)
+    return roles
+
+
+def layers_of_all_stages(roles: dict[Role, RoleTimes]) -> dict[Role, RoleTimes]:
+    """Return layers and their modules with the ranks of all stages together: all do the same."""
+    pooled: dict[str, list[RoleTimes]] = {}
+    for role, times in roles.items():
+        if role.name.removesuffix("-backward") in (LAYER, "attention", "mlp"):
+            pooled.setdefault(role.name, []).append(times)
+    return {
+        Role(-1, -1, name): RoleTimes(
+            np.concatenate([times.ranks for times in parts]),
+            np.concatenate([times.time_ns for times in parts]),
+            float(np.median([times.count for times in parts])),
+        )
+        for name, parts in pooled.items()
+    }
+
+
+AXES = ("dp", "pp", "vpp", "cp", "ep", "tp")
+DEPENDS_ON_REPLICAS = ("optimizer",)
+"""A distributed optimizer steps a share of the parameters that shrinks with DP."""
+COUNTS_ALIKE = 1e-6
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Roles that both did alike, and whether iterations and ranks may be set side by side."""
+
+    roles: tuple[tuple[Role, RoleTimes, RoleTimes], ...]
+    iterations: bool
+    ranks: bool
+    reasons: tuple[str, ...]
+    """What cannot be compared, and why; sentences."""
+
+
+def comparable(before: Side, after: Side) -> Comparable:
+    """Return what the two traces have in common."""
+    old, new = before.members.layout, after.members.layout
+    differing = [axis for axis in AXES if getattr(old, axis) != getattr(new, axis)]
+    reasons = []
+    if differing:
+        reasons.append(
+            f"iterations and ranks: the layouts differ ({_sizes(old)} before, {_sizes(new)} after)"
+        )
+    elif old.order != new.order:
+        reasons.append(f"ranks: their order differs ({old.order} before, {new.order} after)")
+    same_passes = _same_passes(before, after)
+    if not same_passes:
+        reasons.append(
+            f"iterations: {_num_passes(before)} microbatches before, {_num_passes(after)} after"
+        )
+    old_roles, new_roles = (_roles(side, differing) for side in (before, after))
+    heavier = _other_layers(old_roles, new_roles)
+    if heavier:
+        reasons.append(
+            "iterations and passes of "
+            + listed(f"stage PP{stage} ({then:g} layers before, {now:g} after)"
+                     for stage, then, now in heavier)
+        )  # fmt: skip
+    changed_stages = {stage for stage, _, _ in heavier}
+    shared = [
+        (role, old_roles[role], new_roles[role])
+        for role in sorted(set(old_roles) & set(new_roles))
+        if not (role.stage in changed_stages and role.name in ("forward", "backward", "optimizer"))
+    ]
+    only = sorted({role.name for role in set(old_roles) ^ set(new_roles)})
+    if only:
+        reasons.append(f"operations that only one trace holds: {listed(only)}")
+    if differing and not shared:
+        reasons.append("operations: ranks of the two jobs do different shares of the work")
+    same_ranks = not differing and old.order == new.order
+    return Comparable(
+        roles=tuple(shared),
+        iterations=not differing and same_passes and not heavier,
+        ranks=same_ranks and not heavier,
+        reasons=tuple(reasons),
+    )
+
+
+def _sizes(layout: Layout) -> str:
+    used = [f"{axis.upper()}{getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
+    return " ".join(used) or "one rank"
+
+
+def _num_passes(side: Side) -> int:
+    microbatch = side.examined.seen.work.microbatch
+    return int(microbatch.max()) + 1 if len(microbatch) else 0
+
+
+def _same_passes(before: Side, after: Side) -> bool:
+    return _num_passes(before) == _num_passes(after)
+
+
+def _roles(side: Side, differing: list[str]) -> dict[Role, RoleTimes]:
+    """Return the roles that mean the same work in both layouts."""
+    if not differing:
+        return side.roles
+    if differing == ["dp"]:
+        return {
+            role: times
+            for role, times in side.roles.items()
+            if role.name not in DEPENDS_ON_REPLICAS
+        }
+    return layers_of_all_stages(side.roles) if set(differing) <= {"dp", "pp", "vpp"} else {}
+
+
+def _other_layers(
+    old: dict[Role, RoleTimes], new: dict[Role, RoleTimes]
+) -> list[tuple[int, float, float]]:
+    """Return the stages whose number of layers changed: (stage, before, after)."""
+    found = []
+    for role in sorted(set(old) & set(new)):
+        if role.name != LAYER or role.stage < 0:
+            continue
+        passes = Role(role.stage, role.chunk, "forward")
+        if passes not in old or passes not in new:
+            continue
+        then = old[role].count / old[passes].count
+        now = new[role].count / new[passes].count
+        if not np.isclose(then, now, rtol=COUNTS_ALIKE):
+            found.append((role.stage, then, now))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A trace, by the name that the user gave it.
+
+    `shares` has the columns rank and `<share>_ratio`, one row a rank; None where the trace tells
+    compute only (op tables).
+    """
+
+    name: str
+    examined: Examination
+    roles: dict[Role, RoleTimes]
+    shares: pa.Table | None = None
+
+    @property
+    def members(self) -> Members:
+        """The recorded ranks."""
+        return self.examined.seen.members
+
+
+def side_of_timeline(
+    name: str, timeline: Timeline, shares: pa.Table, settings: DetectorSettings
+) -> Side:
+    """Return a side from a timeline and the shares of its ranks' time."""
+    examined = examine(timeline, settings)
+    return Side(
+        name=name,
+        examined=examined,
+        roles=roles_of_timeline(timeline, examined.seen),
+        shares=shares,
+    )
+
+
+def side_of_op_table(name: str, path: Path, settings: DetectorSettings) -> Side:
+    """Return a side from an op table. Raises InputError for a bad file."""
+    examined = examine_op_table(path, settings)
+    return Side(name=name, examined=examined, roles=roles_of_observations(examined.seen))
+
 
 LOSSES = ("data loading", "garbage collection", "time outside operations")
 LEAST_SHARE = 0.002
@@ -29,7 +407,7 @@ MIN_LINK_CHANGE = 1.25
 class Measure:
     """One quantity in both traces; `effect` and `error` are logarithms of its ratio."""
 
-    kind: Kind
+    kind: Quantity
     subject: str
     effect: float
     error: float
@@ -44,7 +422,7 @@ class Measure:
 
 
 def _measures(
-    moved: Shift, kind: Kind, subjects: list[str], times: tuple[Floats, Floats]
+    moved: Shift, kind: Quantity, subjects: list[str], times: tuple[Floats, Floats]
 ) -> list[Measure]:
     p_value, reach = moved.p_value, moved.reach
     return [
@@ -64,10 +442,10 @@ def _measures(
 
 
 def step_measures(before: Side, after: Side) -> list[Measure]:
-    """The iteration time."""
+    """Compare the iteration time."""
     old, new = (side.examined.seen.iteration_ns[None] for side in (before, after))
     times = robust.median(old, axis=1), robust.median(new, axis=1)
-    return _measures(shift(_log(old), _log(new)), Kind.STEP, ["an iteration"], times)
+    return _measures(shift(_log(old), _log(new)), Quantity.STEP, ["an iteration"], times)
 
 
 def _log(values: Floats) -> Floats:
@@ -78,7 +456,7 @@ def _log(values: Floats) -> Floats:
 def role_measures(
     before: Side, after: Side, shared: Comparable, slow_ranks: set[int]
 ) -> Iterator[Measure]:
-    """Every operation on its median rank, those that are slow by themselves left out."""
+    """Compare every operation on its median rank, leaving out ranks that are slow themselves."""
     for role, old, new in shared.roles:
         step_ns = float(np.median(before.examined.seen.iteration_ns))
         if max(old.share_ns, new.share_ns) < LEAST_SHARE * step_ns:
@@ -89,16 +467,16 @@ def role_measures(
         ]
         times = robust.median(series[0], axis=1), robust.median(series[1], axis=1)
         moved = shift(_log(series[0]), _log(series[1]))
-        yield from _measures(moved, Kind.ROLE, [role.words], times)
+        yield from _measures(moved, Quantity.ROLE, [role.words], times)
 
 
-def _kept(ranks: Ints, slow: set[int]) -> Bools:
-    kept: Bools = ~np.isin(ranks, sorted(slow))
+def _kept(ranks: Integers, slow: set[int]) -> Flags:
+    kept: Flags = ~np.isin(ranks, sorted(slow))
     return kept if kept.any() else np.ones(len(ranks), dtype=np.bool_)
 
 
 def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
-    """Compute of every rank against its peers, and time lost beside it."""
+    """Compare every rank's compute relative to its peers, and the time it loses outside compute."""
     rows = _shared_rows(before, after)
     if not len(rows[0]):
         return
@@ -117,14 +495,14 @@ def rank_measures(before: Side, after: Side) -> Iterator[Measure]:
     moved = shift(against[0], against[1])
     own_effect = np.log(np.maximum(busy[1], 1.0) / np.maximum(busy[0], 1.0))
     few = _has_few_peers(new.seen.members, rows[1])
-    for row, measure in _by_row(_measures(moved, Kind.RANK, names, (busy[0], busy[1])), moved):
+    for row, measure in _by_row(_measures(moved, Quantity.RANK, names, (busy[0], busy[1])), moved):
         if not few[row] or own_effect[row] * np.sign(measure.effect) > abs(measure.effect) / 2:
             yield _ranked(measure, before, after, (int(rows[0][row]), int(rows[1][row])))
     yield from _loss_measures(before, after, rows)
 
 
-def _has_few_peers(members: Members, rows: Ints) -> Bools:
-    """Rows of stages so small that one rank moves what the others are compared with."""
+def _has_few_peers(members: Members, rows: Integers) -> Flags:
+    """Flag rows of stages so small that one rank moves what the others are compared with."""
     size = np.bincount(members.stage)
     return np.asarray(size[members.stage[rows]] < ENOUGH_RANKS)
 
@@ -136,16 +514,16 @@ def _by_row(measures: list[Measure], moved: Shift) -> Iterator[tuple[int, Measur
 def _ranked(measure: Measure, before: Side, after: Side, rows: tuple[int, int]) -> Measure:
     old_host, new_host = before.members.hosts[rows[0]], after.members.hosts[rows[1]]
     moved = f"it ran on host {old_host} before" if old_host != new_host and old_host else ""
-    values = vars(measure) | {"ranks": after.members.workers[rows[1]]}
-    return Measure(**(values | {"notes": (moved,) if moved else ()}))
+    workers = after.members.workers[rows[1]]
+    return replace(measure, ranks=workers, notes=(moved,) if moved else ())
 
 
 def _name(side: Side, row: int) -> str:
     return f"{ranks_of(side.members, row)} ({place(side.members, row)})"
 
 
-def _shared_rows(before: Side, after: Side) -> tuple[Ints, Ints]:
-    """Rows of the same workers in both."""
+def _shared_rows(before: Side, after: Side) -> tuple[Integers, Integers]:
+    """Return the rows of the same workers in both, (before, after)."""
     old = {ranks: row for row, ranks in enumerate(before.members.workers)}
     pairs = [(old[ranks], row) for row, ranks in enumerate(after.members.workers) if ranks in old]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
@@ -153,16 +531,16 @@ def _shared_rows(before: Side, after: Side) -> tuple[Ints, Ints]:
 
 
 def _against_fleet(
-    old: Observations, old_rows: Ints, new: Observations, new_rows: Ints
+    old: Observations, old_rows: Integers, new: Observations, new_rows: Integers
 ) -> tuple[Floats, Floats]:
-    """Log compute of each rank, the second trace's less what all ranks changed by."""
+    """Return each rank's log compute, the second trace's minus what all ranks changed by."""
     before, after = _log(old.busy_ns[old_rows]), _log(new.busy_ns[new_rows])
     change = robust.median(after, axis=1) - robust.median(before, axis=1)
     return before, after - float(np.nan_to_num(robust.median(change)))
 
 
-def _loss_measures(before: Side, after: Side, rows: tuple[Ints, Ints]) -> Iterator[Measure]:
-    """Loading, collection and gaps as shares of the iteration, rank by rank and for all."""
+def _loss_measures(before: Side, after: Side, rows: tuple[Integers, Integers]) -> Iterator[Measure]:
+    """Compare loading, collection and gaps as shares of the iteration, by rank and for all."""
     for number, name in enumerate(LOSSES):
         lost = [
             _losses(side.examined.seen)[number][own]
@@ -179,24 +557,23 @@ def _loss_measures(before: Side, after: Side, rows: tuple[Ints, Ints]) -> Iterat
             continue
         moved = _mean_shift(shares[0] - fleet[0], shares[1] - fleet[1])
         names = [f"{name} of {_name(after, row)}" for row in rows[1].tolist()]
-        found = _measures(moved, Kind.LOSS, names, (times[0], times[1]))
+        found = _measures(moved, Quantity.LOSS, names, (times[0], times[1]))
         for row, measure in _by_row(found, moved):
             yield _ranked(measure, before, after, (int(rows[0][row]), int(rows[1][row])))
 
 
 def _losses(seen: Observations) -> tuple[Floats, Floats, Floats]:
-    collected = seen.gc_ns if seen.gc_traced else np.full_like(seen.gc_ns, np.nan)
-    return seen.loader_ns, collected, seen.host_ns
+    return seen.lost(Cause.LOADER), seen.lost(Cause.GC), seen.lost(Cause.HOST)
 
 
 def _fleet_loss(name: str, fleet: list[Floats], steps: list[float]) -> list[Measure]:
     moved = _mean_shift(fleet[0][None], fleet[1][None])
     times = [robust.mean(one[None], axis=1) * step for one, step in zip(fleet, steps, strict=True)]
-    return _measures(moved, Kind.LOSS, [f"{name} of all ranks"], (times[0], times[1]))
+    return _measures(moved, Quantity.LOSS, [f"{name} of all ranks"], (times[0], times[1]))
 
 
 def _mean_shift(before: Floats, after: Floats) -> Shift:
-    """Shift of means: such times come in bursts, which a median does not see."""
+    """Return the shift of means: such times come in bursts, which a median does not see."""
     usual = shift(before, after, between=0.0)
     effect = robust.mean(after, axis=1) - robust.mean(before, axis=1)
     variance = _variance_of_mean(before) + _variance_of_mean(after)
@@ -213,7 +590,7 @@ def _variance_of_mean(values: Floats) -> Floats:
 
 
 def link_measures(before: Side, after: Side) -> Iterator[Measure]:
-    """Transfers of every edge and group, by operation and bytes; whole kinds first."""
+    """Compare transfers of every edge and group, by operation and bytes; whole kinds first."""
     old, new = before.examined.seen.transfers, after.examined.seen.transfers
     if old is None or new is None:
         return
@@ -226,7 +603,7 @@ def link_measures(before: Side, after: Side) -> Iterator[Measure]:
             yield from _of_kind(kind, (old, new), rows, error_ns)
 
 
-def _kinds(transfers: Transfers) -> dict[str, Ints]:
+def _kinds(transfers: Transfers) -> dict[str, Integers]:
     rows: dict[str, list[int]] = {}
     for row, kind in enumerate(transfers.kind.tolist()):
         rows.setdefault(transfers.kinds[kind], []).append(row)
@@ -234,7 +611,10 @@ def _kinds(transfers: Transfers) -> dict[str, Ints]:
 
 
 def _of_kind(
-    name: str, transfers: tuple[Transfers, Transfers], rows: tuple[Ints, Ints], error_ns: float
+    name: str,
+    transfers: tuple[Transfers, Transfers],
+    rows: tuple[Integers, Integers],
+    error_ns: float,
 ) -> Iterator[Measure]:
     times = [one.transfer_ns[own] for one, own in zip(transfers, rows, strict=True)]
     fleet = [robust.median(one, axis=0)[None] for one in times]
@@ -268,16 +648,17 @@ def _linked(
     error_ns: float,
     shown: list[Floats] | None = None,
 ) -> Iterator[Measure]:
-    """Only where times differ by more than what the clocks can tell."""
+    """Compare connections; only a difference larger than the clocks' error counts."""
     level = [robust.median(one, axis=1) for one in shown or values]
     moved = shift(_log(values[0]), _log(values[1]), between=LINK_NOISE)
     least = float(np.log(MIN_LINK_CHANGE))
-    for row, measure in _by_row(_measures(moved, Kind.LINK, subjects, (level[0], level[1])), moved):
+    for row, measure in _by_row(
+        _measures(moved, Quantity.LINK, subjects, (level[0], level[1])), moved
+    ):
         difference = abs(float(robust.median(values[1][row]) - robust.median(values[0][row])))
         seen = difference > 2 * error_ns
         p_value = measure.p_value if seen else 1.0
-        extra = {"ranks": ranks[row], "least": least, "p_value": p_value}
-        yield Measure(**(vars(measure) | extra))
+        yield replace(measure, ranks=ranks[row], least=least, p_value=p_value)
 
 
 def _clock_error_ns(side: Side) -> float:

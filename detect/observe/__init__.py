@@ -1,1 +1,13 @@
-"""Timeline to observations: what each span counts as, and what can be measured of it."""
+"""Timeline to observations: what each span counts as, and what can be measured of it.
+
+Fed by `megascan.timeline` (aligned, matched spans) or an op table; feeds `detect.causes` and
+`detect.stats` with matrices by (rank, iteration).
+
+    observations.py  the result: records whose fields declare their axes, and `cut`
+    extract.py       timeline to observations           optable.py    the same from an op table
+    spans.py         what lies in which span, gaps      work.py       own times of passes, layers
+    stalls.py        devices that stand still           transfers.py  communication by edge, group
+    readings.py      clock, power, temperature          window.py     warm-up left out
+
+Start reading at observations.py, then extract.py.
+"""

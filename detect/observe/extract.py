@@ -1,4 +1,12 @@
-"""Timeline to observations: which spans count as what."""
+"""Timeline to observations: which spans count as what.
+
+passes (forward, backward)   work, busy_ns; what they take beyond their modules is stalled_ns
+transformer layers           layers
+optimizer                    optimizer_ns, busy_ns
+data, garbage collection     lost_ns[LOADER], lost_ns[GC]
+no span at all               host_gap_ns
+matched communication        transfers, lost_ns[LINK]
+"""
 
 from __future__ import annotations
 
@@ -6,41 +14,28 @@ from dataclasses import asdict
 
 import numpy as np
 
-from detect.findings.counters import typical_readings
-from detect.findings.replayed_cost import ReplayedCosts
-from detect.observations import (
-    Bools,
-    Floats,
-    Ints,
-    Members,
-    Observations,
-    place_of,
-)
-from detect.observe.cover import enclosed_time, uncovered_time
-from detect.observe.entangled import OwnTimes
-from detect.observe.span_index import WORK_NAMES, SpanIndex
-from detect.observe.stalls import Pieces, stalled_time
-from detect.observe.starvation import collecting_time, loading_time
+from detect.costs import ReplayedCosts
+from detect.observe.observations import Members, Observations, Transfers, place_of
+from detect.observe.readings import typical_readings
+from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
+from detect.observe.stalls import Pieces, collecting_time, loading_time, stalled_time
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
-    LAYER_MODULES,
-    MODULES,
+    OwnTimes,
+    entangling_modules,
+    layer_modules,
     layers_of,
     own_times_of,
+    pass_times,
     phases_of,
     work_of,
 )
-from detect.report import Alignment
+from detect.report import Alignment, Cause
+from detect.thresholds import PASSES, STARVATION
+from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
-
-STARVED_LEAD_NS = 20_000
-STARVED_LEAD_RATIO = 0.5
-"""A host that is less ahead than a launch takes (5 to 10 µs), or than half of the operation that it
-launches, does not keep its device busy."""
-MAX_PAUSE_SHARE = 0.002
-"""A pass with more garbage collection in it than this says nothing about compute."""
 
 
 def observe(timeline: Timeline) -> Observations:
@@ -53,17 +48,25 @@ def observe(timeline: Timeline) -> Observations:
     optimizer_rows = index.named(("optimizer",))
     phase = phases_of(index, work_rows, WORK_NAMES)
     loading = loading_time(index, work_rows, phase, data_rows)
-    busy_ns = np.maximum(index.self_time(work_rows) - loading.inside_ns, 1.0)
+    busy_ns = pass_times(index, work_rows, phase, loading.inside_ns)
     own = OwnTimes((), busy_ns, busy_ns)
     if not index.uses_cpu_time:
-        own = own_times_of(index, work_rows, phase, busy_ns, MODULES)
+        own = own_times_of(index, work_rows, phase, busy_ns, entangling_modules(index))
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     collecting = collecting_time(index, work_rows, gc_rows)
-    paused = collecting.inside_ns > MAX_PAUSE_SHARE * busy_ns
+    paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
     own_ns = own.unwaited_ns - collecting.inside_ns
     stalled_ns = _stalled(index, members.stage, work_rows, phase, time_ns=busy_ns, own_ns=own_ns)
     busy_ns = busy_ns - stalled_ns
-    iteration_rows = equals(index.table, "kind", Kind.ITERATION)
+    stalled = np.nan_to_num(index.summed(work_rows, stalled_ns))
+    stolen = _stolen(index, work_rows, phase, data_rows, busy_ns)
+    gaps = uncovered_time(index, equals(index.table, "kind", Kind.ITERATION))
+    transfers = transfers_of(index, timeline)
+    lost = {
+        Cause.LOADER: index.summed(data_rows, loading.lost_ns),
+        Cause.GC: np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
+        Cause.HOST: gaps + stalled + stolen,
+    }
     return Observations(
         members=members,
         iterations=index.iterations,
@@ -74,17 +77,15 @@ def observe(timeline: Timeline) -> Observations:
         layers=layers_of(index),
         busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
-        host_gap_ns=uncovered_time(index, iteration_rows),
-        stalled_ns=np.nan_to_num(index.summed(work_rows, stalled_ns)),
-        loader_ns=index.summed(data_rows, loading.lost_ns),
-        gc_ns=np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
-        gc_traced=_is_full(timeline),
-        stolen_ns=_stolen(index, work_rows, phase, data_rows, busy_ns),
+        lost_ns=_recorded(lost, timeline, transfers),
+        host_gap_ns=gaps,
+        stalled_ns=stalled,
+        stolen_ns=stolen,
         starved_share=_starved_share(index),
         entangled_phases=own.phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(index, timeline),
-        transfers=transfers_of(index, timeline),
+        transfers=transfers,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
@@ -93,7 +94,19 @@ def observe(timeline: Timeline) -> Observations:
     )
 
 
-def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns: Floats) -> Floats:
+def _recorded(
+    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None
+) -> dict[Cause, Floats]:
+    """Return the lost times that this trace can tell about, late exits among them."""
+    kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
+    if not _is_full(timeline):
+        kept.pop(Cause.GC, None)
+    return kept if transfers is None else kept | {Cause.LINK: transfers.late_ns}
+
+
+def _stolen(
+    index: SpanIndex, rows: Flags, phase: Integers, data_rows: Flags, cpu_ns: Floats
+) -> Floats:
     """Wall less CPU time of compute, (rank, iteration); 0 where CPU time was not measured.
 
     Passes that overlap collectives wait inside their spans, which is not the host's doing: they are
@@ -101,7 +114,8 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
-    waiting = np.isin(phase, own_times_of(index, rows, phase, cpu_ns, MODULES).phases)
+    own = own_times_of(index, rows, phase, cpu_ns, entangling_modules(index))
+    waiting = np.isin(phase, own.phases)
     loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
     lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))
@@ -112,7 +126,13 @@ def _stolen(index: SpanIndex, rows: Bools, phase: Ints, data_rows: Bools, cpu_ns
 
 
 def _stalled(
-    index: SpanIndex, stage: Ints, passes: Bools, phase: Ints, *, time_ns: Floats, own_ns: Floats
+    index: SpanIndex,
+    stage: Integers,
+    passes: Flags,
+    phase: Integers,
+    *,
+    time_ns: Floats,
+    own_ns: Floats,
 ) -> Floats:
     """Time that the device stood still inside each pass; 0 on CPU runs.
 
@@ -120,7 +140,7 @@ def _stalled(
     """
     if index.is_cpu:
         return np.zeros(len(phase))
-    modules = index.named(LAYER_MODULES)
+    modules = layer_modules(index)
     chunk = np.maximum(numbers(index.table, "chunk")[passes], 0)
     layer = np.maximum(numbers(index.table, "layer")[modules], 0)
     name, texts = codes(index.table, "name")
@@ -137,7 +157,7 @@ def _stalled(
     return stalled_time(index, pieces)
 
 
-def _wall_time(index: SpanIndex, rows: Bools) -> Floats:
+def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
     return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
 
 
@@ -160,7 +180,7 @@ def _hides_model_parallel(timeline: Timeline) -> bool:
     return layout.tp * layout.cp * layout.ep > 1 and not _is_full(timeline)
 
 
-def _members(timeline: Timeline, ranks: Ints) -> Members:
+def _members(timeline: Timeline, ranks: Integers) -> Members:
     headers = [timeline.headers[int(rank)] for rank in ranks]
     return Members(
         layout=timeline.layout,
@@ -194,14 +214,14 @@ def _starved_share(index: SpanIndex) -> Floats | None:
     """Share of module spans that the host launched only just in time; None on CPU runs."""
     if index.is_cpu:
         return None
-    rows = index.named(LAYER_MODULES)  # a whole pass begins with its launch, fed or not
+    rows = layer_modules(index)  # a whole pass begins with its launch, fed or not
     launch = numbers(index.table, "launch_ns")[rows]
     known = launch != NOT_APPLICABLE
     if not known.any():
         return None
     flat = (index.row[rows] * index.shape[1] + index.slot[rows])[known]
     size = index.shape[0] * index.shape[1]
-    enough = np.maximum(STARVED_LEAD_NS, STARVED_LEAD_RATIO * index.self_time(rows)[known])
+    enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
     starved = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
     count = np.bincount(flat, minlength=size)
     with np.errstate(invalid="ignore", divide="ignore"):

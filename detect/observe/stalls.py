@@ -15,10 +15,22 @@ their modules. What the pass took beyond all this, it stood still. That needs no
 one rank shows it, too.
 
 Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
-of the pass's own time (see `detect.observe.entangled`).
+of the pass's own time (see `detect.observe.work`).
 
 Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
 launches, so the queue is long again at nearly every start that was recorded.
+
+Loading and garbage collection. On the CPU such a span lies inside the pass that it interrupts, and
+all of it counts. On a GPU the host runs ahead of the device: while it loads the data of one
+microbatch the device computes an earlier one, and a copy that waits for the device to catch up
+makes the span long without costing anything. Only the time during which the device has nothing to
+do is lost:
+
+    host      |── loading of microbatch 3 ──────────|
+    device  ── backward 1 ──|   idle    | broadcast |── forward 3 ──
+                            |── lost ───|
+
+A forward pass holds the loading of its own microbatch: the device passes its beginning and waits.
 """
 
 from __future__ import annotations
@@ -27,16 +39,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints
-from detect.observe.cover import SpanTimes, enclosing
-
-LEAST_MODULES = 4
-"""Modules of a pass from which on their median says what is typical."""
-TOLERANCE = 0.1
-"""Share by which a pass may exceed what follows from its modules."""
-MOST_REST = 2.0
-"""Ranks of a stage differ in the rest of a pass (the first of a TP group sums the losses), but
-hardly by more than this."""
+from detect.observe.observations import FORWARD
+from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
+from detect.thresholds import STALLS
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+from megascan.schema import Kind, Track
+from megascan.timeline import equals, numbers
+from megascan.vocabulary import CONTAINERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +57,14 @@ class Pieces:
     number for name and layer, and its time.
     """
 
-    passes: Bools
-    role: Ints
-    stage: Ints
+    passes: Flags
+    role: Integers
+    stage: Integers
     """(pass,): pipeline stage of its rank."""
     time_ns: Floats
     own_ns: Floats
-    modules: Bools
-    module_kind: Ints
+    modules: Flags
+    module_kind: Integers
     module_ns: Floats
 
 
@@ -65,7 +74,7 @@ def stalled_time(spans: SpanTimes, pieces: Pieces) -> Floats:
     inside = owner >= 0
     num_passes = len(pieces.time_ns)
     count = np.bincount(owner[inside], minlength=num_passes)
-    if not (count >= LEAST_MODULES).any():
+    if not (count >= STALLS.min_modules).any():
         return np.zeros(num_passes)
     row = spans.row[pieces.modules][inside]
     module_ns, owner = pieces.module_ns[inside], owner[inside]
@@ -75,14 +84,14 @@ def stalled_time(spans: SpanTimes, pieces: Pieces) -> Floats:
     expected: Floats = np.zeros(num_passes)
     np.add.at(expected, owner, typical * scale)
     rest = pieces.time_ns - np.bincount(owner, weights=module_ns, minlength=num_passes)
-    told = (count >= LEAST_MODULES) & (expected > 0)
+    told = (count >= STALLS.min_modules) & (expected > 0)
     whole = expected + _usual_rest(spans, pieces, told, np.maximum(rest, 0.0), expected)
     over = pieces.own_ns - whole
-    return np.where(told & (over > TOLERANCE * whole), over, 0.0)
+    return np.where(told & (over > STALLS.tolerance_share * whole), over, 0.0)
 
 
 def _usual_rest(
-    spans: SpanTimes, pieces: Pieces, told: Bools, rest: Floats, expected: Floats
+    spans: SpanTimes, pieces: Pieces, told: Flags, rest: Floats, expected: Floats
 ) -> Floats:
     """Rest of a pass as it should be, (pass,) ns."""
     num_roles = int(pieces.role.max(initial=0)) + 1
@@ -91,27 +100,134 @@ def _usual_rest(
     usual = _median_by(by_rank, rest[told])
     modules = _median_by(by_rank, expected[told])
     fewest = _lowest_by(by_stage, modules)
-    most = MOST_REST * _lowest_by(by_stage, usual) * modules / np.maximum(fewest, 1.0)
+    most = STALLS.max_rest_ratio * _lowest_by(by_stage, usual) * modules / np.maximum(fewest, 1.0)
     result = np.zeros(len(rest))
-    result[told] = np.where(usual > most, most / MOST_REST, usual)
+    result[told] = np.where(usual > most, most / STALLS.max_rest_ratio, usual)
     return result
 
 
-def _lowest_by(key: Ints, values: Floats) -> Floats:
+def _lowest_by(key: Integers, values: Floats) -> Floats:
     """For each value the lowest of the values of its key."""
     lowest = np.full(int(key.max(initial=0)) + 1, np.inf)
     np.minimum.at(lowest, key, values)
     return np.asarray(lowest[key])
 
 
-def _median_by(key: Ints, values: Floats) -> Floats:
+def _median_by(key: Integers, values: Floats) -> Floats:
     """For each value the median of the values of its key."""
     order = np.lexsort((values, key))
     ordered = key[order]
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    last = np.concatenate([first[1:], [len(key)]])
+    first = group_starts(ordered)
+    last = first + group_lengths(first, len(key))
     sorted_values = values[order]
     middle = 0.5 * (sorted_values[(first + last - 1) // 2] + sorted_values[(first + last) // 2])
     result = np.empty(len(values))
     result[order] = np.repeat(middle, last - first)
     return result
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Time lost to spans of the host."""
+
+    lost_ns: Floats
+    """(host span,)"""
+    inside_ns: Floats
+    """(pass,): the part that lies within the pass's own span."""
+
+
+def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> HostTime:
+    """What the loading of data costs; `phase` is that of each pass."""
+    if index.is_cpu:
+        inside = enclosed_time(index, passes, data, index.self_time(data))
+        return HostTime(_wall_time(index, data), inside)
+    owner = _own_passes(index, passes, phase, data)
+    start, end = axis_of(index)
+    covered_from = start.copy()
+    pass_spans = np.flatnonzero(passes)
+    owned = owner >= 0
+    mine = pass_spans[owner[owned]]
+    np.maximum.at(covered_from, mine, end[data][owned])
+    cover = _Cover(covered_from, end, _on_device(index))
+    within = np.zeros(len(pass_spans))
+    since = np.maximum(start[data][owned], start[mine])
+    np.add.at(within, owner[owned], cover.idle(since, end[data][owned]))
+    return HostTime(cover.idle(start[data], end[data]), within)
+
+
+def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> HostTime:
+    """What garbage collection costs."""
+    lost = index.duration[gc].astype(np.float64)
+    if not index.is_cpu:
+        start, end = axis_of(index)
+        busy = _on_device(index) & ~equals(index.table, "name", *CONTAINERS)
+        if (busy & equals(index.table, "kind", Kind.COMPUTE)).any():
+            lost = _Cover(start, end, busy).idle(start[gc], end[gc])
+    return HostTime(lost, enclosed_time(index, passes, gc, lost))
+
+
+def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
+    return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
+
+
+def _on_device(index: SpanIndex) -> Flags:
+    is_iteration = equals(index.table, "kind", Kind.ITERATION)
+    on_host = numbers(index.table, "track") == Track.HOST
+    return np.asarray(index.counts & ~is_iteration & ~on_host)
+
+
+def _own_passes(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> Integers:
+    """Number of the forward pass whose microbatch each data span loads; -1 for none.
+
+    None also where the device reaches the pass only after the loading: nothing was lost in it.
+    """
+    key = _key(index)
+    start, end = axis_of(index)
+    forward = np.flatnonzero(phase == FORWARD)
+    order = forward[np.argsort(key[passes][forward], kind="stable")]
+    if not len(order):
+        return np.full(int(data.sum()), -1, dtype=np.int64)
+    keys = key[passes][order]
+    place = np.minimum(np.searchsorted(keys, key[data]), len(keys) - 1)
+    owner = order[place]
+    known = (keys[place] == key[data]) & (numbers(index.table, "microbatch")[data] >= 0)
+    reached = (start[passes][owner] < end[data]) & (end[data] < end[passes][owner])
+    return np.where(known & reached, owner, -1)
+
+
+def _key(index: SpanIndex) -> Integers:
+    """Rank, iteration, chunk and microbatch as one number, for every span."""
+    chunk = np.maximum(numbers(index.table, "chunk"), 0)
+    microbatch = np.maximum(numbers(index.table, "microbatch"), 0)
+    key = index.row * index.shape[1] + index.slot
+    key = key * (int(chunk.max(initial=0)) + 1) + chunk
+    return np.asarray(key * (int(microbatch.max(initial=0)) + 1) + microbatch)
+
+
+class _Cover:
+    """Union of spans of one axis, asked for what it leaves free."""
+
+    def __init__(self, start: Integers, end: Integers, use: Flags) -> None:
+        begins, ends = start[use], end[use]
+        order = np.argsort(begins, kind="stable")
+        begins, reached = begins[order], np.maximum.accumulate(ends[order])
+        opens = np.flatnonzero(np.concatenate([[True], begins[1:] > reached[:-1]]))
+        self._begin = begins[opens] if len(begins) else begins
+        last = np.concatenate([opens[1:], [len(begins)]]) - 1
+        self._end = reached[last] if len(begins) else begins
+        length = self._end - self._begin
+        self._before = np.cumsum(length) - length
+
+    def idle(self, start: Integers, end: Integers) -> Floats:
+        """Time of each stretch that no span covers."""
+        free = (end - start) - (self._covered(end) - self._covered(start))
+        return np.maximum(free, 0).astype(np.float64)
+
+    def _covered(self, at: Integers) -> Integers:
+        """Covered time from the beginning up to `at`."""
+        if not len(self._begin):
+            return np.zeros_like(at)
+        place = np.searchsorted(self._begin, at, side="right") - 1
+        known = np.maximum(place, 0)
+        inside = np.minimum(at, self._end[known]) - self._begin[known]
+        return np.where(place >= 0, self._before[known] + inside, 0)

@@ -10,27 +10,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints, LateIn, Transfers
-from detect.observe.span_index import SpanIndex
+from detect.observe.observations import LateIn, Transfers
+from detect.observe.spans import SpanIndex
 from detect.stats import robust
+from detect.thresholds import LINKS
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
-
-MIN_SHARE_OF_AXIS = 0.1
-"""Operations with less of an axis's transfer time than this say little about its links."""
-MUTUAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Operations that nobody leaves before everybody has arrived."""
+from megascan.vocabulary import MUTUAL_OPS
 
 
 @dataclass(frozen=True)
 class _Operations:
     """Matched communication: its spans ordered by match, and where each operation begins."""
 
-    rows: Ints
+    rows: Integers
     """Spans, members of one operation side by side."""
-    starts: Ints
+    starts: Integers
     """Place in `rows` of the first member of each operation of two members and more."""
-    sizes: Ints
+    sizes: Integers
     """(operation,): members that were recorded."""
     transfer_ns: Floats
     """(span of `rows`,)"""
@@ -38,12 +36,12 @@ class _Operations:
     """(operation,): transfer of the quickest member."""
 
     @property
-    def first(self) -> Ints:
+    def first(self) -> Integers:
         """First member's span of each operation."""
         return self.rows[self.starts]
 
     @property
-    def second(self) -> Ints:
+    def second(self) -> Integers:
         """Second member's span of each operation."""
         return self.rows[self.starts + 1]
 
@@ -52,9 +50,9 @@ class _Operations:
 class _Labels:
     """Which edge or group, and which kind of operation, each operation is."""
 
-    unit: Ints
+    unit: Integers
     members: list[tuple[int, ...]]
-    kind: Ints
+    kind: Integers
     kinds: tuple[str, ...]
 
 
@@ -76,8 +74,8 @@ def _operations(index: SpanIndex) -> _Operations | None:
     if not len(rows):
         return None
     rows = rows[np.lexsort((index.rank[rows], match[rows]))]
-    starts = np.flatnonzero(np.concatenate([[True], np.diff(match[rows]) != 0]))
-    sizes = np.diff(np.concatenate([starts, [len(rows)]]))
+    starts = group_starts(match[rows])
+    sizes = group_lengths(starts, len(rows))
     whole = sizes > 1
     if not whole.any():
         return None
@@ -88,7 +86,7 @@ def _operations(index: SpanIndex) -> _Operations | None:
 
 def _units(
     index: SpanIndex, timeline: Timeline, found: _Operations
-) -> tuple[Ints, list[tuple[int, ...]]]:
+) -> tuple[Integers, list[tuple[int, ...]]]:
     """Number of the edge or group of each operation, and the ranks of each number."""
     groups: dict[str, tuple[int, ...]] = {}
     for header in timeline.headers.values():
@@ -112,8 +110,8 @@ def _kinds(
     timeline: Timeline,
     found: _Operations,
     members: list[tuple[int, ...]],
-    unit: Ints,
-) -> tuple[Ints, tuple[str, ...]]:
+    unit: Integers,
+) -> tuple[Integers, tuple[str, ...]]:
     """What makes operations comparable: axis, operation, bytes, members, hosts crossed."""
     hosts = {rank: header.host for rank, header in timeline.headers.items()}
     crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
@@ -127,8 +125,12 @@ def _kinds(
     op, op_texts = codes(index.table, "op")
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
+    # what is unknown is not equal: without its size, a transfer is like those of its own stage only
+    stages = {rank: header.coordinates.pp for rank, header in timeline.headers.items()}
+    stage = np.array([min((stages.get(one, -1) for one in ranks), default=-1) for ranks in members])
+    unsized = np.where(size < 0, stage[unit], -1)
     kind = np.zeros(len(unit), dtype=np.int64)
-    for part in (axis, op_code, size, width[unit], crossed[unit]):
+    for part in (axis, op_code, size, width[unit], crossed[unit], unsized):
         values, code = np.unique(part, return_inverse=True)
         kind = np.unique(kind * len(values) + code.reshape(-1), return_inverse=True)[1].reshape(-1)
     first = np.unique(kind, return_index=True)[1]
@@ -144,9 +146,9 @@ def _kinds(
 class _Lateness:
     """How much longer than the quickest member's a member's transfer was, of each that was."""
 
-    rows: Ints
+    rows: Integers
     """Span of the member."""
-    unit: Ints
+    unit: Integers
     time_ns: Floats
 
     def by_iteration(self, index: SpanIndex) -> Floats:
@@ -165,7 +167,7 @@ class _Lateness:
         )
 
 
-def _summed(index: SpanIndex, rows: Ints, time_ns: Floats) -> Floats:
+def _summed(index: SpanIndex, rows: Integers, time_ns: Floats) -> Floats:
     """Times of spans by (rank, iteration)."""
     num_ranks, num_iterations = index.shape
     flat = index.row[rows] * num_iterations + index.slot[rows]
@@ -173,7 +175,7 @@ def _summed(index: SpanIndex, rows: Ints, time_ns: Floats) -> Floats:
     return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
 
 
-def _operation_of(found: _Operations) -> Ints:
+def _operation_of(found: _Operations) -> Integers:
     """Operation of each of the spans, -1 for none."""
     place = np.arange(len(found.rows))
     operation = np.searchsorted(found.starts, place, side="right") - 1
@@ -181,7 +183,9 @@ def _operation_of(found: _Operations) -> Ints:
     return np.where(place < end, operation, -1)
 
 
-def _lateness(index: SpanIndex, found: _Operations, labels: _Labels, operation: Ints) -> _Lateness:
+def _lateness(
+    index: SpanIndex, found: _Operations, labels: _Labels, operation: Integers
+) -> _Lateness:
     """Late exits, less what the clocks of the group's members may feign."""
     known = operation >= 0
     rows, operation = found.rows[known], operation[known]
@@ -191,14 +195,14 @@ def _lateness(index: SpanIndex, found: _Operations, labels: _Labels, operation: 
     return _Lateness(rows[late > 0], unit[late > 0], late[late > 0])
 
 
-def _clock_errors(index: SpanIndex, rows: Ints, operation: Ints, labels: _Labels) -> Floats:
+def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels: _Labels) -> Floats:
     """Of each edge or group, by how much its clocks contradict cause and effect, ns.
 
     Nobody leaves an all-to-all kind of operation before its last member has arrived; where a
     trace says so, clocks disagree by as much at least.
     """
     op, texts = codes(index.table, "op")
-    mutual = np.array([text.startswith(MUTUAL) for text in texts] or [False])[op[rows]]
+    mutual = np.array([text in MUTUAL_OPS for text in texts] or [False])[op[rows]]
     arrived = np.full(len(labels.unit), np.iinfo(np.int64).min)
     left = np.full(len(labels.unit), np.iinfo(np.int64).max)
     np.maximum.at(arrived, operation[mutual], index.start[rows[mutual]])
@@ -238,27 +242,27 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
     )
 
 
-def _medians(cell: Ints, values: Floats, num_cells: int) -> Floats:
+def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
     """Median of the values of each cell; NaN where there are none."""
     order = np.lexsort((values, cell))
     ordered, place = values[order], cell[order]
-    edges = np.flatnonzero(np.concatenate([[True], np.diff(place) != 0]))
-    sizes = np.diff(np.concatenate([edges, [len(place)]]))
+    edges = group_starts(place)
+    sizes = group_lengths(edges, len(place))
     table = np.full(num_cells, np.nan)
     table[place[edges]] = (ordered[edges + (sizes - 1) // 2] + ordered[edges + sizes // 2]) / 2
     return table
 
 
-def _worth_comparing(kind: Ints, kinds: tuple[str, ...], total: Floats) -> Bools:
+def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> Flags:
     """Rows whose kind makes up a noticeable part of its axis's transfer time."""
     axis = np.array([name.partition(" ")[0] for name in kinds])
     by_kind = np.bincount(kind, weights=total, minlength=len(kinds))
     by_axis = {name: float(by_kind[axis == name].sum()) for name in np.unique(axis)}
     share = np.array([by_kind[i] / max(by_axis[axis[i]], 1.0) for i in range(len(kinds))])
-    return np.asarray(share[kind] >= MIN_SHARE_OF_AXIS)
+    return np.asarray(share[kind] >= LINKS.min_axis_share)
 
 
-def log_residuals(transfers: Transfers, excluded: Bools) -> Floats:
+def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
     """Log transfer time against the median of the other rows of the kind, (row, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)

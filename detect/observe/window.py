@@ -1,4 +1,8 @@
-"""Which iterations and which rows are compared: warm-up and unsplittable groups left out."""
+"""Which iterations and which rows are compared: without warm-up, one row for what cannot be split.
+
+Example: of iterations 1 to 20 the run's first two are left out, and the third, too, if everybody
+computes 15 % longer in it than in the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints, Members, Observations, Transfers, Work
-from detect.settings import DetectorSettings
+from detect.observe.observations import Observations, cut
 from detect.stats import robust
-
-WARM_LEVEL = 1.15
-"""A leading iteration whose compute is so much above the rest's is still warming up."""
-MIN_KEPT = 3
+from detect.thresholds import WINDOW, DetectorSettings
+from megascan.arrays import Flags
 
 
 def steady(observations: Observations, settings: DetectorSettings) -> Observations:
-    """Without warm-up: the run's first iterations, and leading ones that are slow for everybody.
+    """Return the observations without warm-up.
 
-    At least `MIN_KEPT` iterations, and of more than nine two thirds, are always kept.
+    Left out are the run's first iterations, and leading ones that are slow for everybody. At least
+    `WINDOW.min_kept` iterations, and of more than nine two thirds, are always kept.
     """
     keep = _warm(observations, settings)
     if keep.all():
@@ -29,58 +31,28 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
         if len(dropped) > 1
         else f"iteration {dropped[0]} was left out as warm-up"
     )
-    return _restricted(observations, keep, note)
+    kept = cut(observations, "iteration", keep)
+    return replace(kept, notes=(*observations.notes, note))
 
 
-def _warm(observations: Observations, settings: DetectorSettings) -> Bools:
+def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
     iterations = observations.iterations
     keep = iterations > settings.num_warmup_iterations
     level = robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
     typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
     for slot in range(len(level) // 3):
-        if keep[slot] and level[slot] < typical + np.log(WARM_LEVEL):
+        if keep[slot] and level[slot] < typical + np.log(WINDOW.warm_ratio):
             break
         keep[slot] = False
-    if keep.sum() < min(MIN_KEPT, len(keep)):
+    if keep.sum() < min(WINDOW.min_kept, len(keep)):
+        num_early = max(0, len(keep) - WINDOW.min_kept)
         keep = np.ones(len(keep), dtype=bool)
-        keep[: max(0, len(keep) - MIN_KEPT)] = iterations[: max(0, len(keep) - MIN_KEPT)] > 1
+        keep[:num_early] = iterations[:num_early] > 1
     return np.asarray(keep, dtype=bool)
 
 
-def _restricted(seen: Observations, keep: Bools, note: str) -> Observations:
-    def cut(values: Floats) -> Floats:
-        return values[:, keep]
-
-    return replace(
-        seen,
-        iterations=seen.iterations[keep],
-        iteration_ns=seen.iteration_ns[keep],
-        work=seen.work.restricted(keep),
-        layers=None if seen.layers is None else seen.layers.restricted(keep),
-        busy_ns=cut(seen.busy_ns),
-        optimizer_ns=cut(seen.optimizer_ns),
-        host_gap_ns=cut(seen.host_gap_ns),
-        loader_ns=cut(seen.loader_ns),
-        gc_ns=cut(seen.gc_ns),
-        stalled_ns=cut(seen.stalled_ns),
-        stolen_ns=cut(seen.stolen_ns),
-        starved_share=None if seen.starved_share is None else cut(seen.starved_share),
-        transfers=None if seen.transfers is None else _cut_transfers(seen.transfers, keep),
-        notes=(*seen.notes, note),
-    )
-
-
-def _cut_transfers(transfers: Transfers, keep: Bools) -> Transfers:
-    return replace(
-        transfers,
-        transfer_ns=transfers.transfer_ns[:, keep],
-        late_ns=transfers.late_ns[:, keep],
-        quick_ns=transfers.quick_ns[:, keep],
-    )
-
-
 def one_row_a_worker(seen: Observations) -> Observations:
-    """One row for each TP (CP, EP) group whose inner communication was not traced.
+    """Return one row for each TP (CP, EP) group whose inner communication was not traced.
 
     Inside such a group everybody waits for the slowest within its own passes, so their times are
     the same and only the group as a whole can be compared.
@@ -97,29 +69,5 @@ def one_row_a_worker(seen: Observations) -> Observations:
         "communication inside TP groups was not traced (granularity base): a slow rank can be told "
         "only up to its TP group; trace with --trace-granularity full to split it"
     )
-    return _rows(seen, members.taken(rows, workers), rows, note)
-
-
-def _rows(seen: Observations, members: Members, rows: Ints, note: str) -> Observations:
-    def cut(work: Work) -> Work:
-        return replace(work, log_ns=work.log_ns[rows])
-
-    transfers = seen.transfers
-    return replace(
-        seen,
-        members=members,
-        work=cut(seen.work),
-        layers=None if seen.layers is None else cut(seen.layers),
-        busy_ns=seen.busy_ns[rows],
-        optimizer_ns=seen.optimizer_ns[rows],
-        host_gap_ns=seen.host_gap_ns[rows],
-        loader_ns=seen.loader_ns[rows],
-        gc_ns=seen.gc_ns[rows],
-        stalled_ns=seen.stalled_ns[rows],
-        stolen_ns=seen.stolen_ns[rows],
-        starved_share=None if seen.starved_share is None else seen.starved_share[rows],
-        transfers=None
-        if transfers is None
-        else replace(transfers, late_ns=transfers.late_ns[rows], quick_ns=transfers.quick_ns[rows]),
-        notes=(*seen.notes, note),
-    )
+    kept = cut(seen, "row", rows)
+    return replace(kept, members=replace(kept.members, workers=workers), notes=(*seen.notes, note))

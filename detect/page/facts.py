@@ -1,4 +1,4 @@
-"""What was traced, as names and values: the job, its layout, its software, the trace itself."""
+"""List what was traced, as names and values: the job, its layout, its software, the trace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from detect.findings.wording import counted, listed
-from detect.observations import Observations
+from detect.observe.observations import Observations
+from detect.text import counted
+from megascan.errors import listed
 from megascan.header import RankHeader
 from megascan.timeline import Timeline, codes
 from megascan.topology import Layout
@@ -24,7 +25,7 @@ class Fact:
 
 
 def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
-    """Facts of a traced run."""
+    """Return the facts of a traced run."""
     headers = list(timeline.headers.values())
     complete = timeline.completeness
     devices = Counter(header.device.name for header in headers)
@@ -42,7 +43,7 @@ def facts_of_timeline(timeline: Timeline) -> tuple[Fact, ...]:
 
 
 def facts_of_op_table(seen: Observations) -> tuple[Fact, ...]:
-    """Facts of an op table, which records no host, device or software."""
+    """Return the facts of an op table, which records no host, device or software."""
     members = seen.members
     return (
         Fact("layout", _layout(members.layout)),

@@ -1,15 +1,17 @@
-"""What a finding was seen in: its ranks against their peers, iteration by iteration."""
+"""Choose what a finding's chart shows: its ranks next to their peers, iteration by iteration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.examination import Examination
-from detect.observations import Floats, Ints, Transfers
+from detect.causes.registry import QUANTITIES
+from detect.detector import Examination
+from detect.observe.observations import Transfers
 from detect.report import Cause, Finding
 from detect.stats import robust
+from megascan.arrays import Floats, Integers
 
 MOST_LINES = 4
 FEW_PEERS = 5
@@ -26,7 +28,7 @@ class Series:
 
     quantity: str
     unit: str
-    iterations: Ints
+    iterations: Integers
     lines: tuple[tuple[str, Floats], ...]
     peers_name: str
     peers: Floats
@@ -35,7 +37,7 @@ class Series:
 
 
 def series_of(finding: Finding, examined: Examination) -> Series | None:
-    """What to draw for a finding; None when nothing was recorded of it."""
+    """Return what to draw for a finding; None when nothing was recorded of it."""
     if finding.cause == Cause.LINK:
         drawn = _link(finding, examined)
     elif finding.cause == Cause.STAGE_IMBALANCE:
@@ -52,18 +54,15 @@ def _has_values(series: Series) -> bool:
 
 
 def _rank(finding: Finding, examined: Examination) -> Series | None:
-    """A rank against the other ranks of its stage (of all stages where it is alone there)."""
+    """Compare a rank with the others of its stage (of all stages where it is alone there)."""
     seen = examined.seen
     rows = _rows(examined, finding.ranks)
     if not len(rows):
         return None
-    if finding.cause in (Cause.LOADER, Cause.GC):
-        values = (seen.loader_ns if finding.cause == Cause.LOADER else seen.gc_ns) / NS_PER_MS
-        quantity = "data loading" if finding.cause == Cause.LOADER else "garbage collection"
-        quantity, unit = f"{quantity} in an iteration", "ms"
-    elif finding.cause == Cause.HOST and not _passes_are_slow(finding, examined, rows):
-        values = np.nan_to_num(seen.host_ns) / NS_PER_MS
-        quantity, unit = "time outside operations in an iteration", "ms"
+    from_passes = finding.cause == Cause.HOST and _passes_are_slow(finding, examined, rows)
+    if finding.cause in QUANTITIES and not from_passes:
+        values = seen.lost(finding.cause) / NS_PER_MS
+        quantity, unit = QUANTITIES[finding.cause], "ms"
     else:
         values, quantity, unit = np.exp(examined.slowness), "compute, relative to its peers", "x"
     peers = _peers(examined, rows)
@@ -71,20 +70,20 @@ def _rank(finding: Finding, examined: Examination) -> Series | None:
     return _drawn(examined, values, (rows[:MOST_LINES], names), peers, (quantity, unit))
 
 
-def _passes_are_slow(finding: Finding, examined: Examination, rows: Ints) -> bool:
-    """Whether a host finding was made from passes (a starved device) or from gaps between them."""
+def _passes_are_slow(finding: Finding, examined: Examination, rows: Integers) -> bool:
+    """Return whether a host finding came from slow passes (a starved device), not from gaps."""
     level = robust.median(examined.slowness[rows])
     return bool(level > 0.5 * np.log(max(finding.slowdown, 1.0 + 1e-9)))
 
 
-def _rows(examined: Examination, ranks: tuple[int, ...]) -> Ints:
+def _rows(examined: Examination, ranks: tuple[int, ...]) -> Integers:
     named = set(ranks)
     workers = examined.seen.members.workers
     return np.array([row for row, own in enumerate(workers) if named & set(own)], dtype=np.int64)
 
 
-def _peers(examined: Examination, rows: Ints) -> Ints:
-    """Rows that the finding's are compared with: not suspected of anything themselves."""
+def _peers(examined: Examination, rows: Integers) -> Integers:
+    """Return the rows to compare with: none of them is suspected of anything."""
     members = examined.seen.members
     free = ~examined.suspects
     free[rows] = False
@@ -95,12 +94,12 @@ def _peers(examined: Examination, rows: Ints) -> Ints:
 def _drawn(
     examined: Examination,
     values: Floats,
-    own: tuple[Ints, list[str]],
-    peers: Ints,
+    own: tuple[Integers, list[str]],
+    peers: Integers,
     what: tuple[str, str],
 ) -> Series:
     rows, names = own
-    low, high = _band(values[peers])
+    low, high = _band_of_peers(values[peers])
     return Series(
         quantity=what[0],
         unit=what[1],
@@ -113,8 +112,8 @@ def _drawn(
     )
 
 
-def _band(values: Floats) -> tuple[Floats, Floats]:
-    """Where the peers lie in each iteration, (iteration,) twice; NaN where there are none."""
+def _band_of_peers(values: Floats) -> tuple[Floats, Floats]:
+    """Return where the peers lie, (iteration,) twice; NaN where there are none."""
     num_iterations = values.shape[1]
     low, high = np.full(num_iterations, np.nan), np.full(num_iterations, np.nan)
     known = np.flatnonzero(np.isfinite(values).any(axis=0))
@@ -125,7 +124,7 @@ def _band(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _stage(finding: Finding, examined: Examination) -> Series | None:
-    """Compute of a stage's median rank against the other stages'."""
+    """Compare the compute of a stage's median rank with that of the other stages."""
     members = examined.seen.members
     stages = np.unique(members.stage)
     busy = np.stack(
@@ -147,11 +146,11 @@ def _stage(finding: Finding, examined: Examination) -> Series | None:
         others,
         ("compute of a rank in an iteration", "ms"),
     )
-    return _renamed(drawn, f"{len(others)} other stage{'' if len(others) == 1 else 's'}")
+    return replace(drawn, peers_name=f"{len(others)} other stage{'' if len(others) == 1 else 's'}")
 
 
 def _replicas(examined: Examination) -> Series:
-    """The longest replica of each iteration against all replicas."""
+    """Compare the longest replica of each iteration with all replicas."""
     members = examined.seen.members
     replicas = np.unique(members.replica)
     busy = np.stack(
@@ -164,15 +163,11 @@ def _replicas(examined: Examination) -> Series:
     rows = np.arange(1, len(values))
     own = (np.zeros(1, dtype=np.int64), ["longest replica of the iteration"])
     drawn = _drawn(examined, values, own, rows, ("compute of a rank in an iteration", "ms"))
-    return _renamed(drawn, f"{len(replicas)} replicas")
-
-
-def _renamed(series: Series, peers_name: str) -> Series:
-    return Series(**(vars(series) | {"peers_name": peers_name}))
+    return replace(drawn, peers_name=f"{len(replicas)} replicas")
 
 
 def _link(finding: Finding, examined: Examination) -> Series | None:
-    """Transfers among the finding's ranks against equal ones elsewhere."""
+    """Compare transfers among the finding's ranks with equal ones elsewhere."""
     transfers = examined.seen.transfers
     if transfers is None:
         return None
@@ -187,11 +182,13 @@ def _link(finding: Finding, examined: Examination) -> Series | None:
     ]
     kind = transfers.kinds[int(transfers.kind[slow[0]])]
     drawn = _drawn(examined, values, (slow, names), equal, (f"transfer, {kind}", "ms"))
-    return _renamed(drawn, f"{len(equal)} equal connection{'' if len(equal) == 1 else 's'}")
+    return replace(
+        drawn, peers_name=f"{len(equal)} equal connection{'' if len(equal) == 1 else 's'}"
+    )
 
 
-def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Ints, Ints]:
-    """Rows of the kind in which the named ranks lose most, and the other rows of that kind."""
+def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integers]:
+    """Return the rows of the kind in which the ranks lose most, and that kind's other rows."""
     inside = np.array(
         [bool(ranks & set(group)) if len(ranks) == 1 else ranks <= set(group) or set(group) <= ranks
          for group in transfers.members], dtype=bool,
@@ -215,11 +212,11 @@ def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Ints, Ints]:
 
 
 def _late_exits(finding: Finding, examined: Examination) -> Series | None:
-    """A rank that leaves its communications late, against all others."""
+    """Compare a rank that leaves its communications late with all others."""
     transfers, rows = examined.seen.transfers, _rows(examined, finding.ranks)
     if transfers is None or not len(rows):
         return None
     names = [f"rank {examined.seen.members.workers[row][0]}" for row in rows[:MOST_LINES]]
-    what = ("late exit from communication in an iteration", "ms")
+    what = (QUANTITIES[Cause.LINK], "ms")
     own = (rows[:MOST_LINES], names)
     return _drawn(examined, transfers.late_ns / NS_PER_MS, own, _peers(examined, rows), what)

@@ -1,39 +1,68 @@
-"""Everything the page shows, laid out: the template only writes it down."""
+"""Lay out everything the page says in words and small tables; the template only writes it down."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
-from detect.examination import Examination
-from detect.findings.text import render_text
-from detect.findings.wording import confidence, counted, listed, milliseconds, percent, ranks_text
-from detect.page.charts import Chart, chart_of
+from detect.causes.registry import POWER_WORDS
+from detect.detector import Examination
 from detect.page.facts import Fact
-from detect.page.heat import HeatMap, heat_map
-from detect.page.series import Series, series_of
-from detect.page.shares import Shares, ShareTable, share_table, shares_of_compute, shares_of_table
+from detect.page.figures import (
+    ALIKE,
+    LINK_EDGE,
+    SHADE_EDGES,
+    chart_of,
+    rank_columns,
+    shares_of_compute,
+    shares_of_table,
+    slow_links,
+    slowdowns,
+    time_matrices,
+)
+from detect.page.series import series_of
+from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
-from detect.whatif.metrics import WhatIf
-from detect.whatif.saving import Saving
+from detect.text import (
+    confidence,
+    counted,
+    milliseconds,
+    percent,
+    ranks_text,
+    render_text,
+    times,
+)
+from detect.whatif.metrics import Saving, WhatIf
+from megascan.errors import listed
+from megascan.header import Json
+from megascan.timeline import Timeline
 
 MOST_CHARTS = 12
 MOST_RANKS_NAMED = 24
+MOST_LETTERS_IN_A_FIGURE = 12
+MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
 """Findings of more ranks do not list their devices."""
+WORTH_SAYING = 1.001
+"""A finding that makes an iteration longer by less costs next to nothing."""
+HOURS_A_DAY = 24.0
+ENOUGH_ITERATIONS = 10
+"""Fewer traced iterations see large slowdowns only."""
 OWNER_WORDS = {
     Owner.NODE: "the node: look at this hardware",
     Owner.JOB: "the job itself: its partition, data or settings",
     Owner.UNDECIDED: "undecided",
 }
-CLASS_WORDS = {
-    Cause.COMPUTE.value: "a rank computes slower than its peers",
-    Cause.LINK.value: "a connection transfers slower than equal ones",
-    Cause.HOST.value: "a rank loses time to its host (share of the iteration)",
-    Cause.LOADER.value: "a rank waits for its data (share of the iteration)",
-    Cause.GC.value: "a rank stops for garbage collection (share of the iteration)",
+VERDICT_WORDS = {
+    Verdict.DEGRADED: "degraded: a node is at fault",
+    Verdict.JOB: "no node is at fault: it is the job",
+    Verdict.UNDECIDED: "undecided",
+    Verdict.HEALTHY: "healthy",
 }
 
 
@@ -43,7 +72,8 @@ class PageInputs:
 
     `source` is what was read, as the user named it. `shares` has the columns rank and
     `<share>_ratio`, one row a rank; None where the trace tells compute only. `whatif` is None where
-    the step cannot be replayed, and `why_no_whatif` says why.
+    the step cannot be replayed, and `why_no_whatif` says why. `timeline` is what was examined, for
+    the strip of one iteration; None for op tables, which hold no spans.
     """
 
     source: str
@@ -53,19 +83,30 @@ class PageInputs:
     whatif: WhatIf | None = None
     savings: Sequence[Saving] = ()
     why_no_whatif: str = ""
+    timeline: Timeline | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the large figures at the top: `value`, what it is, and a line below it."""
+
+    value: str
+    name: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingView:
-    """One finding as it stands on the page."""
+    """One finding as it stands on the page; sentences printed before it are left out."""
 
     number: int
-    headline: str
+    title: str
+    cause: str
     owner: str
     facts: tuple[Fact, ...]
     evidence: tuple[str, ...]
     next_steps: tuple[str, ...]
-    chart: Chart | None
+    has_chart: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,91 +128,242 @@ class Costs:
 
     summary: str
     rows: tuple[CostRow, ...]
-    types: tuple[tuple[str, str], ...]
-    stages: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, str], ...]
     trust: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageView:
-    """The page."""
+    """The page's words; its drawings are in `figures`."""
 
     source: str
     verdict: Verdict
-    answer: str
+    verdict_words: str
+    headline: str
+    headline_more: str
+    large: tuple[Figure, ...]
     window: str
+    deciding: tuple[str, ...]
     findings: tuple[FindingView, ...]
-    heat: HeatMap
-    steps: Chart | None
-    shares: ShareTable
+    has_map: bool
+    ranks_summary: str
     costs: Costs | None
     why_no_costs: str
     power: tuple[tuple[str, str, str], ...]
     trust: tuple[Fact, ...]
     notes: tuple[str, ...]
     facts: tuple[Fact, ...]
+    figures: dict[str, Json]
+    view_command: str
+
+
+class _Said:
+    """The sentences printed so far, so that each one is printed once."""
+
+    def __init__(self) -> None:
+        self._sentences: set[str] = set()
+
+    def new(self, sentences: Iterable[str]) -> tuple[str, ...]:
+        """Return those not printed yet, and take them as printed."""
+        fresh = tuple(one for one in dict.fromkeys(sentences) if one not in self._sentences)
+        self._sentences.update(fresh)
+        return fresh
 
 
 def page_view(inputs: PageInputs) -> PageView:
     """Lay everything out."""
-    report, seen = inputs.examined.report, inputs.examined.seen
-    shares = shares_of_compute(seen) if inputs.shares is None else shares_of_table(inputs.shares)
+    report = inputs.examined.report
+    findings = sorted(report.findings, key=lambda one: -one.step_time_cost_ratio)
+    headline, _, more = (findings[0].headline if findings else _answer(report)).partition("; ")
+    said = _Said()
+    said.new(finding.headline for finding in findings[:1])
+    deciding = said.new(_deciding(inputs.examined, findings))
+    views = tuple(
+        _finding_view(number, finding, inputs.examined, said)
+        for number, finding in enumerate(findings, 1)
+    )
     first, last = report.iterations
+    figures = _figures(inputs, findings)
     return PageView(
         source=inputs.source,
         verdict=report.verdict,
-        answer=render_text(report).split("\n", 1)[0],
+        verdict_words=_verdict_words(report, findings),
+        headline=headline,
+        headline_more=more,
+        large=tuple(_large(inputs, findings)),
         window=f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
         f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}",
-        findings=tuple(_findings(inputs.examined)),
-        heat=heat_map(inputs.examined),
-        steps=_step_chart(inputs.examined),
-        shares=_shares(shares, inputs.examined),
+        deciding=deciding,
+        findings=views,
+        has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
+        ranks_summary=_ranks_summary(inputs.examined),
         costs=None if inputs.whatif is None else _costs(inputs.whatif, inputs.savings),
         why_no_costs=inputs.why_no_whatif,
         power=tuple(
-            (name, percent(value), CLASS_WORDS.get(name, ""))
+            (name, percent(value), POWER_WORDS.get(Cause(name), ""))
             for name, value in report.minimum_detectable.items()
         ),
         trust=tuple(_trust(report)),
-        notes=report.notes,
+        notes=said.new(report.notes),
         facts=tuple(inputs.facts),
+        figures=figures,
+        view_command=_view_command(inputs.source, figures["strip"]),
     )
 
 
-def _findings(examined: Examination) -> list[FindingView]:
-    views = []
-    for number, finding in enumerate(examined.report.findings, 1):
-        series = series_of(finding, examined) if number <= MOST_CHARTS else None
-        views.append(
-            FindingView(
-                number=number,
-                headline=finding.headline,
-                owner=finding.owner.value,
-                facts=tuple(_finding_facts(finding)),
-                evidence=finding.evidence,
-                next_steps=finding.next_steps,
-                chart=None if series is None else chart_of(series),
-            )
+def _view_command(source: str, strip: Json) -> str:
+    """Return what opens the timeline at the strip's spot; a folder is merged first."""
+    if not isinstance(strip, dict):
+        return ""
+    at = f"--at {strip['at']}"
+    if Path(source).suffix:
+        return f"megascan view {shlex.quote(source)} {at}"
+    merge = f"megascan aggregate -b {shlex.quote(source)} -o timeline.json.gz"
+    return f"{merge} && megascan view timeline.json.gz {at}"
+
+
+def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
+    words = VERDICT_WORDS[report.verdict]
+    if report.verdict == Verdict.DEGRADED and findings[0].owner != Owner.NODE:
+        words += "; what costs most is not its doing"
+    return words
+
+
+def _num_gpus(inputs: PageInputs) -> int:
+    if inputs.whatif is not None:
+        return inputs.whatif.replay.num_gpus
+    return inputs.examined.report.world_size
+
+
+def lost_share(finding: Finding) -> float:
+    """Return the share of every GPU's time that a finding costs.
+
+    Example: an iteration takes 1.25 times what it would: 0.2, on 64 GPUs 307 GPU-hours a day.
+    """
+    return 1.0 - 1.0 / max(finding.step_time_cost_ratio, 1.0)
+
+
+def _answer(report: Report) -> str:
+    """Return the answer as `megascan detect` prints it, without its first word."""
+    answer = render_text(report).split("\n", 1)[0]
+    sentence = answer.partition(": ")[2].removesuffix(".")
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[Figure]:
+    report = inputs.examined.report
+    if findings:
+        return _large_of(findings[0], inputs)
+    least = report.minimum_detectable_slowdown
+    power = "not judged" if least is None else percent(least)
+    return [
+        Figure(f"{report.world_size:,}", "ranks", f"{report.num_iterations:,} iterations judged"),
+        Figure(power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"),
+        Figure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
+    ]
+
+
+def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
+    report = inputs.examined.report
+    low, high = finding.slowdown_interval
+    bound = "at least; " if finding.slowdown_is_bound else ""
+    share = lost_share(finding)
+    hours = share * _num_gpus(inputs) * HOURS_A_DAY
+    how = "replayed" if finding.cost_is_replayed else "estimated"
+    detail = f"{share:.1%} of every GPU's time, {how}"
+    if finding.step_time_cost_ratio < WORTH_SAYING:
+        detail = "it hides in time that others spend anyway"
+    return [
+        Figure(*_who(finding, report)),
+        Figure(
+            times(finding.slowdown).replace("x", "×"),
+            "slowdown",
+            f"{bound}95 % interval {low:.3f} to {high:.3f}",
+        ),
+        Figure(_hours(hours), "GPU-hours a day", detail),
+    ]
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _who(finding: Finding, report: Report) -> tuple[str, str, str]:
+    """Return whom the finding names: (large, what it is, where it is)."""
+    where = " ".join(f"{axis.upper()}{place}" for axis, place in finding.coordinates.items())
+    where = ", ".join(part for part in (where, finding.host) if part)
+    ranks = finding.ranks
+    if not ranks:
+        return f"all {report.world_size:,}", "ranks", finding.cause.value.replace("_", " ")
+    if finding.cause == Cause.STAGE_IMBALANCE and "pp" in finding.coordinates:
+        return f"PP{finding.coordinates['pp']}", "stage", counted(len(ranks), "rank")
+    short = _as_ranges(ranks)
+    if len(short) > MOST_LETTERS_IN_A_FIGURE:
+        shown = listed(ranks, most=6) + (where and f"; {where}")
+        return f"{len(ranks):,} ranks", "named", shown
+    return short, "rank" if len(ranks) == 1 else "ranks", where
+
+
+def _as_ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as runs: 4, 5, 6, 9 as "4–6, 9"."""
+    ordered = np.array(sorted(ranks), dtype=np.int64)
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def _deciding(examined: Examination, findings: Sequence[Finding]) -> Iterable[str]:
+    """Yield what would turn an undecided verdict into a decided one."""
+    report = examined.report
+    if report.verdict != Verdict.UNDECIDED:
+        return
+    for finding in findings:
+        if finding.owner == Owner.UNDECIDED:
+            yield from finding.next_steps
+    if not report.judged:
+        yield from (note for note in report.notes if note not in examined.seen.notes)
+    if report.num_iterations < ENOUGH_ITERATIONS:
+        yield (
+            f"Trace {ENOUGH_ITERATIONS} iterations or more after the first two (here "
+            f"{report.num_iterations} could be judged): --continuous-trace-iterations sets how "
+            "many are traced in a row, --trace-interval how often"
         )
-    return views
 
 
-def _finding_facts(finding: Finding) -> list[Fact]:
+def _finding_view(number: int, finding: Finding, examined: Examination, said: _Said) -> FindingView:
+    title = "".join(said.new([finding.headline])) or f"Why {_who_in_words(finding)}"
+    return FindingView(
+        number=number,
+        title=title,
+        cause=finding.cause.value.replace("_", " "),
+        owner=finding.owner.value,
+        facts=tuple(_finding_facts(finding, is_first=number == 1)),
+        evidence=said.new(finding.evidence),
+        next_steps=said.new(finding.next_steps),
+        has_chart=number <= MOST_CHARTS and series_of(finding, examined) is not None,
+    )
+
+
+def _who_in_words(finding: Finding) -> str:
+    return ranks_text(finding.ranks) if finding.ranks else "all ranks"
+
+
+def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
+    """Return what is known of a finding; the first one's slowdown stands at the page's top."""
     low, high = finding.slowdown_interval
     facts = [
-        Fact("cause", finding.cause.value),
         Fact("owner", OWNER_WORDS[finding.owner]),
-        Fact("slowdown", f"{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"),
         Fact("iterations", _iterations(finding)),
-        Fact("confidence", confidence(finding.q_value)),
     ]
-    if finding.step_time_cost_ratio >= 1.001:
+    if not is_first:
+        interval = f"(95 % interval {low:.3f} to {high:.3f})"
+        facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
+    if "confidence" not in finding.headline:
+        facts.append(Fact("confidence", confidence(finding.q_value)))
+    if finding.step_time_cost_ratio >= WORTH_SAYING:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
         ratio = f"{finding.step_time_cost_ratio:.3f}"
-        cost = f"an iteration takes {ratio} times what it would without it ({how})"
-        facts.insert(3, Fact("cost", cost))
-    if finding.ranks:
+        facts.append(Fact("cost", f"an iteration takes {ratio} times as long with it ({how})"))
+    if len(finding.ranks) > MOST_RANKS_IN_A_HEADLINE:
         facts.insert(0, Fact("ranks", listed(finding.ranks, most=MOST_RANKS_NAMED)))
     if finding.host:
         facts.append(Fact("host", finding.host))
@@ -186,45 +378,32 @@ def _iterations(finding: Finding) -> str:
     return f"{text} (slower in {finding.share_of_iterations:.0%} of them)"
 
 
-def _step_chart(examined: Examination) -> Chart | None:
-    seen = examined.seen
-    if len(seen.iterations) < 2:
-        return None
-    nothing = seen.iteration_ns * float("nan")
-    return chart_of(
-        Series(
-            quantity="iteration time (longest over the ranks)",
-            unit="ms",
-            iterations=seen.iterations,
-            lines=(("iteration", seen.iteration_ns / 1e6),),
-            peers_name="",
-            peers=nothing,
-            peers_low=nothing,
-            peers_high=nothing,
-        )
-    )
-
-
-def _shares(shares: Shares, examined: Examination) -> ShareTable:
-    members = examined.seen.members
-    labels = {
-        rank: members.labels[row] for row, workers in enumerate(members.workers) for rank in workers
-    }
-    layout = members.layout
-    for rank in shares.ranks.tolist():
-        if rank not in labels and rank < layout.world_size:
-            labels[rank] = layout.label(rank)
-    suspects = {
-        rank
-        for finding in examined.report.findings
-        if finding.cause != Cause.STAGE_IMBALANCE
-        for rank in finding.ranks
-    }
-    return share_table(shares, labels, suspects)
+def _ranks_summary(examined: Examination) -> str:
+    """Return how many ranks keep up with their peers, and who is slowest."""
+    members, value = examined.seen.members, slowdowns(examined)
+    known = np.flatnonzero(np.isfinite(value))
+    if not len(known):
+        return f"None of {counted(len(members), 'rank')} has a peer to be compared with."
+    worst = int(known[np.argmax(value[known])])
+    inside = int(((value[known] >= ALIKE[0]) & (value[known] < ALIKE[1])).sum())
+    parts = [
+        f"{inside:,} of {counted(len(members), 'rank')} compute within 3 % of their peers; the "
+        f"slowest is {ranks_text(members.workers[worst])} ({members.labels[worst]}) at "
+        f"{times(float(value[worst]))}."
+    ]
+    missing = examined.report.completeness.get("missing_ranks")
+    if isinstance(missing, list) and missing:
+        parts.append(f"Not recorded and not shown: ranks {listed(missing)}.")
+    if examined.across_stages:
+        parts.append("No rank shares its stage: compared are transformer layers of all stages.")
+    return " ".join(parts)
 
 
 def _costs(result: WhatIf, savings: Sequence[Saving]) -> Costs:
     factors = result.factors
+    parts = [(name, f"{value:.3f}") for name, value in list(result.type_ratio.items())[:6]]
+    if len(result.stage_ratio) > 1:
+        parts += [(f"stage PP{n}", f"{ratio:.3f}") for n, ratio in enumerate(result.stage_ratio)]
     return Costs(
         summary=(
             f"A step takes {milliseconds(result.traced_s * 1e9)} and would take "
@@ -235,10 +414,7 @@ def _costs(result: WhatIf, savings: Sequence[Saving]) -> Costs:
             f"{factors.stage:.3f})."
         ),
         rows=tuple(_cost_row(each) for each in savings if each.compared_with != "nobody"),
-        types=tuple((name, f"{value:.3f}") for name, value in list(result.type_ratio.items())[:6]),
-        stages=tuple((f"PP{n}", f"{ratio:.3f}") for n, ratio in enumerate(result.stage_ratio))
-        if len(result.stage_ratio) > 1
-        else (),
+        parts=tuple(parts),
         trust=f"Replayed and measured step times differ by {100 * result.error_ratio:.2f} % "
         f"(median of {counted(len(result.replay.steps), 'step')}).",
     )
@@ -251,45 +427,58 @@ def _cost_row(saving: Saving) -> CostRow:
         step=milliseconds(saving.fixed_step_s * 1e9),
         faster=f"{saving.speedup:.3f}×",
         per_hour=f"{saving.gpu_hours_per_hour:.2f}",
-        per_day=f"{saving.gpu_hours_per_day:.1f}",
+        per_day=_hours(saving.gpu_hours_per_day),
         against="its peers" if saving.compared_with == "peers" else "the other stages",
     )
 
 
-def _trust(report: Report) -> list[Fact]:
-    facts = []
-    if report.alignment is None:
-        facts.append(Fact("clocks", "times are compared as they were recorded"))
+def _trust(report: Report) -> Iterable[Fact]:
+    """Yield how well clocks agree, and what is missing."""
+    alignment = report.alignment
+    if alignment is None:
+        yield Fact("clocks", "times are compared as they were recorded")
     else:
-        alignment = report.alignment
-        facts.append(
-            Fact(
-                "clocks",
-                f"agree within {milliseconds(alignment.residual_median_ns)} (median) and "
-                f"{milliseconds(alignment.residual_p99_ns)} (p99), the error bar of every "
-                f"comparison of times across ranks; {alignment.method}",
-            )
+        yield Fact(
+            "clocks",
+            f"agree within {milliseconds(alignment.residual_median_ns)} (median) and "
+            f"{milliseconds(alignment.residual_p99_ns)} (p99), the error bar of every comparison "
+            f"of times across ranks; {alignment.method}",
         )
         if alignment.num_components > 1:
-            facts.append(
-                Fact("parts", f"{alignment.num_components} sets of ranks share no collective")
-            )
+            yield Fact("parts", f"{alignment.num_components} sets of ranks share no collective")
     complete = report.completeness
-    for name, key in (
-        ("unfinished", "num_unfinished_spans"),
-        ("duplicates", "num_duplicates"),
-    ):
+    names = {"unfinished": "num_unfinished_spans", "duplicates": "num_duplicates"}
+    for name, key in names.items():
         if complete.get(key):
-            facts.append(Fact(name, f"{complete[key]:,} spans left out"))
-    missing = complete.get("missing_ranks")
-    recorded = complete.get("ranks")
+            yield Fact(name, f"{complete[key]:,} spans left out")
+    recorded, missing = complete.get("ranks"), complete.get("missing_ranks")
     if isinstance(recorded, list):
         text = f"{len(recorded):,} ranks recorded"
         if isinstance(missing, list) and missing:
             text += f", {len(missing):,} missing: {listed(missing)}"
-        facts.append(Fact("complete", text))
+        yield Fact("complete", text)
     unmatched = complete.get("num_unmatched")
     if isinstance(unmatched, dict) and any(unmatched.values()):
         words = listed(f"{number} {kind}" for kind, number in unmatched.items() if number)
-        facts.append(Fact("unmatched", f"{words} spans without their counterparts"))
-    return facts
+        yield Fact("unmatched", f"{words} spans without their counterparts")
+
+
+def _figures(inputs: PageInputs, findings: Sequence[Finding]) -> dict[str, Json]:
+    """Return what the page's script draws."""
+    examined = inputs.examined
+    seen = examined.seen
+    shares = shares_of_compute(seen) if inputs.shares is None else shares_of_table(inputs.shares)
+    series = [series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
+    strip = None
+    if inputs.timeline is not None:
+        strip = critical_strip(inputs.timeline, seen, next(iter(findings), None))
+    return {
+        "source": inputs.source,
+        "edges": list(SHADE_EDGES),
+        "link_edge": LINK_EDGE,
+        "ranks": rank_columns(examined, shares, findings),
+        "time": time_matrices(examined),
+        "links": slow_links(seen.transfers, findings),
+        "charts": [None if one is None else chart_of(one) for one in series],
+        "strip": strip,
+    }

@@ -1,1 +1,12 @@
-"""Robust statistics: residuals against peers, noise, significance, persistence."""
+"""Statistics of a search: how far a rank is from its peers, and whether that is more than noise.
+
+Fed by the causes with values (row, iteration); knows nothing of spans, causes or words.
+
+    residuals.py    log time minus that of the peers, data and position taken out
+    robust.py       medians and scales that a few bad samples cannot move
+    noise.py        how far healthy ranks stray; the smallest effect that can be found
+    persistence.py  when a row was slow: whole window, stretch, or on and off
+    search.py       all slow rows of one class, at a false-discovery rate
+
+Start reading at search.py. All numbers stand in `detect.thresholds`.
+"""

@@ -1,17 +1,33 @@
-"""When a rank was slow: from which iteration, until which, all the time or on and off.
+"""When a rank was slow: all the time, in a stretch of iterations, or on and off.
 
-Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search finds
-changes in noise in a fifth to a third of healthy series.
+Scattered. Problem: slow every second iteration, a rank has no stretch of slow iterations, and its
+own noise seems as large as the fault.
+
+Idea: its values fall into two heaps, those of its peers into one. The values are split in two where
+that leaves the least variance (Otsu's threshold); then so many of them above the middle must be
+improbable at the rate at which the other ranks do:
+
+    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
+
+Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9.
+
+Limit: fewer slow iterations than `min_iterations` are chance.
+
+Stretches. Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search
+finds changes in noise in a fifth to a third of healthy series.
 
 Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
 within a per cent. A part of it is judged by the change against the rank's own iterations beside
 it, which such lasting differences do not touch: of all stretches of at least `min_iterations` the
 best, its p-value charged with the number of stretches that were tried, then verified: in the
-original values most iterations of the stretch must exceed those beside it, and more of them than
+original values most iterations of the stretch must exceed those next to it, and more of them than
 chance would give at the rate at which healthy ranks do. A two-state path (normal, slow) found by
 dynamic programming then gives onset, end and flapping.
 
-A fault that switches more often than every `min_iterations` has no stretch; `flapping` finds it.
+Example: 5 of 20 iterations 6 % above the 10 next to them, noise 1 % an iteration: the change is 9.5
+standard errors, charged with 210 stretches that were tried.
+
+A fault that switches more often than every `min_iterations` has no stretch: it is scattered.
 """
 
 from __future__ import annotations
@@ -21,35 +37,90 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from detect.observations import Bools, Floats, Ints
 from detect.stats import robust
-from detect.stats.flapping import scattered_stretches
 from detect.stats.noise import Noise
-from detect.stats.stretches import Stretch
+from detect.thresholds import PERSISTENCE as LIMITS
+from detect.thresholds import ROBUST
+from megascan.arrays import Flags, Floats, Integers
 
-MIN_INSIDE = 0.7
-"""Share of a stretch's iterations that must lie above the middle between slow and normal."""
-MIN_ABOVE = 0.25
-"""Share of a change by which its slow part lies above the peers: of two ranks that mirror each
-other, the one that was slower before its peer changed is not at fault."""
-MIN_OUTSIDE = 3
-"""Iterations beside a stretch that it is compared with, at least."""
-SWITCH_PENALTY = 5.0
-FLAPPING_PENALTY = 0.5
-"""Log-likelihood that each change of state must gain; little where changes are the rule."""
-WORTH_CHARGING = 0.01
-"""Larger p-values can lead to nothing."""
-PRIOR = 0.5
-"""Hits and misses that healthy rows are taken to have had before any was seen (Jeffreys)."""
-OWN_LEVEL = 0.02
-"""A rank whose normal level is this close to its peers' (log units) is measured by its change."""
+
+@dataclass(frozen=True)
+class Stretch:
+    """Best evidence of one rank: iterations [first, last], effect in log units."""
+
+    row: int
+    first: int
+    last: int
+    effect: float
+    p_value: float
+    normal: float = 0.0
+    """The rank's level beside the stretch; 0, its peers', for the whole window."""
+    scattered: bool = False
+    """Slow in single iterations between first and last, normal in the others."""
+    sigma: float = 0.0
+    """Of a scattered one: what single iterations of sound ranks vary by."""
+
+
+def scattered_stretches(
+    value: Floats, noise: Noise, min_iterations: int, excluded: Flags
+) -> list[Stretch | None]:
+    """Return of every row the evidence for a fault that comes and goes, or None."""
+    usual = float(robust.median(noise.sigma))
+    spreads = robust.spread(value, axis=1)[~excluded]
+    sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
+    result: list[Stretch | None] = []
+    for row in range(len(value)):
+        others = value[~excluded & (np.arange(len(value)) != row)]
+        result.append(_scattered(row, value[row], others, sigma, min_iterations))
+    return result
+
+
+def _scattered(
+    row: int, series: Floats, others: Floats, sigma: float, min_iterations: int
+) -> Stretch | None:
+    known = np.sort(series[np.isfinite(series)])
+    compared = int(np.isfinite(others).sum()) or len(known)  # of a pair: its own iterations
+    if len(known) < min_iterations + LIMITS.min_normal:
+        return None
+    split = _split(known)
+    normal, slow = float(np.mean(known[:split])), float(np.mean(known[split:]))
+    if len(known) - split < min_iterations or split < LIMITS.min_normal:
+        return None
+    within = np.concatenate([known[:split] - normal, known[split:] - slow])
+    sigma = min(sigma, LIMITS.heaps_widen_ratio * float(np.std(within)))
+    if slow <= 0 or slow - normal < max(LIMITS.apart_sigmas * sigma, slow / 2):
+        return None
+    middle = (slow + normal) / 2
+    hits = int((known > middle).sum())
+    rate = (int((others > middle).sum()) + 1.0) / (compared + 2.0)
+    p_value = float(special.bdtrc(hits - 1, len(known), rate)) * len(known) * 2
+    active = np.flatnonzero(series > middle)
+    return Stretch(
+        row=row,
+        first=int(active[0]),
+        last=int(active[-1]),
+        effect=slow,
+        p_value=min(1.0, p_value),
+        normal=normal,
+        scattered=True,
+        sigma=sigma,
+    )
+
+
+def _split(ordered: Floats) -> int:
+    """Return the size of the lower of the two heaps that explain most of the variance."""
+    count = np.arange(1, len(ordered))
+    below = np.cumsum(ordered)[:-1]
+    total = float(ordered.sum())
+    gap = (total - below) / (len(ordered) - count) - below / count
+    return int(count[np.argmax(count * (len(ordered) - count) * gap**2)])
 
 
 @dataclass(frozen=True)
 class Course:
     """State of a suspect over the window."""
 
-    active: Bools
+    active: Flags
     """(iteration,)"""
     effect: float
     """Log units, centre over the active iterations."""
@@ -61,9 +132,9 @@ class Course:
 
 
 def best_stretches(
-    value: Floats, noise: Noise, min_iterations: int, excluded: Bools, *, scattered: bool = True
+    value: Floats, noise: Noise, min_iterations: int, excluded: Flags, *, scattered: bool = True
 ) -> list[Stretch]:
-    """The most telling verified stretch of every row of (row, iteration).
+    """Return the most telling verified stretch of every row of (row, iteration).
 
     Rows that are `excluded` do not speak for what healthy rows do. `scattered` looks for rows that
     are slow in single iterations, too.
@@ -78,7 +149,7 @@ def best_stretches(
         best = whole[row]
         for place in np.argsort(p_values[row]):
             p_value = float(p_values[row, place])
-            if p_value >= best.p_value / 4:
+            if p_value >= LIMITS.clearer_p_ratio * best.p_value:
                 break
             found = _verified(value[row], int(firsts[row, place]), min_iterations + int(place))
             if found is not None:
@@ -93,18 +164,18 @@ def best_stretches(
         return charged
     flapping = scattered_stretches(value, noise, min_iterations, excluded)
     return [
-        other if other is not None and other.p_value < one.p_value / 4 else one
+        other if other is not None and other.p_value < LIMITS.clearer_p_ratio * one.p_value else one
         for one, other in zip(charged, flapping, strict=True)
     ]
 
 
-def _charged(stretch: Stretch, value: Floats, excluded: Bools, num_tried: int) -> Stretch:
-    """The stretch with its p-value raised to what bursts of healthy rows may feign.
+def _charged(stretch: Stretch, value: Floats, excluded: Flags, num_tried: int) -> Stretch:
+    """Return the stretch with its p-value raised to what bursts of healthy rows may feign.
 
     Healthy rows exceed the middle between normal and slow in a share of their iterations, whatever
     the law of their noise. So many hits in so many iterations must be improbable at that rate.
     """
-    if stretch.p_value > WORTH_CHARGING:
+    if stretch.p_value > LIMITS.worth_charging_p:
         return stretch
     middle = (stretch.effect + stretch.normal) / 2
     inside = value[stretch.row, stretch.first : stretch.last + 1]
@@ -117,13 +188,15 @@ def _charged(stretch: Stretch, value: Floats, excluded: Bools, num_tried: int) -
     tried, above = 1, others > middle
     if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
         tried, above = num_tried, _changes(others) > middle - stretch.normal
-    rate = (int(above.sum()) + PRIOR) / (int(np.isfinite(others).sum()) + 2 * PRIOR)
+    rate = (int(above.sum()) + LIMITS.prior_hits) / (
+        int(np.isfinite(others).sum()) + 2 * LIMITS.prior_hits
+    )
     by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
     return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
 
 
 def _changes(values: Floats) -> Floats:
-    """Values less the median of their row."""
+    """Return values minus the median of their row."""
     return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
 
 
@@ -131,7 +204,10 @@ def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
     num_iterations = value.shape[1]
     effect = np.nan_to_num(robust.centre(value))
     p_values = np.minimum(1.0, 2 * noise.level_p_value(effect, float(num_iterations)))
-    lasts = robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1) >= MIN_INSIDE
+    lasts = (
+        robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1)
+        >= LIMITS.min_inside_share
+    )
     p_values = np.where(lasts, p_values, 1.0)
     return [
         Stretch(row, 0, num_iterations - 1, float(effect[row]), float(p_values[row]))
@@ -139,7 +215,7 @@ def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
     ]
 
 
-def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, Ints]:
+def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, Integers]:
     """Score and first iteration of each row's best stretch of every length below the window's.
 
     Both are (row, length - min_iterations); the score counts standard errors of the change.
@@ -147,7 +223,7 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
     filled = np.nan_to_num(smooth)
     num_rows, num_iterations = filled.shape
     total = np.concatenate([np.zeros((num_rows, 1)), np.cumsum(filled, axis=1)], axis=1)
-    num_lengths = max(0, num_iterations - MIN_OUTSIDE - min_iterations + 1)
+    num_lengths = max(0, num_iterations - LIMITS.min_outside - min_iterations + 1)
     scores = np.full((num_rows, num_lengths), -np.inf)
     firsts = np.zeros((num_rows, num_lengths), dtype=np.int64)
     for place in range(num_lengths):
@@ -159,15 +235,15 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
         beside = total[:, high] - total[:, low] - inside
         change = inside / length - beside / np.maximum(num_beside, 1)
         score = change / noise.change_error(length, num_beside)
-        score[:, num_beside < MIN_OUTSIDE] = -np.inf
+        score[:, num_beside < LIMITS.min_outside] = -np.inf
         firsts[:, place] = np.argmax(score, axis=1)
         scores[:, place] = score[np.arange(num_rows), firsts[:, place]]
     return scores, firsts
 
 
-def _neighbourhood(first: Ints, length: int, num_iterations: int) -> tuple[Ints, Ints]:
+def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
     """[low, high) around stretches: as long again on either side, as far as the window goes."""
-    reach = max(length, MIN_OUTSIDE)
+    reach = max(length, LIMITS.min_outside)
     return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
 
 
@@ -181,23 +257,28 @@ def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | 
     beside = np.concatenate([series[low[0] : first], series[first + length : high[0]]])
     effect = float(robust.centre(inside))
     level = float(robust.centre(beside)) if np.isfinite(beside).any() else 0.0
-    lasts = float(robust.mean((inside > (effect + level) / 2).astype(np.float64))) >= MIN_INSIDE
+    lasts = (
+        float(robust.mean((inside > (effect + level) / 2).astype(np.float64)))
+        >= LIMITS.min_inside_share
+    )
     change = effect - level
-    above = effect > 0 and effect >= MIN_ABOVE * change  # else it is its peers that changed
+    above = (
+        effect > 0 and effect >= LIMITS.min_above_share * change
+    )  # else it is its peers that changed
     return (effect, level) if above and lasts and change > effect / 2 else None
 
 
 def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
-    """Two-state path of a suspect: where it was slow, and by how much."""
+    """Follow a suspect through the window: where it was slow, and by how much."""
     sigma = max(float(noise.sigma[start.row]), 1e-6)
-    penalty = SWITCH_PENALTY
+    penalty = LIMITS.switch_penalty
     if start.scattered:  # the rank's own noise is mostly the fault
         sigma = max(min(sigma, start.sigma), 1e-6)
-        penalty = FLAPPING_PENALTY
+        penalty = LIMITS.flapping_penalty
     normal, slow = start.normal, start.effect
     active = np.zeros(len(series), dtype=bool)
     active[start.first : start.last + 1] = True
-    for _ in range(4):
+    for _ in range(LIMITS.num_refits):
         path = _two_state_path(series, normal, slow, sigma, penalty)
         if not path.any():
             break
@@ -205,9 +286,9 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
         slow = float(robust.centre(series[active]))
         if start.normal and (~active).any():
             normal = float(robust.centre(series[~active]))
-    own = normal if abs(normal) < OWN_LEVEL else 0.0
+    own = normal if abs(normal) < LIMITS.own_level_log else 0.0
     num_active = int((active & np.isfinite(series)).sum())
-    error = robust.CENTRE_LOSS * sigma * np.sqrt(noise.inflation / max(num_active, 1))
+    error = ROBUST.centre_loss_ratio * sigma * np.sqrt(noise.inflation / max(num_active, 1))
     episodes = _episodes(active)
     inside = series[episodes[0][0] : episodes[-1][1] + 1]
     share = float(robust.mean((inside > (slow + own) / 2).astype(np.float64)))
@@ -216,7 +297,7 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
 
 def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
-) -> Bools:
+) -> Flags:
     """Viterbi path between two levels, normal noise clipped at 4 sigma."""
     cost = np.stack([_cost(series, normal, sigma), _cost(series, slow, sigma)], axis=1)
     num = len(series)
@@ -239,9 +320,9 @@ def _two_state_path(
 def _cost(series: Floats, level: float, sigma: float) -> Floats:
     """Half squared distance in sigmas; bounded, so that one odd iteration is no change of state."""
     distance = np.nan_to_num((series - level) / sigma)
-    return np.minimum(0.5 * distance**2, 8.0)
+    return np.minimum(0.5 * distance**2, LIMITS.max_cost)
 
 
-def _episodes(active: Bools) -> tuple[tuple[int, int], ...]:
+def _episodes(active: Flags) -> tuple[tuple[int, int], ...]:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
     return tuple((int(edges[i]), int(edges[i + 1]) - 1) for i in range(0, len(edges), 2))

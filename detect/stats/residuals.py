@@ -21,17 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import BACKWARD, FORWARD, Bools, Floats, Ints, Members, Work
+from detect.observe.observations import BACKWARD, FORWARD, Members, Work
 from detect.stats import robust
-
-MIN_DATA_SPREAD = 0.01
-"""Below this spread (1 %) over the data a regression would only add noise."""
-MIN_DATA_CORRELATION = 0.4
-MIN_REPLICAS = 3
-ALIKE = 0.75
-"""Of the slowest rank of a position the least slow one must reach so much."""
-DATA_LEVEL_REACH = 5.0
-"""Standard errors by which a replica's data may by chance be longer over the whole window."""
+from detect.thresholds import DATA, ROBUST
+from megascan.arrays import Flags, Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -42,16 +35,18 @@ class Residuals:
     """(rank, iteration)"""
     by_phase: Floats
     """(phase, rank, iteration)"""
-    num_peers: Ints
+    num_peers: Integers
     """(rank,): peers that were compared with."""
 
 
-def stage_groups(members: Members) -> list[Ints]:
+def stage_groups(members: Members) -> list[Integers]:
     """Rows of each pipeline stage."""
     return [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
 
 
-def compare_within(work: Work, members: Members, groups: list[Ints], excluded: Bools) -> Residuals:
+def compare_within(
+    work: Work, members: Members, groups: list[Integers], excluded: Flags
+) -> Residuals:
     """Residuals of every rank against the ranks of its group that are not `excluded`.
 
     An excluded rank (a fault that is already known) is nobody's peer but is still compared.
@@ -76,12 +71,12 @@ def compare_within(work: Work, members: Members, groups: list[Ints], excluded: B
     if data.used and data.told_apart:
         by_phase = by_phase - _group_level(by_phase, groups, excluded)
     elif data.used:
-        reach = DATA_LEVEL_REACH * data.spread / np.sqrt(num_iterations * num_ops / 2)
+        reach = DATA.level_sigmas * data.spread / np.sqrt(num_iterations * num_ops / 2)
         by_phase = by_phase - _data_level(by_phase, members, excluded, reach)
     return Residuals(robust.mean(by_phase, axis=0), by_phase, num_peers)
 
 
-def peer_groups(work: Work, members: Members) -> list[Ints]:
+def peer_groups(work: Work, members: Members) -> list[Integers]:
     """Rows that are compared with each other: of a stage, or where data would blur that of a stage
     and replica, whose ranks (TP, CP) work on the same data."""
     groups = stage_groups(members)
@@ -95,7 +90,7 @@ def peer_groups(work: Work, members: Members) -> list[Ints]:
     return together if min(len(rows) for rows in together) > 1 else groups
 
 
-def deviations(work: Work, groups: list[Ints], excluded: Bools) -> Floats:
+def deviations(work: Work, groups: list[Integers], excluded: Flags) -> Floats:
     """Log time less the group's median of the same operation, (rank, iteration, operation)."""
     deviation = np.full_like(work.log_ns, np.nan)
     for rows in groups:
@@ -106,7 +101,7 @@ def deviations(work: Work, groups: list[Ints], excluded: Bools) -> Floats:
 
 
 def data_effects(
-    work: Work, members: Members, groups: list[Ints], excluded: Bools, centred: bool = True
+    work: Work, members: Members, groups: list[Integers], excluded: Flags, centred: bool = True
 ) -> Floats:
     """What the rest of its replica says about each operation of a rank.
 
@@ -154,26 +149,26 @@ class Data:
         """
         if not self.used or self.told_apart:
             return 0.0
-        return float(2.0 * robust.CENTRE_LOSS * self.spread / np.sqrt(self.num_samples))
+        return float(2.0 * ROBUST.centre_loss_ratio * self.spread / np.sqrt(self.num_samples))
 
 
-def data_of(work: Work, members: Members, groups: list[Ints]) -> Data:
+def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
     """What the work of all ranks, whoever is slow, tells of the data."""
     nobody = np.zeros(len(members), dtype=bool)
     return _without_data(work, members, groups, nobody)[1]
 
 
 def _without_data(
-    work: Work, members: Members, groups: list[Ints], excluded: Bools
+    work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, Data]:
     """Log times less the data's share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
-    if within_replicas or len(members) < 4:
+    if within_replicas or len(members) < DATA.min_ranks:
         return work.log_ns, Data()
     told_apart = _faults_are_told_apart(members, excluded)
     effect = data_effects(work, members, groups, excluded)
     spread = float(robust.spread(effect))
-    if not spread >= MIN_DATA_SPREAD:
+    if not spread >= DATA.min_spread_log:
         return work.log_ns, Data()
     deviation = deviations(work, groups, excluded)
     taken = data_effects(work, members, groups, excluded, centred=not told_apart)
@@ -188,7 +183,7 @@ def _without_data(
     return result, Data(used=used, told_apart=told_apart, spread=spread, num_samples=num_samples)
 
 
-def _group_level(by_phase: Floats, groups: list[Ints], excluded: Bools) -> Floats:
+def _group_level(by_phase: Floats, groups: list[Integers], excluded: Flags) -> Floats:
     """What all ranks of a group of four and more have in common, (phase, rank, 1).
 
     Where data vary, a fault moves the group's median and with it all other ranks alike.
@@ -196,23 +191,25 @@ def _group_level(by_phase: Floats, groups: list[Ints], excluded: Bools) -> Float
     common = np.zeros((*by_phase.shape[:2], 1))
     for rows in groups:
         kept = rows[~excluded[rows]]
-        if len(kept) >= 4:
+        if len(kept) >= DATA.min_ranks:
             level = robust.median(robust.median(by_phase[:, kept], axis=2), axis=1)
             common[:, rows, 0] = np.nan_to_num(level)[:, None]
     return common
 
 
-def _faults_are_told_apart(members: Members, excluded: Bools) -> bool:
+def _faults_are_told_apart(members: Members, excluded: Flags) -> bool:
     """Whether a lasting fault cannot pass for data: three replicas, or three ranks in each.
 
     With two replicas of two ranks each, one slow rank and the opposite one look the same.
     """
     replicas = members.replica[~excluded]
     num_rows = np.unique(replicas, return_counts=True)[1]
-    return len(num_rows) >= 3 or (len(num_rows) > 0 and int(num_rows.min()) >= 4)
+    return len(num_rows) >= DATA.min_replicas or (
+        len(num_rows) > 0 and int(num_rows.min()) >= DATA.min_ranks
+    )
 
 
-def _data_level(by_phase: Floats, members: Members, excluded: Bools, reach: float) -> Floats:
+def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: float) -> Floats:
     """What all ranks of a replica have in common over the window, (phase, rank, 1).
 
     Data effects are centred, so that a lasting fault of one rank does not pass for data of the
@@ -236,15 +233,18 @@ def _slope(cause: Floats, outcome: Floats) -> float:
     centred = outcome - robust.median(outcome.reshape(len(outcome), -1), axis=1).reshape(-1, 1, 1)
     use = np.isfinite(cause) & np.isfinite(centred)
     x, y = cause[use], centred[use]
-    if len(x) < 8 or not x.any() or not y.any():
+    if len(x) < DATA.min_samples or not x.any() or not y.any():
         return 0.0
-    limit_x, limit_y = 6 * robust.spread(x) + 1e-12, 6 * robust.spread(y) + 1e-12
+    limit_x, limit_y = (
+        DATA.max_sigmas * robust.spread(x) + 1e-12,
+        DATA.max_sigmas * robust.spread(y) + 1e-12,
+    )
     x, y = np.clip(x, -limit_x, limit_x), np.clip(y, -limit_y, limit_y)
     correlation = float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum() / (x * x).sum()) if correlation > MIN_DATA_CORRELATION else 0.0
+    return float((x * y).sum() / (x * x).sum()) if correlation > DATA.min_correlation else 0.0
 
 
-def _position_effect(by_phase: Floats, members: Members, excluded: Bools) -> Floats:
+def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Floats:
     """What a (TP, CP, EP) position costs wherever it occurs, (phase, rank, 1): the job's own doing.
 
     With three replicas and more the position's median within its stage; with fewer, what all ranks
@@ -262,7 +262,7 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Bools) -> Flo
         for stage in np.unique(members.stage):
             same = everywhere & (members.stage == stage)
             kept = same & ~excluded
-            if kept.sum() >= MIN_REPLICAS:
+            if kept.sum() >= DATA.min_replicas:
                 effect[:, same, 0] = np.nan_to_num(robust.median(level[:, kept], axis=1))[:, None]
             else:
                 effect[:, same, 0] = shared[:, None]
@@ -273,6 +273,6 @@ def _agreed(level: Floats) -> Floats:
     """The least of the levels (phase, rank) where two and more are slow alike, 0 otherwise."""
     typical = robust.mean(level, axis=0)
     typical = typical[np.isfinite(typical)]
-    if len(typical) < 2 or not typical.min() >= ALIKE * typical.max() > 0:
+    if len(typical) < 2 or not typical.min() >= DATA.alike_share * typical.max() > 0:
         return np.zeros(len(level))
     return np.asarray(np.nanmin(level, axis=1))

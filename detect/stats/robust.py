@@ -6,20 +6,8 @@ import warnings
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints
-
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal law over its median absolute deviation."""
-CUT = 3.0
-"""Differences of more standard deviations are cut to that."""
-STEP_CUT = 2.5
-BOUND = 1.25
-DIFFERENCES_ERROR = 3.0
-"""Standard error of a ratio of mean squared differences, times the root of their number."""
-TRIMMED = 3
-"""A centre leaves out the lowest and the highest of so many parts."""
-CENTRE_LOSS = 1.15
-"""Standard error of such a centre over that of a mean, normal law (sqrt(pi / 2) for a median)."""
+from detect.thresholds import ROBUST
+from megascan.arrays import Flags, Floats, Integers
 
 
 def median(values: Floats, axis: int | None = None) -> Floats:
@@ -45,7 +33,7 @@ def centre(values: Floats) -> Floats:
     ordered = np.sort(values, axis=-1)  # NaN last
     count = np.isfinite(ordered).sum(axis=-1, keepdims=True)
     place = np.arange(values.shape[-1])
-    cut = count // TRIMMED
+    cut = count // ROBUST.trimmed_parts
     kept = (place >= cut) & (place < count - cut)
     return mean(np.where(kept, ordered, np.nan), axis=-1)
 
@@ -55,7 +43,7 @@ def spread(values: Floats, axis: int | None = None) -> Floats:
     centre = median(values, axis=axis)
     if axis is not None:
         centre = np.expand_dims(centre, axis)
-    return MAD_TO_SIGMA * median(np.abs(values - centre), axis=axis)
+    return ROBUST.mad_to_sigma * median(np.abs(values - centre), axis=axis)
 
 
 def leave_one_out_median(values: Floats) -> Floats:
@@ -78,7 +66,7 @@ def leave_one_out_median(values: Floats) -> Floats:
     return np.asarray(np.where(others > 0, (low + high) / 2, np.nan), dtype=np.float64)
 
 
-def expected_from_others(values: Floats, excluded: Bools) -> Floats:
+def expected_from_others(values: Floats, excluded: Flags) -> Floats:
     """Median of the other members that are not `excluded`, (member, sample).
 
     Excluded members (known faults) are expected to be like all the others.
@@ -92,7 +80,7 @@ def expected_from_others(values: Floats, excluded: Bools) -> Floats:
     return expected
 
 
-def _without(ordered: Floats, own: Ints, index: Ints) -> Floats:
+def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:
     shifted = np.clip(index + (index >= own), 0, len(ordered) - 1)
     return np.asarray(np.take_along_axis(ordered, shifted, axis=0), dtype=np.float64)
 
@@ -104,9 +92,11 @@ def step_noise(series: Floats) -> Floats:
     ones cut, is twice as exact as a median deviation; that one bounds it where steps are many.
     """
     steps = np.abs(np.diff(series, axis=1))
-    typical = MAD_TO_SIGMA * median(steps, axis=1)
-    squares = mean(np.minimum(steps, STEP_CUT * typical[:, None]) ** 2, axis=1)
-    return np.asarray(np.minimum(np.sqrt(squares), BOUND * typical) / np.sqrt(2.0))
+    typical = ROBUST.mad_to_sigma * median(steps, axis=1)
+    squares = mean(np.minimum(steps, ROBUST.step_cut_sigmas * typical[:, None]) ** 2, axis=1)
+    return np.asarray(
+        np.minimum(np.sqrt(squares), ROBUST.step_bound_ratio * typical) / np.sqrt(2.0)
+    )
 
 
 def repetition(series: Floats) -> float:
@@ -117,10 +107,10 @@ def repetition(series: Floats) -> float:
     out: as one difference over one iteration, but two over two, it would pass for an r. An r that
     so few samples can show by chance (within two standard errors) is drawn to 0.
     """
-    if series.shape[1] < 6:
+    if series.shape[1] < ROBUST.min_repetition_iterations:
         return 0.0
     one, two = (series[:, lag:] - series[:, :-lag] for lag in (1, 2))
-    limit = CUT * MAD_TO_SIGMA * float(median(np.abs(one)))
+    limit = ROBUST.cut_sigmas * ROBUST.mad_to_sigma * float(median(np.abs(one)))
     lasting = _lasting(series, one, limit)
     one, two = np.clip(one, -limit, limit), np.clip(two, -limit, limit)
     one[lasting] = np.nan
@@ -129,11 +119,11 @@ def repetition(series: Floats) -> float:
     if not near > 0 or not np.isfinite(far):
         return 0.0
     again = float(np.clip(far / near - 1.0, 0.0, 1.0))
-    by_chance = 2.0 * DIFFERENCES_ERROR / np.sqrt(max(int(np.isfinite(one).sum()), 1))
+    by_chance = 2.0 * ROBUST.repetition_error / np.sqrt(max(int(np.isfinite(one).sum()), 1))
     return float(again * min(1.0, again / by_chance))
 
 
-def _lasting(series: Floats, steps: Floats, limit: float) -> Bools:
+def _lasting(series: Floats, steps: Floats, limit: float) -> Flags:
     """Which large steps lead to another level: the medians of three on either side differ."""
     smooth = np.pad(three_point_median(series), ((0, 0), (1, 1)), mode="edge")
     change = np.abs(smooth[:, 3:] - smooth[:, :-3])

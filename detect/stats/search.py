@@ -18,22 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observations import Bools, Floats, Ints
-from detect.settings import DetectorSettings
 from detect.stats.noise import Noise, Usual, estimate_noise
-from detect.stats.persistence import Course, best_stretches, follow
-from detect.stats.stretches import Stretch
+from detect.stats.persistence import Course, Stretch, best_stretches, follow
+from detect.thresholds import SEARCH, DetectorSettings
+from megascan.arrays import Flags, Floats, Integers
 
-INTERVAL_SIGMAS = 1.96
-FLAPPING_SHARE = 0.3
-"""Of the iterations between the first and the last episode of a fault that comes and goes."""
-NEAR_FLOOR = 0.75
-"""A floor of 3 % must not hide a true 3 % in half of the cases: the estimate itself may fall short
-of the floor by a quarter when its interval reaches it."""
-PATIENCE = 4
-"""So many suspects in a row may be insignificant before the search ends."""
-
-Compare = Callable[[Bools], Floats]
+Compare = Callable[[Flags], Floats]
 """Values (row, iteration) of all rows against peers that are not excluded."""
 
 
@@ -48,7 +38,7 @@ class Suspect:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the effect, log units."""
-        reach = INTERVAL_SIGMAS * self.course.standard_error
+        reach = SEARCH.interval_sigmas * self.course.standard_error
         return self.course.effect - reach, self.course.effect + reach
 
 
@@ -69,14 +59,14 @@ class SearchTask:
     num_tests: int
     floor: float
     usual: Usual
-    forbidden: Bools
+    forbidden: Flags
     """Rows that are not to be named here (known faults of another class explain them)."""
-    groups: tuple[Ints, ...] = ()
+    groups: tuple[Integers, ...] = ()
     """Rows that are each other's peers."""
     by_majority: bool = False
     """Values may be low for good reasons too: of four rows two high ones are not at fault."""
 
-    def closed(self, excluded: Bools) -> Bools:
+    def closed(self, excluded: Flags) -> Flags:
         """Rows that may not be taken out next."""
         closed = excluded | self.forbidden
         for rows in self.groups:
@@ -105,7 +95,7 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     order: list[int] = []
     num_accepted = 0
     view = _view(task, settings, order)
-    while len(order) - num_accepted < PATIENCE and len(order) < settings.max_findings:
+    while len(order) - num_accepted < SEARCH.patience and len(order) < settings.max_findings:
         row = _clearest(view, task.closed(_mask(order, task.num_rows)), task, settings)
         if row is None:
             break
@@ -118,7 +108,7 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
 
 
-def _mask(rows: list[int], num_rows: int) -> Bools:
+def _mask(rows: list[int], num_rows: int) -> Flags:
     mask = np.zeros(num_rows, dtype=bool)
     mask[rows] = True
     return mask
@@ -134,12 +124,14 @@ def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> 
 
 
 def _clearest(
-    view: _View, closed: Bools, task: SearchTask, settings: DetectorSettings
+    view: _View, closed: Flags, task: SearchTask, settings: DetectorSettings
 ) -> int | None:
     """Next row to take out: the least probable one that is above the floor and persists."""
     rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
     for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
-        if one.effect >= NEAR_FLOOR * task.floor / 2 and _qualifies(view, one.row, task, settings):
+        if one.effect >= SEARCH.near_floor_share * task.floor / 2 and _qualifies(
+            view, one.row, task, settings
+        ):
             return one.row
     return None
 
@@ -151,15 +143,15 @@ def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettin
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:
     """Long enough, and most of the time between onset and end (less when it flaps)."""
-    flaps = len(course.episodes) > 1 and course.share >= FLAPPING_SHARE
+    flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
     least = min(settings.min_iterations, len(course.active))
     return int(course.active.sum()) >= least and (course.share >= settings.min_share or flaps)
 
 
 def _reaches(course: Course, floor: float, between: float) -> bool:
     """Whether the effect may be as large as the floor, given its error and the rank's own level."""
-    reach = course.effect + INTERVAL_SIGMAS * float(np.hypot(course.standard_error, between))
-    return reach >= floor and course.effect >= NEAR_FLOOR * floor
+    reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
+    return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
 
 
 def _suspects(

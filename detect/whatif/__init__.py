@@ -1,14 +1,24 @@
-"""What the step would cost without each rank's, operation's and stage's slowness, by replay."""
+"""Replay the step to say what it would cost without each rank's, operation's, stage's slowness.
 
-from detect.whatif.dense import replay_of_op_table
-from detect.whatif.heatmap import heat_map_png, heat_map_svg
-from detect.whatif.ideal_timeline import ideal_timeline
-from detect.whatif.metrics import WhatIf, analyze
-from detect.whatif.of_findings import savings_of
-from detect.whatif.optable import OpTable, is_op_table, read_op_table
-from detect.whatif.render import render_text, to_json
-from detect.whatif.replay import Replay
-from detect.whatif.saving import Saving, saved_by_fixing, savings_of_standouts, worst_ranks
+Fed by timelines (`traced`, cut at `marks`) and by op tables (`optable`); both become a `Replay`, a
+dependency graph with traced and ideal weights (`graph`). From it `metrics` computes the figures of
+`megascan whatif` and what mending single ranks saves; `render` writes text, JSON and the heat map,
+`ideal` the timeline of the ideal run. Start reading at `graph`.
+"""
+
+from detect.whatif.graph import Replay
+from detect.whatif.ideal import ideal_timeline
+from detect.whatif.metrics import (
+    Saving,
+    WhatIf,
+    analyze,
+    saved_by_fixing,
+    savings_of,
+    savings_of_standouts,
+    worst_ranks,
+)
+from detect.whatif.optable import OpTable, is_op_table, read_op_table, replay_of_op_table
+from detect.whatif.render import heat_map_png, heat_map_svg, render_text, to_json
 from detect.whatif.traced import replay_of_timeline
 
 __all__ = [

@@ -1,28 +1,36 @@
-"""The dependency graph of one training step: what must end before what may start.
+"""Replay one training step from its dependency graph, under any choice of operation times.
 
-A **node** is one operation of one pipeline stage (the third forward of stage 2). It exists on
-every **lane** of the stage: a lane is a rank's place within its stage (its DP, CP and TP rank),
-the same number on every stage. Times of a node are therefore arrays by lane. Nodes that can only
-leave together, a send and its receive or the collective of several stages, form one group; a
-`partition` says which lanes of it wait for one another.
+A **node** is one operation of one pipeline stage (say, the third forward of stage 2). It exists on
+every **lane** of the stage; a lane is a rank's place within its stage (its DP, CP and TP rank), so
+lane 3 of all stages is one replica. Nodes that leave together, a send and its receive or one
+collective, form a group; its `partition` says which lanes wait for one another.
 
     stage 0:  forward ── send ─┐              nodes 0, 1      groups (0,), (1, 2), (3,)
     stage 1:            recv ──┴─ forward     nodes 2, 3      dependencies 1←0, 3←2
+
+`sweep` visits every group once, for many scenarios (choices of weights) at once:
+
+    start(o) = latest end of what o waits for, or 0      maximum over o's group and its lanes
+    end(o)   = start(o) + weight(o)
+
+Example: forward 10 ms, transfer 2 ms on both ends, forward 12 ms gives a step of 24 ms; were the
+second forward 10 ms as well, 22 ms. All times are arrays (lane, scenario, step), so the cost is one
+visit a group whatever their number. The recurrence is that of "Understanding Stragglers in Large
+Model Training Using What-if Analysis", OSDI 2025.
+
+`Replay` is a graph with its traced and its ideal weights: what every figure of this room needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.errors import InputError
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 EACH_LANE = ""
 """Partition of an operation in which lanes do not wait for one another."""
@@ -30,7 +38,7 @@ EACH_LANE = ""
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One operation of a stage. `optype` is its class in S_t; `is_local` when it waits for none.
+    """One operation of a stage. `optype` is its class in S_t; `is_local` if it waits for no rank.
 
     `part` numbers the pieces of one pass that collectives cut it into.
     """
@@ -56,7 +64,7 @@ class Group:
 class Partition:
     """Lanes in sets. `labels` (lane,) numbers the set of each lane from 0."""
 
-    labels: Ints
+    labels: Integers
 
     @property
     def is_whole(self) -> bool:
@@ -70,7 +78,7 @@ class Partition:
 
 
 def partition_of(keys: Sequence[object]) -> Partition:
-    """Sets of lanes that have the same key, numbered in order of first appearance."""
+    """Put lanes of the same key into one set; sets are numbered by first appearance."""
     numbers: dict[object, int] = {}
     return Partition(np.array([numbers.setdefault(key, len(numbers)) for key in keys]))
 
@@ -108,12 +116,12 @@ class Graph:
         return 1 + max(node.stage for node in self.nodes)
 
     @property
-    def stage(self) -> Ints:
+    def stage(self) -> Integers:
         """Stage of each node, (node,)."""
         return np.array([node.stage for node in self.nodes])
 
     @property
-    def is_local(self) -> Bools:
+    def is_local(self) -> Flags:
         """Whether each node waits for no other rank, (node,)."""
         return np.array([node.is_local for node in self.nodes])
 
@@ -122,8 +130,8 @@ class Graph:
         """Operation types in order of first appearance."""
         return tuple(dict.fromkeys(node.optype for node in self.nodes))
 
-    def of_type(self, optype: str) -> Ints:
-        """Nodes of one operation type."""
+    def of_type(self, optype: str) -> Integers:
+        """Return the nodes of one operation type."""
         return np.array([n for n, node in enumerate(self.nodes) if node.optype == optype])
 
 
@@ -145,7 +153,7 @@ def _visits(graph: Graph) -> tuple[Visit, ...]:
 
 
 def _topological_order(graph: Graph) -> list[Group]:
-    """Groups such that each comes after all that its nodes wait for (Kahn's algorithm)."""
+    """Return the groups, each after all that its nodes wait for (Kahn's algorithm)."""
     group_of = {node: number for number, group in enumerate(graph.groups) for node in group.nodes}
     followers: list[set[int]] = [set() for _ in graph.groups]
     num_open = [0] * len(graph.groups)
@@ -171,3 +179,149 @@ def _topological_order(graph: Graph) -> list[Group]:
             f"them {node.optype} of stage {node.stage}; the trace is not that of one training step"
         )
     return order
+
+
+Weigh = Callable[[int], Floats]
+"""Weight of a node, broadcastable to (lane, scenario, step), seconds."""
+
+
+Observer = Callable[[int, Floats, Floats], None]
+"""Called with (node, start, end) of every node, in the order of the replay."""
+
+
+def sweep(
+    graph: Graph,
+    weigh: Weigh,
+    *,
+    partitions: Mapping[str, Partition] | None = None,
+    observe: Observer | None = None,
+) -> Floats:
+    """Return the length of the step, (scenario, step) seconds.
+
+    `partitions` replaces the graph's own where lanes stand for something else, such as classes of
+    equal lanes. `observe` sees every node's times, for those who want more than the total.
+    """
+    lanes = {name: _reducer(one) for name, one in (partitions or graph.partitions).items()}
+    nothing = np.zeros((1, 1, 1))
+    ends: dict[int, Floats] = {}
+    for visit in graph.visits:
+        ready = _latest(ends, graph.dependencies[visit.nodes[0]], nothing)
+        for node in visit.nodes[1:]:
+            ready = np.maximum(ready, _latest(ends, graph.dependencies[node], nothing))
+        if visit.partition != EACH_LANE:
+            ready = lanes[visit.partition](ready)
+        for node in visit.nodes:
+            ends[node] = ready + weigh(node)
+            if observe is not None:
+                observe(node, ready, ends[node])
+        for node in visit.released:
+            del ends[node]
+    total = nothing
+    for node in graph.finish:
+        total = np.maximum(total, ends[node])
+    return np.asarray(total.max(axis=0))
+
+
+def _latest(ends: Mapping[int, Floats], nodes: tuple[int, ...], nothing: Floats) -> Floats:
+    if not nodes:
+        return nothing
+    latest = ends[nodes[0]]
+    for node in nodes[1:]:
+        latest = np.maximum(latest, ends[node])
+    return latest
+
+
+def _reducer(partition: Partition) -> Callable[[Floats], Floats]:
+    """Return a function that gives every lane the maximum over its set."""
+    if partition.is_trivial:
+        return lambda times: times
+    if partition.is_whole:
+        return lambda times: times.max(axis=0, keepdims=True)
+    labels = partition.labels
+    order = np.argsort(labels, kind="stable")
+    first = group_starts(labels[order])
+
+    def reduce(times: Floats) -> Floats:
+        if times.shape[0] == 1:  # the same on every lane
+            return times
+        return np.maximum.reduceat(times[order], first, axis=0)[labels]
+
+    return reduce
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A traced job in the form that scenarios are replayed on. Times in seconds.
+
+    `weights` (node, lane, step) is the time an operation takes without waiting for others, `ideal`
+    (node,) what it would take were all alike. `ranks` (stage, lane) are global ranks, `steps` the
+    iteration numbers, `measured` (step,) the step times in the trace. One recorded rank stands for
+    `gpus_per_worker` GPUs.
+    """
+
+    graph: Graph
+    weights: Floats
+    ideal: Floats
+    ranks: Integers
+    steps: Integers
+    measured: Floats
+    gpus_per_worker: int = 1
+    layout_text: str = ""
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """Speaking name of each rank."""
+    columns: Integers = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """DP rank of each lane, (lane,): its column in a heat map."""
+    row_labels: tuple[str, ...] = ()
+    """Name of each lane's place on the other axes (TP1), "" where there is none."""
+    shared_work: tuple[tuple[int, ...], ...] = ()
+    """Ranks whose compute cannot be told apart in this trace (a TP group without its collectives
+    traced); replacing one of them replaces all."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_lanes(self) -> int:
+        """Ranks of one stage."""
+        return int(self.ranks.shape[1])
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the job."""
+        return self.ranks.size * self.gpus_per_worker
+
+    def row(self, node: int) -> Floats:
+        """Return a node's traced weights, (lane, 1 scenario, step)."""
+        row: Floats = self.weights[node][:, None, :]
+        return row
+
+    @cached_property
+    def traced_s(self) -> Floats:
+        """Replayed step times with the traced weights, (step,)."""
+        times: Floats = sweep(self.graph, self.row)[0]
+        return times
+
+    @cached_property
+    def ideal_s(self) -> float:
+        """Replayed step time with the ideal weights; the same for every step."""
+        return float(sweep(self.graph, lambda node: self.ideal[node : node + 1, None, None])[0, 0])
+
+    @cached_property
+    def error_ratio(self) -> Floats:
+        """Replayed over measured step time minus one, (step,): how well the model holds."""
+        return np.asarray(self.traced_s / self.measured - 1.0)
+
+    def place_of(self, rank: int) -> tuple[int, int] | None:
+        """Return (stage, lane) of a global rank, None when it was not recorded."""
+        found = np.argwhere(self.ranks == rank)
+        return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
+
+    def with_shared_work(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return these ranks and those whose compute cannot be told from theirs, sorted."""
+        chosen = set(ranks)
+        for members in self.shared_work:
+            if chosen & set(members):
+                chosen |= set(members)
+        return tuple(sorted(chosen))
+
+    def mask(self, ranks: tuple[int, ...]) -> Flags:
+        """Return the places of these ranks, (stage, lane)."""
+        return np.isin(self.ranks, ranks)

@@ -1,27 +1,39 @@
-"""What happens on a rank in an iteration, as a row of marks that all replicas of a stage share.
+"""Cut every rank's iterations at marks, and stack the ranks of a stage that ran the same marks.
 
-A mark is the begin or end of a pass or of the optimizer, or a communication. Between two marks lies
-local work. Ranks of one stage run the same program, so their rows are equal and
-stack to arrays (lane, iteration, mark); an iteration in which a span was lost, or that ran other
-microbatches, has another row and is left out.
+A mark is the begin or end of a pass or of the optimizer, or a communication. Between two marks
+lies local work. Ranks of one stage run the same program, so their marks stack to arrays
+(lane, iteration, mark); an iteration that lost a span or ran other microbatches is left out.
+
+    marks      B        C           E  B          E        B begin, E end of a pass
+    rank 0     ├forward─┤all_reduce├┤  ├─backward─┤        C communication
+    rank 1     ├─forward─┤all_reduce┤  ├backward──┤
+
+Asynchronous messages may hold up the device all the same. With a single hardware queue
+(CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron needs it for tensor parallelism) kernels run in launch
+order, and a message that waits for its partner keeps the next pass from starting:
+
+    forward ──┤░░░ recv_backward ░░░├── forward          the gap is waiting, not the host's
+
+`messages_hold_up` recognises them by their ends: nothing begins earlier, the next pass at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from detect.whatif.graph import Bools, Ints
+from megascan.arrays import Flags, Integers, Words
+from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.vocabulary import CountsAs, names_of
 
-PASS_NAMES = ("forward", "backward")
+PASS_NAMES = names_of(CountsAs.PASS)
 END, BEGIN, COMMUNICATION = range(3)
-"""Order of marks at the same instant."""
+"""Edges of marks, in the order they take at the same instant."""
 _ROW_COLUMNS = ("rank", "iteration", "start_ns", "duration_ns", "microbatch", "chunk")
 
 
@@ -34,20 +46,20 @@ class Marks:
     instants of each iteration, 0 where a rank has none.
     """
 
-    row: Ints
-    edge: Ints
-    time_ns: Ints
-    end_ns: Ints
-    key: Ints
-    segment: Ints
+    row: Integers
+    edge: Integers
+    time_ns: Integers
+    end_ns: Integers
+    key: Integers
+    segment: Integers
     """rank number x iterations + iteration number, ascending."""
-    ranks: Ints
-    iterations: Ints
-    bounds: Ints
+    ranks: Integers
+    iterations: Integers
+    bounds: Integers
 
 
 def marks_of(timeline: Timeline) -> Marks:
-    """Marks of a timeline's traced iterations."""
+    """Return the marks of a timeline's traced iterations."""
     table = timeline.spans
     columns = {name: numbers(table, name) for name in _ROW_COLUMNS}
     ranks, rank = np.unique(columns["rank"], return_inverse=True)
@@ -78,9 +90,13 @@ def marks_of(timeline: Timeline) -> Marks:
 
 
 def _bounds(
-    table: pa.Table, counts: Bools, segment: Ints, times: tuple[Ints, Ints], shape: tuple[int, int]
-) -> Ints:
-    """First and last instant by (rank, iteration): of its iteration span, else of all its spans."""
+    table: pa.Table,
+    counts: Flags,
+    segment: Integers,
+    times: tuple[Integers, Integers],
+    shape: tuple[int, int],
+) -> Integers:
+    """Return begin and end of each (rank, iteration), by its iteration span or by all spans."""
     rows = equals(table, "kind", Kind.ITERATION) & counts
     if not rows.any():
         rows = counts
@@ -93,8 +109,8 @@ def _bounds(
     return np.stack([first, last], axis=-1).reshape(*shape, 2)
 
 
-def _selected(timeline: Timeline, counts: Bools) -> Iterator[tuple[Ints, Ints]]:
-    """(rows, edge) of every sort of mark."""
+def _selected(timeline: Timeline, counts: Flags) -> Iterator[tuple[Integers, Integers]]:
+    """Yield (rows, edge) of every kind of mark."""
     table = timeline.spans
     brackets = (
         equals(table, "kind", Kind.COMPUTE) & equals(table, "name", *PASS_NAMES),
@@ -110,8 +126,8 @@ def _selected(timeline: Timeline, counts: Bools) -> Iterator[tuple[Ints, Ints]]:
     yield rows, np.full(len(rows), COMMUNICATION)
 
 
-def _keys(table: pa.Table, columns: dict[str, Ints], row: Ints, edge: Ints) -> Ints:
-    """A number for what a mark means, the same on every rank of a stage."""
+def _keys(table: pa.Table, columns: dict[str, Integers], row: Integers, edge: Integers) -> Integers:
+    """Return a number for what each mark means, the same on every rank of a stage."""
     communication = edge == COMMUNICATION
     group, groups = codes(table, "group")
     axes = np.array([name.partition("@")[0] for name in groups] or [""])
@@ -131,11 +147,8 @@ def _keys(table: pa.Table, columns: dict[str, Ints], row: Ints, edge: Ints) -> I
     return key
 
 
-Words = npt.NDArray[np.uint64]
-
-
 def programs(marks: Marks) -> Words:
-    """A fingerprint of the row of marks of every (rank, iteration); 0 where there is none."""
+    """Return a hash of each (rank, iteration)'s sequence of marks; 0 where it has none."""
     size = len(marks.ranks) * len(marks.iterations)
     lengths = np.bincount(marks.segment, minlength=size)
     first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -147,3 +160,252 @@ def programs(marks: Marks) -> Words:
     filled = lengths > 0
     total[filled] = np.add.reduceat(word, first[filled])
     return (total ^ lengths.astype(np.uint64)).reshape(len(marks.ranks), len(marks.iterations))
+
+
+def host_work_before_marks(timeline: Timeline, marks: Marks, kind: Kind) -> Integers:
+    """Return the time of one kind's spans that began since the mark before, (mark,) ns.
+
+    Communication inside the spans is left out. On GPUs it is 0 throughout: there the host runs
+    ahead, and what holds it up need not hold up the device.
+    """
+    total = np.zeros(len(marks.row), dtype=np.int64)
+    if any(header.device.kind != "cpu" for header in timeline.headers.values()):
+        return total
+    table = timeline.spans
+    rows = np.flatnonzero(equals(table, "kind", kind) & (numbers(table, "iteration") > 0))
+    if not len(rows) or not len(total):
+        return total
+    rank = np.searchsorted(marks.ranks, numbers(table, "rank")[rows])
+    iteration = np.searchsorted(marks.iterations, numbers(table, "iteration")[rows])
+    start = numbers(table, "start_ns")[rows]
+    origin = min(int(marks.time_ns.min()), int(start.min()))
+    width = max(int(marks.time_ns.max()), int(start.max())) - origin + 1
+    axis = marks.segment * width + (marks.time_ns - origin)
+    segment = rank * len(marks.iterations) + iteration
+    place = np.searchsorted(axis, segment * width + (start - origin), side="right")
+    inside = place < len(total)
+    inside[inside] = marks.segment[place[inside]] == segment[inside]
+    np.add.at(total, place[inside], np.maximum(numbers(table, "self_ns")[rows][inside], 0))
+    return total
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text column: code of each row, text of each code."""
+
+    codes: Integers
+    texts: list[str]
+
+    def __getitem__(self, row: int) -> str:
+        return self.texts[int(self.codes[row])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanColumns:
+    """What is asked of single spans, by row of the timeline's table."""
+
+    kind: Texts
+    name: Texts
+    op: Texts
+    direction: Texts
+    group: Texts
+    microbatch: Integers
+    chunk: Integers
+    size_bytes: Integers
+    match: Integers
+    wait_ns: Integers
+    overlapped: Flags
+    pauses_ns: Integers
+    """Garbage collection in the work before each mark (mark,)."""
+    loading_ns: Integers
+    """Data loading in the work before each mark (mark,)."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, marks: Marks) -> SpanColumns:
+        """Return the columns of a timeline."""
+        table = timeline.spans
+        overlapped = numbers(table, "track") == Track.OVERLAPPED
+        messages = equals(table, "kind", Kind.P2P)
+        if messages_hold_up(marks, overlapped & messages):
+            overlapped &= ~messages
+        return cls(
+            kind=Texts(*codes(table, "kind")),
+            name=Texts(*codes(table, "name")),
+            op=Texts(*codes(table, "op")),
+            direction=Texts(*codes(table, "direction")),
+            group=Texts(*codes(table, "group")),
+            microbatch=numbers(table, "microbatch"),
+            chunk=numbers(table, "chunk"),
+            size_bytes=numbers(table, "size_bytes"),
+            match=numbers(table, "match"),
+            wait_ns=numbers(table, "wait_ns"),
+            overlapped=overlapped,
+            pauses_ns=host_work_before_marks(timeline, marks, Kind.GC),
+            loading_ns=host_work_before_marks(timeline, marks, Kind.DATA),
+        )
+
+
+LEAST_NS = 200_000
+"""Shorter messages hardly wait, so they cannot tell."""
+LEAST_SHARE_BEFORE = 0.95
+"""Share of the messages' time that lies before the next pass, if they hold it up."""
+MOST_IDLE_AFTER = 0.2
+"""Idle time between their end and the next begin, over their own time."""
+
+
+def messages_hold_up(marks: Marks, messages: Flags) -> bool:
+    """Return whether asynchronous `messages` (row of the table,) keep passes from starting.
+
+    False where none of them waits: then it makes no difference.
+    """
+    begins = np.flatnonzero(marks.edge == BEGIN)
+    length = marks.end_ns - marks.time_ns
+    chosen = (marks.edge == COMMUNICATION) & messages[marks.row] & (length >= LEAST_NS)
+    waiting = np.flatnonzero(chosen)
+    place = np.searchsorted(begins, waiting, side="right")
+    waiting, place = waiting[place < len(begins)], place[place < len(begins)]
+    following = begins[place]
+    same = marks.segment[following] == marks.segment[waiting]
+    waiting, following = waiting[same], following[same]
+    if not len(waiting):
+        return False
+    total = float(length[waiting].sum())
+    gap = marks.time_ns[following] - marks.end_ns[waiting]
+    overlap = float(np.minimum(np.maximum(-gap, 0), length[waiting]).sum())
+    idle = float(np.maximum(gap, 0).sum())
+    return overlap <= (1 - LEAST_SHARE_BEFORE) * total and idle <= MOST_IDLE_AFTER * total
+
+
+NUM_WARMUP_ITERATIONS = 2
+"""The first iterations of a run compile and allocate; they are left out where others remain."""
+_LEAST_SHARE = 0.5
+"""A rank that ran its stage's usual program in fewer iterations is taken as missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMarks:
+    """Marks of one stage: `index` (lane, iteration, mark) into Marks; -1 where a lane is missing.
+
+    `present` (lane,) are lanes that were recorded.
+    """
+
+    index: Integers
+    present: Flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """All stages over the iterations they share; `ranks` (stage, lane), `iterations` their ids.
+
+    `bounds` (stage, lane, iteration, 2) are begin and end of every rank's iterations, ns.
+    """
+
+    marks: Marks
+    stages: tuple[StageMarks, ...]
+    ranks: Integers
+    iterations: Integers
+    bounds: Integers
+    notes: tuple[str, ...]
+
+    @property
+    def complete_lane(self) -> int:
+        """A lane that was recorded on every stage.
+
+        Raises InputError when there is none: messages between stages could not be paired.
+        """
+        whole = np.logical_and.reduce([stage.present for stage in self.stages])
+        if not whole.any():
+            raise InputError(
+                "no replica of the model has a usable record of every pipeline stage; aggregate "
+                "a trace in which at least one replica is complete"
+            )
+        return int(np.argmax(whole))
+
+
+def stack_marks(timeline: Timeline) -> Stack:
+    """Stack what all ranks ran alike. Raises InputError when no iteration did."""
+    marks = marks_of(timeline)
+    ranks = ranks_by_stage(timeline)
+    rows = {int(rank): row for row, rank in enumerate(marks.ranks)}
+    grid = np.array([[rows.get(int(rank), -1) for rank in lanes] for lanes in ranks])
+    usual = _runs_usual_program(programs(marks), grid)
+    present = usual.mean(axis=2) >= _LEAST_SHARE
+    kept = np.all(usual | ~present[:, :, None], axis=(0, 1)) & present.any()
+    kept, num_warmup = _without_warmup(kept, marks.iterations)
+    if not kept.any():
+        raise InputError(
+            f"none of the {len(marks.iterations)} traced iterations ran the same operations on "
+            "all ranks of a stage, so there is no step to replay; trace more iterations"
+        )
+    chosen = np.flatnonzero(kept)
+    size = len(marks.iterations)
+    first = np.searchsorted(marks.segment, np.arange(len(marks.ranks) * size))
+    lengths = np.bincount(marks.segment, minlength=len(first))
+    segments = np.where(grid[:, :, None] < 0, -1, grid[:, :, None] * size + chosen)
+    stages = tuple(
+        _stage(first, lengths, segments[number], present[number]) for number in range(len(ranks))
+    )
+    bounds = marks.bounds.reshape(-1, 2)[segments]
+    bounds[~present] = 0
+    return Stack(
+        marks=marks,
+        stages=stages,
+        ranks=ranks,
+        iterations=marks.iterations[chosen],
+        bounds=bounds,
+        notes=_notes(ranks[~present], len(marks.iterations) - len(chosen), num_warmup),
+    )
+
+
+def ranks_by_stage(timeline: Timeline) -> Integers:
+    """Return global ranks, (stage, lane), in order of rank, so that one lane is one replica."""
+    layout = timeline.layout
+    stages: Mapping[int, list[int]] = {number: [] for number in range(layout.pp)}
+    for rank in range(layout.world_size):
+        stages[layout.coordinates(rank).pp].append(rank)
+    return np.array([stages[number] for number in range(layout.pp)])
+
+
+def _runs_usual_program(fingerprints: Words, grid: Integers) -> Flags:
+    """Flag each (stage, lane, iteration) whose sequence of marks is its stage's most common one."""
+    usual = np.zeros((*grid.shape, fingerprints.shape[1]), dtype=np.bool_)
+    for number, lanes in enumerate(grid):
+        found = fingerprints[lanes[lanes >= 0]]
+        values, counts = np.unique(found[found != 0], return_counts=True)
+        if len(values):
+            same = fingerprints[lanes] == values[np.argmax(counts)]
+            usual[number] = same & (lanes >= 0)[:, None]
+    return usual
+
+
+def _without_warmup(kept: Flags, iterations: Integers) -> tuple[Flags, int]:
+    later = kept & (iterations > NUM_WARMUP_ITERATIONS)
+    if later.sum() < 2:
+        return kept, 0
+    return later, int((iterations <= NUM_WARMUP_ITERATIONS).sum())
+
+
+def _stage(first: Integers, lengths: Integers, segments: Integers, present: Flags) -> StageMarks:
+    length = int(lengths[segments[int(np.argmax(present)), 0]]) if present.any() else 0
+    index = first[segments][:, :, None] + np.arange(length)
+    index[~present] = -1
+    return StageMarks(index=index, present=present)
+
+
+def _notes(missing: Integers, num_left_out: int, num_warmup: int) -> tuple[str, ...]:
+    notes = []
+    if len(missing):
+        names = ", ".join(str(rank) for rank in np.sort(missing)[:8])
+        more = ", …" if len(missing) > 8 else ""
+        notes.append(
+            f"{len(missing)} rank(s) without a usable record ({names}{more}) are replayed like "
+            "the median of their peers"
+        )
+    if num_warmup:
+        notes.append(f"{num_warmup} first iteration(s) of the run are left out (warm-up)")
+    if num_left_out > num_warmup:
+        notes.append(
+            f"{num_left_out - num_warmup} traced iteration(s) with other or lost operations are "
+            "left out"
+        )
+    return tuple(notes)

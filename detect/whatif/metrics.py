@@ -1,4 +1,4 @@
-"""The figures of a what-if analysis: what slowness costs, and where it sits.
+"""Compute what slowness costs a step, where it sits, and what mending single ranks would save.
 
 Definitions after "Understanding Stragglers in Large Model Training Using What-if Analysis"
 (OSDI 2025), with T(...) the mean over steps of the replayed step time:
@@ -8,24 +8,122 @@ Definitions after "Understanding Stragglers in Large Model Training Using What-i
     S_w   = T(ideal, but rank w as traced) / T(ideal)               exact, one scenario a rank
     M_X   = (T(traced) - T(traced, but X ideal)) / (T(traced) - T(ideal))        share X explains
 
+Example: T(traced) 120 ms, T(ideal) 100 ms, 105 ms with rank 5 made ideal: S = 1.2, 16.7 % of the
+GPU time is wasted, rank 5 explains M = 15/20 = 75 % of the slowness.
+
 Not in that source: S = random x worker x stage, exact by construction. Each factor is what
 averaging away that level gains: the mean over steps and microbatches of a rank, the median over the
 ranks of a stage (which one slow rank does not move), the mean over all.
+
+Scenarios are replayed in families, a whole family in one sweep. Those that keep one lane as traced
+need not replay all lanes: lanes that relate to the kept one in the same way (same TP group, same
+DP group, neither) are equal, and one row stands for each such class. So one scenario for every rank
+costs time linear in the number of ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from detect.whatif.graph import Bools, Floats
-from detect.whatif.replay import Replay
-from detect.whatif.scenarios import keep_each_rank, keep_nodes, keep_places
-from detect.whatif.sweep import sweep
+from detect.report import Cause, Finding
+from detect.whatif.graph import Partition, Replay, partition_of, sweep
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import InputError
+from megascan.header import Json
+
+
+def keep_nodes(replay: Replay, kept: Flags) -> Floats:
+    """Replay with traced weights where `kept` (scenario, node); return (scenario, step) seconds."""
+    choice = kept.T[:, None, :, None]  # (node, lane, scenario, step)
+
+    def weigh(node: int) -> Floats:
+        if not kept[:, node].any():
+            return replay.ideal[node : node + 1, None, None]
+        if kept[:, node].all():
+            return replay.row(node)
+        return np.where(choice[node], replay.row(node), replay.ideal[node])
+
+    return _steps(replay, sweep(replay.graph, weigh))
+
+
+def keep_places(replay: Replay, kept: Flags) -> Floats:
+    """Replay with traced weights where `kept` (scenario, stage, lane); return (scenario, step)."""
+    stage = replay.graph.stage
+
+    def weigh(node: int) -> Floats:
+        chosen = kept[:, stage[node]].T[:, :, None]  # (lane, scenario, 1)
+        return np.where(chosen, replay.row(node), replay.ideal[node])
+
+    return _steps(replay, sweep(replay.graph, weigh))
+
+
+def keep_each_rank(replay: Replay, *, whole_lanes: bool = True) -> tuple[Floats, Floats]:
+    """Return step times (keeping each rank alone, keeping each lane on all stages).
+
+    Their shapes are (stage, lane, step) and (lane, step). With `whole_lanes` False the second
+    is empty and costs nothing.
+    """
+    graph, num_stages = replay.graph, replay.graph.num_stages
+    classes, partitions = lane_classes(graph.partitions, replay.num_lanes)
+    num_classes = len(classes)
+    stage = graph.stage
+    shape = (num_classes, num_stages + whole_lanes, replay.num_lanes, len(replay.steps))
+
+    def weigh(node: int) -> Floats:
+        weight = np.full(shape, replay.ideal[node])
+        weight[0, stage[node]] = replay.weights[node]
+        if whole_lanes:
+            weight[0, num_stages] = replay.weights[node]
+        return weight.reshape(num_classes, -1, shape[3])
+
+    times = sweep(graph, weigh, partitions=partitions).reshape(shape[1:])
+    return times[:num_stages], times[num_stages] if whole_lanes else times[:0, 0]
+
+
+def lane_classes(
+    partitions: Mapping[str, Partition], num_lanes: int
+) -> tuple[Integers, dict[str, Partition]]:
+    """Put lanes into classes that replay alike when one lane alone differs from the rest.
+
+    Returns (size of each class, partitions over classes); class 0 is the one lane. Two lanes are
+    equal when in every partition their sets hold the same classes; classes are split until that
+    is true. Partitions come from a regular grid of ranks, so that it is the same for every lane.
+    """
+    classes = np.minimum(np.arange(num_lanes), 1)
+    while True:
+        sets = {name: _classes_in_sets(p, classes) for name, p in partitions.items()}
+        signatures = [
+            (int(classes[lane]), *(sets[name][p.labels[lane]] for name, p in partitions.items()))
+            for lane in range(num_lanes)
+        ]
+        refined = partition_of(signatures).labels
+        if refined.max() == classes.max():
+            break
+        classes = refined
+    first = [int(np.argmax(classes == number)) for number in range(int(classes.max()) + 1)]
+    merged = {
+        name: partition_of([sets[name][p.labels[lane]] for lane in first])
+        for name, p in partitions.items()
+    }
+    return np.bincount(classes), merged
+
+
+def _classes_in_sets(partition: Partition, classes: Integers) -> list[tuple[int, ...]]:
+    """Return the classes present in each set of a partition."""
+    present = np.zeros((int(partition.labels.max()) + 1, int(classes.max()) + 1), dtype=np.bool_)
+    present[partition.labels, classes] = True
+    return [tuple(np.flatnonzero(row).tolist()) for row in present]
+
+
+def _steps(replay: Replay, times: Floats) -> Floats:
+    """Spread scenarios that are ideal throughout, and so have one step, over all steps."""
+    return np.broadcast_to(times, (times.shape[0], len(replay.steps)))
+
 
 TOP_SHARE = 0.03
 """M_W replaces this share of the ranks, at least one."""
@@ -124,7 +222,7 @@ class WhatIf:
 
 
 def analyze(replay: Replay) -> WhatIf:
-    """All figures of a replay, in four sweeps over its graph."""
+    """Return all figures of a replay, in four sweeps over its graph."""
     ideal_s, traced_s = replay.ideal_s, float(replay.traced_s.mean())
     names, kept = _kept_nodes(replay)
     by_set = keep_nodes(replay, kept).mean(axis=1)
@@ -158,8 +256,8 @@ def analyze(replay: Replay) -> WhatIf:
     )
 
 
-def _kept_nodes(replay: Replay) -> tuple[list[str], Bools]:
-    """(type names, scenarios): each type of operation kept, then each stage, (scenario, node)."""
+def _kept_nodes(replay: Replay) -> tuple[list[str], Flags]:
+    """Return type names, and nodes to keep (scenario, node): of one type each, then one stage."""
     graph = replay.graph
     types = np.array([_MERGED_TYPES.get(node.optype, node.optype) for node in graph.nodes])
     names = list(dict.fromkeys(types.tolist()))
@@ -168,8 +266,8 @@ def _kept_nodes(replay: Replay) -> tuple[list[str], Bools]:
     return names, np.stack(scenarios)
 
 
-def _top(replay: Replay, slowness: Floats) -> Bools:
-    """Places of the slowest ranks, ties by lower rank, (stage, lane)."""
+def _top(replay: Replay, slowness: Floats) -> Flags:
+    """Flag the places of the slowest ranks, ties by lower rank, (stage, lane)."""
     count = math.ceil(replay.ranks.size * TOP_SHARE)
     order = np.lexsort((replay.ranks.ravel(), -slowness.ravel()))
     top = np.zeros(replay.ranks.size, dtype=np.bool_)
@@ -177,7 +275,7 @@ def _top(replay: Replay, slowness: Floats) -> Bools:
     return replay.mask(replay.with_shared_work(replay.ranks.ravel()[top].tolist()))
 
 
-def _share(replay: Replay, places: Bools, removed_s: float, added_s: float) -> Share:
+def _share(replay: Replay, places: Flags, removed_s: float, added_s: float) -> Share:
     traced_s = float(replay.traced_s.mean())
     slow_s = traced_s - replay.ideal_s
     return Share(
@@ -209,9 +307,216 @@ def _factors(replay: Replay) -> Factors:
 
 
 def _roles(replay: Replay) -> list[list[int]]:
-    """Nodes that do the same work: same stage, type, chunk, part and size."""
+    """Return sets of nodes that do the same work: same stage, type, chunk, part and size."""
     roles: dict[tuple[int, str, int, int, int], list[int]] = {}
     for number, node in enumerate(replay.graph.nodes):
         key = (node.stage, node.optype, node.chunk, node.part, node.size_bytes)
         roles.setdefault(key, []).append(number)
     return list(roles.values())
+
+
+_HOURS_A_DAY = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Step time now and if `ranks` ran like their peers, seconds, both replayed.
+
+    `compared_with` says who the peers were: "peers" are ranks of the same stage, "stages" the
+    other stages where there are none, "nobody" when the job has one rank (and nothing is saved).
+    """
+
+    ranks: tuple[int, ...]
+    step_s: float
+    fixed_step_s: float
+    num_gpus: int
+    num_steps: int
+    compared_with: str
+    causes: tuple[Cause, ...] = ()
+    """Why findings name these ranks; none when somebody else chose them."""
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that a step is shorter."""
+        return self.step_s - self.fixed_step_s
+
+    @property
+    def speedup(self) -> float:
+        """Step time now over step time then: 1.1 makes the job 10 % faster."""
+        return self.step_s / self.fixed_step_s
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours lost to these ranks in the traced steps."""
+        return self.saved_s * self.num_steps * self.num_gpus / 3600.0
+
+    @property
+    def gpu_hours_per_hour(self) -> float:
+        """GPU-hours that an hour of this job loses to these ranks."""
+        return self.saved_s / self.step_s * self.num_gpus
+
+    @property
+    def gpu_hours_per_day(self) -> float:
+        """GPU-hours a day of this job that are lost to these ranks."""
+        return self.gpu_hours_per_hour * _HOURS_A_DAY
+
+    def to_json(self) -> dict[str, Json]:
+        """Return one element of the JSON's `savings`."""
+        return {
+            "ranks": list(self.ranks),
+            "step_time_s": self.step_s,
+            "fixed_step_time_s": self.fixed_step_s,
+            "saved_s": self.saved_s,
+            "step_time_cost_ratio": self.speedup,
+            "gpu_hours": self.gpu_hours,
+            "gpu_hours_per_hour": self.gpu_hours_per_hour,
+            "gpu_hours_per_day": self.gpu_hours_per_day,
+            "compared_with": self.compared_with,
+            "causes": [cause.value for cause in self.causes],
+        }
+
+
+def saved_by_fixing(replay: Replay, ranks: Sequence[int], *, links: bool = False) -> Saving:
+    """Replay with the work of `ranks` brought to what their peers take, step by step.
+
+    For every operation type and step the rank's own times are scaled so that their sum is the
+    median of its peers' sums; what is left is its own scatter, as a healthy rank has it. With
+    `links` the transfers that `ranks` take part in (between them, when there are several) are
+    brought to those of the other lanes as well. Ranks whose work cannot be told from theirs are
+    fixed with them. Raises InputError for a rank that was not recorded.
+
+        one rank computing 1.5x slower in a TP group of two: its group's passes take 1/1.5
+    """
+    unknown = sorted(set(ranks) - set(replay.ranks.ravel().tolist()))
+    if unknown:
+        raise InputError(
+            f"rank {unknown[0]} is not in this trace, which has ranks {replay.ranks.min()} to "
+            f"{replay.ranks.max()}"
+        )
+    chosen = replay.with_shared_work(ranks)
+    places = replay.mask(chosen)
+    weights = replay.weights.copy()
+    compared_with = _fix_work(replay, places, weights)
+    if links:
+        _fix_links(replay, places, weights)
+    fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])
+    return Saving(
+        ranks=chosen,
+        step_s=float(replay.traced_s.mean()),
+        fixed_step_s=float(fixed.mean()),
+        num_gpus=replay.num_gpus,
+        num_steps=len(replay.steps),
+        compared_with=compared_with,
+    )
+
+
+def _fix_work(replay: Replay, places: Flags, weights: Floats) -> str:
+    graph = replay.graph
+    stages = np.flatnonzero(places.any(axis=1))
+    have_peers = not places[stages].all(axis=1).any()
+    if not have_peers and len(stages) == graph.num_stages:
+        return "nobody"
+    types = np.array([node.optype for node in graph.nodes])
+    for optype in np.unique(types[graph.is_local]):
+        sums = _sums(replay, types == optype)  # (stage, lane, step)
+        for stage in stages:
+            nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
+            own, others = places[stage], sums[stage, ~places[stage]]
+            if not have_peers:
+                others = sums[~places.any(axis=1)].reshape(-1, sums.shape[2])
+            _scale(weights, nodes, own, sums[stage], np.median(others, axis=0))
+    return "peers" if have_peers else "stages"
+
+
+def _sums(replay: Replay, chosen: Flags) -> Floats:
+    """Return the time each rank spends in the chosen nodes, (stage, lane, step)."""
+    stage = replay.graph.stage
+    return np.stack(
+        [
+            replay.weights[chosen & (stage == number)].sum(axis=0)
+            for number in range(replay.graph.num_stages)
+        ]
+    )
+
+
+def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
+    """Scale weights so that the sums of the `own` lanes reach the goal (step,)."""
+    factor = np.ones_like(sums)
+    scaled = own[:, None] & (sums > 0)
+    factor[scaled] = (np.broadcast_to(goal, sums.shape) / np.maximum(sums, 1e-30))[scaled]
+    weights[nodes] *= factor
+
+
+def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
+    graph = replay.graph
+    several = int(places.sum()) > 1
+    for group in graph.groups:
+        if graph.nodes[group.nodes[0]].is_local:
+            continue
+        stages = [graph.nodes[node].stage for node in group.nodes]
+        hit = places[stages]
+        lanes = hit.any(axis=0)
+        if several and not group.partition:
+            lanes = hit.sum(axis=0) > 1
+        elif group.partition:
+            labels = graph.partitions[group.partition].labels
+            counts = np.bincount(labels, weights=hit.sum(axis=0))
+            lanes = (counts > (1 if several else 0))[labels]
+        if not lanes.any():
+            continue
+        for node in group.nodes:
+            others = weights[node, ~lanes]
+            weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
+
+
+def savings_of_standouts(result: WhatIf) -> list[Saving]:
+    """Return the savings of the ranks that cost most and of each heavy stage."""
+    replay = result.replay
+    fixed = [(rank,) for rank in worst_ranks(result)]
+    fixed += [tuple(replay.ranks[stage].tolist()) for stage in heavy_stages(result)]
+    return [saved_by_fixing(replay, ranks) for ranks in fixed]
+
+
+def heavy_stages(result: WhatIf, least: float = 1.05) -> tuple[int, ...]:
+    """Return stages whose median rank costs at least `least` times that of the other stages.
+
+    Of the median rank, because one slow rank makes no stage heavy.
+    """
+    cost = np.median(result.rank_ratio, axis=1)
+    return tuple(
+        stage
+        for stage in range(len(cost))
+        if len(cost) > 1 and cost[stage] >= least * np.median(np.delete(cost, stage))
+    )
+
+
+def worst_ranks(result: WhatIf, least: float = 1.02, most: int = 3) -> tuple[int, ...]:
+    """Return ranks that cost more than their peers, the worst first, ties by lower rank.
+
+    Their exact S_w is at least `least` times the median of their stage's other ranks: the ranks of
+    a heavy stage all cost much, and none of them is to blame. Candidates for `saved_by_fixing`.
+    """
+    excess, ranks = (result.rank_ratio / result.peer_ratio).ravel(), result.replay.ranks.ravel()
+    order = np.lexsort((ranks, -excess))[:most]
+    return tuple(int(ranks[number]) for number in order if excess[number] >= least)
+
+
+def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
+    """Return one saving for each set of ranks, in the order of the findings.
+
+    A rank that computes slowly and whose host is slow as well is mended once. Findings that name no
+    rank (uneven sequences), or ranks that are not in the replay, have no saving.
+    """
+    recorded = set(replay.ranks.ravel().tolist())
+    causes: dict[tuple[int, ...], list[Cause]] = {}
+    for finding in findings:
+        ranks = replay.with_shared_work(finding.ranks)
+        if ranks and recorded.issuperset(ranks):
+            causes.setdefault(ranks, []).append(finding.cause)
+    return [
+        replace(
+            saved_by_fixing(replay, ranks, links=Cause.LINK in found),
+            causes=tuple(dict.fromkeys(found)),
+        )
+        for ranks, found in causes.items()
+    ]

@@ -1,14 +1,26 @@
-"""Reads an op table: one Parquet row for each operation of each rank.
+"""Read an op table (one Parquet row for each operation of each rank) and turn it into a Replay.
 
 The format is that of the public traces of "Understanding Stragglers in Large Model Training Using
-What-if Analysis" (OSDI 2025); `docs/whatif.md` lists its columns. Column buffers are read as they
-are: Arrow's own conversion to numpy imports pandas, which costs more than the whole analysis.
+What-if Analysis" (OSDI 2025); `docs/whatif.md` lists its columns. Arrow's own conversion to numpy
+imports pandas, which takes longer than the whole analysis, so column buffers are read as they are,
+and rows are placed in blocks that fit a processor's cache.
+
+The dependencies come from one replica in one step and serve all. Rules, after that artifact:
+
+    compute        one chain: all forwards and backwards
+    p2p            four chains, one a type; the k-th receive comes before the k-th compute of its
+                   direction, the k-th send after it; the k-th receive waits for compute k - 1
+    parameters     params-all-gather of a chunk before its first forward; one chain with the
+                   grads-reduce-scatters
+    end            last compute, gc, layernorm, embedding, reduce-scatters, clip, optimizer
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Replay, partition_of
+from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
 
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
@@ -23,7 +37,6 @@ _TIMES = ("start_ts", "duration")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")
 
 Column = npt.NDArray[np.integer[Any]]
-Singles = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +66,7 @@ class OpTable:
 
 
 def is_op_table(path: Path) -> bool:
-    """Whether a path is a Parquet file, by its first four bytes."""
+    """Return whether a path is a Parquet file, by its first four bytes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -61,7 +74,7 @@ def is_op_table(path: Path) -> bool:
 
 
 def read_op_table(path: Path) -> OpTable:
-    """Read an op table, and the job's sizes from `meta-<name>.yaml` beside it where there is one.
+    """Read an op table, and the job's sizes from `meta-<name>.yaml` next to it if there is one.
 
     Raises InputError for a file that is not Parquet, lacks a column, has missing values or no rows.
     """
@@ -155,7 +168,7 @@ def _texts(path: Path, table: pa.Table) -> tuple[Column, tuple[str, ...]]:
 
 
 def _sizes(path: Path, num_replicas: int) -> dict[str, int]:
-    """Sizes from the plain `key: value` lines of the file beside the table, 1 where it has none."""
+    """Read sizes from the `key: value` lines of the file next to the table; 1 where absent."""
     sizes = dict.fromkeys(_SIZES, 1) | {"dp_size": num_replicas}
     meta = path.with_name(path.name.replace("trace-", "meta-")).with_suffix(".yaml")
     if meta == path or not meta.is_file():
@@ -173,3 +186,416 @@ def _whole_numbers(path: Path) -> Mapping[str, int]:
             raise InputError(f"{path}: {key.strip()} is {value.strip()!r}, expected 1 or more")
         found[key.strip()] = int(value)
     return found
+
+
+Codes = npt.NDArray[np.int32]
+
+_BLOCK_ROWS = 1 << 17
+_MOST_COUNTED = 10_000_000
+
+
+def _blocks(num_rows: int) -> Iterator[slice]:
+    for first in range(0, num_rows, _BLOCK_ROWS):
+        yield slice(first, first + _BLOCK_ROWS)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Distinct step ids in order, how many rows each has, and the number of each id."""
+
+    ids: Integers
+    num_rows: Integers
+    number: Codes
+    """By id minus the first id; empty where ids are too far apart to be counted."""
+
+    @classmethod
+    def of(cls, step: Column) -> Steps:
+        """Return the steps of a column."""
+        low, width = int(step.min()), int(step.max()) - int(step.min()) + 1
+        if width > _MOST_COUNTED:
+            ids, num_rows = np.unique(step, return_counts=True)
+            return cls(ids.astype(np.int64), num_rows, np.zeros(0, dtype=np.int32))
+        counts = np.zeros(width, dtype=np.int64)
+        for block in _blocks(len(step)):
+            counts += np.bincount(step[block] - low, minlength=width)
+        offsets = np.flatnonzero(counts)
+        number = np.zeros(width, dtype=np.int32)
+        number[offsets] = np.arange(len(offsets))
+        return cls(offsets + low, counts[offsets], number)
+
+    def numbers(self, step: Column) -> Integers:
+        """Return the number of each id."""
+        if not len(self.number):
+            return np.searchsorted(self.ids, step).astype(np.int64)
+        numbers: Integers = self.number[step - self.ids[0]].astype(np.int64)
+        return numbers
+
+    @property
+    def usual(self) -> int:
+        """Id of the first step with the most common number of rows."""
+        sizes, counts = np.unique(self.num_rows, return_counts=True)
+        return int(self.ids[np.argmax(self.num_rows == sizes[np.argmax(counts)])])
+
+
+def template(table: OpTable, step: int) -> tuple[list[Operation], Codes]:
+    """Return the first replica's operations in a step; nodes by (stage, type, ordinal), or -1."""
+    rows = np.flatnonzero((table.step == step) & (table.dp_rank == table.dp_rank.min()))
+    sizes = int(table.stage.max()) + 1, len(table.optypes), int(table.seq_id.max()) + 1
+    lookup = np.full(sizes, -1, dtype=np.int32)
+    operations = []
+    for number, row in enumerate(rows):
+        stage, code, ordinal = (
+            int(column[row]) for column in (table.stage, table.optype, table.seq_id)
+        )
+        lookup[stage, code, ordinal] = number
+        start = float(table.start_ts[row])
+        operations.append(
+            Operation(
+                number=number,
+                stage=stage,
+                optype=table.optypes[code],
+                ordinal=ordinal,
+                chunk=int(table.mc[row]),
+                start_s=start,
+                end_s=start + float(table.duration[row]),
+            )
+        )
+    return operations, lookup
+
+
+def scatter(
+    table: OpTable, lookup: Codes, steps: Steps, shape: tuple[int, int, int]
+) -> tuple[Flags, Singles, Singles]:
+    """Return (complete steps (step,), start, duration), the latter (node, lane, step) in seconds.
+
+    A step with a missing, an extra or a repeated operation is not complete.
+    """
+    start = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
+    duration = start.copy()
+    odd = np.zeros(shape[2], dtype=np.bool_)
+    for block in _blocks(len(table)):
+        node = lookup[table.stage[block], table.optype[block], table.seq_id[block]]
+        number = steps.numbers(table.step[block])
+        cell = (node.astype(np.int64) * shape[1] + table.dp_rank[block]) * shape[2] + number
+        begin, length = table.start_ts[block], table.duration[block]
+        if node.min() < 0:
+            odd[number[node < 0]] = True
+            known = node >= 0
+            cell, begin, length = cell[known], begin[known], length[known]
+        start[cell], duration[cell] = begin, length
+    odd |= steps.num_rows != shape[0] * shape[1]
+    complete: Flags = np.asarray(~np.isnan(duration.reshape(shape)).any(axis=(0, 1)) & ~odd)
+    return complete, start.reshape(shape), duration.reshape(shape)
+
+
+FORWARD, BACKWARD = "forward-compute", "backward-compute"
+GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
+SEPARATE, EMBEDDING = "separate-grads-all-reduce", "embedding-grads-all-reduce"
+CLIP, OPTIMIZER = "optimizer-clip-main-grad", "optimizer"
+GC, LAYERNORM = "gc", "layernorm-grads-all-reduce"
+P2P = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+LOCAL_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC, LAYERNORM))
+MEAN_TYPES = frozenset((FORWARD, BACKWARD, OPTIMIZER, GC))
+"""Their ideal is the mean; that of all others is the median."""
+TYPES = frozenset((*LOCAL_TYPES, *P2P, GATHER, SCATTER, SEPARATE, EMBEDDING, CLIP))
+
+_TOLERANCE_S = 50e-6
+_ALL_LANES = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A row of the template replica; `number` is its node."""
+
+    number: int
+    stage: int
+    optype: str
+    ordinal: int
+    chunk: int
+    start_s: float
+    end_s: float
+
+
+def build_graph(operations: list[Operation], num_lanes: int, *, reduces_gradients: bool) -> Graph:
+    """Return the graph of a step from one replica's `operations`, numbered from 0 without gaps."""
+    stages = _stages(operations)
+    edges: dict[int, set[int]] = {operation.number: set() for operation in operations}
+    for stage in stages:
+        for before, after in _edges(stage, len(stages), reduces_gradients):
+            edges[after.number].add(before.number)
+    return Graph(
+        nodes=tuple(
+            Node(
+                stage=o.stage,
+                optype=o.optype,
+                is_local=o.optype in LOCAL_TYPES,
+                microbatch=o.ordinal if o.optype in (FORWARD, BACKWARD) else -1,
+                chunk=o.chunk,
+            )
+            for o in operations
+        ),
+        dependencies=tuple(tuple(sorted(edges[o.number])) for o in operations),
+        groups=tuple(_groups(operations, stages)),
+        partitions={_ALL_LANES: partition_of([0] * num_lanes)},
+        finish=tuple(o.number for o in operations if o.optype == OPTIMIZER),
+    )
+
+
+class _Stage:
+    """Operations of one stage by type, in order."""
+
+    def __init__(self, number: int, operations: list[Operation]) -> None:
+        self.number = number
+        self.by_type: dict[str, list[Operation]] = defaultdict(list)
+        for operation in operations:
+            self.by_type[operation.optype].append(operation)
+        self.computes = [o for o in operations if o.optype in (FORWARD, BACKWARD)]
+
+    def __getitem__(self, optype: str) -> list[Operation]:
+        return self.by_type.get(optype, [])
+
+    def computes_of(self, optype: str) -> list[Operation]:
+        """Return the computes of a p2p type's direction."""
+        return self[FORWARD if optype.startswith("forward") else BACKWARD]
+
+
+def _stages(operations: list[Operation]) -> list[_Stage]:
+    by_stage: dict[int, list[Operation]] = defaultdict(list)
+    for operation in sorted(operations, key=lambda o: (o.start_s, o.ordinal, o.optype)):
+        by_stage[operation.stage].append(operation)
+    return [_Stage(number, by_stage[number]) for number in range(max(by_stage) + 1)]
+
+
+Edge = tuple[Operation, Operation]
+
+
+def _edges(stage: _Stage, num_stages: int, reduces_gradients: bool) -> Iterator[Edge]:
+    yield from pairwise(stage.computes)
+    for optype in P2P:
+        yield from pairwise(stage[optype])
+        yield from _p2p_edges(stage, optype, num_stages)
+    yield from _warmup_edges(stage)
+    yield from _parameter_edges(stage)
+    tail = _overlapped_tail if stage[SEPARATE] else _plain_tail
+    yield from tail(stage, reduces_gradients)
+
+
+def _p2p_edges(stage: _Stage, optype: str, num_stages: int) -> Iterator[Edge]:
+    computes = stage.computes_of(optype)
+    if len(computes) != len(stage[optype]):
+        computes = [o for o in computes if not _is_model_end(stage, optype, o.chunk, num_stages)]
+    if optype.endswith("send"):
+        yield from zip(computes, stage[optype], strict=False)
+        return
+    yield from zip(stage[optype], computes, strict=False)
+    yield from zip(computes, stage[optype][1:], strict=False)
+
+
+def _is_model_end(stage: _Stage, optype: str, chunk: int, num_stages: int) -> bool:
+    """Return whether a compute lies at the end of the model where no such message is sent."""
+    if optype in ("forward-recv", "backward-send"):
+        return (stage.number, chunk) == (0, 0)
+    last_chunk = max((o.chunk for o in stage.computes), default=0)
+    return (stage.number, chunk) == (num_stages - 1, last_chunk)
+
+
+def _warmup_edges(stage: _Stage) -> Iterator[Edge]:
+    """Post the first backward exchanges after the compute two before the first backward."""
+    first = next((n for n, o in enumerate(stage.computes) if o.optype == BACKWARD), 0)
+    if first >= 2:
+        for optype in ("backward-send", "backward-recv"):
+            for operation in stage[optype][:1]:
+                yield stage.computes[first - 2], operation
+
+
+def _parameter_edges(stage: _Stage) -> Iterator[Edge]:
+    shared = sorted(stage[GATHER] + stage[SCATTER], key=lambda o: (o.start_s, o.ordinal, o.optype))
+    yield from pairwise(shared)
+    for gather in stage[GATHER]:
+        first = next((o for o in stage[FORWARD] if o.chunk == gather.chunk), None)
+        if first is not None:
+            yield gather, first
+
+
+def _chain(*parts: list[Operation]) -> Iterator[Edge]:
+    """Yield edges that put each part after the one before it; empty parts are left out."""
+    for before, after in pairwise([part for part in parts if part]):
+        for first in before:
+            for second in after:
+                yield first, second
+
+
+def _plain_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
+    scatters = stage[SCATTER] if reduces_gradients else []
+    last = stage.computes[-1:]
+    ends = (stage[GC], stage[LAYERNORM], stage[EMBEDDING], scatters, stage[CLIP], stage[OPTIMIZER])
+    yield from _chain(last, *ends)
+
+
+def _overlapped_tail(stage: _Stage, reduces_gradients: bool) -> Iterator[Edge]:
+    """Yield the end of a step that reduces a chunk's gradients right after its last backward."""
+    scatters = stage[SCATTER] if reduces_gradients else []
+    for scatter in scatters:
+        of_chunk = [o for o in stage[BACKWARD] if o.chunk == scatter.chunk]
+        yield from _chain(of_chunk[-1:], [scatter])
+    yield from _chain(stage.computes[-1:], stage[GC])
+    before_layernorm = scatters[-1:] + (stage[GC] or stage.computes[-1:])
+    ends = (stage[LAYERNORM], stage[EMBEDDING], stage[SEPARATE], stage[CLIP], stage[OPTIMIZER])
+    yield from _chain(before_layernorm, *ends)
+
+
+def _groups(operations: list[Operation], stages: list[_Stage]) -> Iterator[Group]:
+    grouped: set[int] = set()
+    for group in (*_pairs(stages), *_collectives(stages)):
+        grouped.update(group.nodes)
+        yield group
+    for operation in operations:
+        if operation.number not in grouped:
+            yield Group(nodes=(operation.number,))
+
+
+def _pairs(stages: list[_Stage]) -> Iterator[Group]:
+    for number, stage in enumerate(stages):
+        for direction, step in (("forward", 1), ("backward", -1)):
+            peer = stages[(number + step) % len(stages)]
+            sends = _valid(stage, f"{direction}-send", len(stages))
+            receives = _valid(peer, f"{direction}-recv", len(stages))
+            for send, receive in zip(sends, receives, strict=False):
+                yield Group(nodes=(send.number, receive.number))
+
+
+def _valid(stage: _Stage, optype: str, num_stages: int) -> list[Operation]:
+    """Return the messages that carry something.
+
+    A schedule may also log empty exchanges: a receive after its last compute has begun, a send
+    before the first one has ended, and with several chunks those at the two ends of the model.
+    """
+    computes = stage.computes_of(optype)
+    if not computes:
+        return []
+    if optype.endswith("recv"):
+        limit = max(o.start_s for o in computes) + _TOLERANCE_S
+        kept = [o for o in stage[optype] if o.start_s <= limit]
+    else:
+        limit = min(o.end_s for o in computes) - _TOLERANCE_S
+        kept = [o for o in stage[optype] if o.end_s >= limit]
+    chunks = [o.chunk for o in computes]
+    if max(chunks) < 1 or len(stage[optype]) != len(computes):
+        return kept
+    return [o for o in kept if not _is_model_end(stage, optype, chunks[o.ordinal], num_stages)]
+
+
+def _collectives(stages: list[_Stage]) -> Iterator[Group]:
+    for stage in stages:
+        for optype in (GATHER, SCATTER, SEPARATE):
+            for operation in stage[optype]:
+                yield Group(nodes=(operation.number,), partition=_ALL_LANES)
+    for optype, partition in ((EMBEDDING, EACH_LANE), (CLIP, _ALL_LANES)):
+        by_ordinal: dict[int, list[int]] = defaultdict(list)
+        for stage in stages:
+            for operation in stage[optype]:
+                by_ordinal[operation.ordinal].append(operation.number)
+        for nodes in by_ordinal.values():
+            yield Group(nodes=tuple(nodes), partition=partition)
+
+
+_CLOCK_GUARD_S = -0.010
+"""A transfer that would have ended this long before its last member began is a clock error."""
+
+
+def replay_of_op_table(table: OpTable) -> Replay:
+    """Return graph and weights of an op table.
+
+    Steps in which an operation of some rank is missing are left out and `notes` says so. Raises
+    InputError when no step is complete or the table names an operation type that is not known.
+    """
+    used = np.flatnonzero(np.bincount(table.optype, minlength=len(table.optypes)))
+    unknown = sorted({table.optypes[code] for code in used} - TYPES)
+    if unknown:
+        raise InputError(
+            f"{table.source} has operations of type {', '.join(unknown)}, known are "
+            f"{', '.join(sorted(TYPES))}; rename them in the op table"
+        )
+    steps = Steps.of(table.step)
+    operations, lookup = template(table, steps.usual)
+    num_lanes = int(table.dp_rank.max()) + 1
+    shape = (len(operations), num_lanes, len(steps.ids))
+    complete, start, duration = scatter(table, lookup, steps, shape)
+    if not complete.any():
+        raise InputError(
+            f"{table.source} has no step with all {shape[0]} operations of all {num_lanes} "
+            "replicas; record at least one complete step"
+        )
+    if not complete.all():
+        start, duration = start[:, :, complete], duration[:, :, complete]
+    end = start + duration
+    graph = build_graph(operations, num_lanes, reduces_gradients=table.has_data_parallelism)
+    ranks = _ranks(table, graph.num_stages, num_lanes)
+    weights = traced_weights(graph, start, duration)
+    dropped = int((~complete).sum())
+    return Replay(
+        graph=graph,
+        weights=weights,
+        ideal=ideal_weights(graph, weights),
+        ranks=ranks,
+        steps=steps.ids[complete],
+        measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
+        gpus_per_worker=table.gpus_per_worker,
+        layout_text=f"DP {num_lanes} PP {graph.num_stages}, "
+        f"{_gpus(table.gpus_per_worker)} to a recorded rank",
+        labels=_labels(ranks),
+        columns=np.arange(num_lanes),
+        row_labels=("",) * num_lanes,
+        notes=(f"{dropped} incomplete steps left out",) if dropped else (),
+    )
+
+
+def traced_weights(graph: Graph, start: Singles, duration: Singles) -> Floats:
+    """Return transfer times of communication, durations of all else, (node, lane, step).
+
+    transfer = own end - last start of the group; what lies before it is waiting. Computed in
+    float32, the resolution of the data, as the source does.
+    """
+    weights = duration.copy()
+    for group in graph.groups:
+        if graph.nodes[group.nodes[0]].is_local:
+            continue
+        last = start[list(group.nodes)].max(axis=0)
+        if group.partition:
+            last = last.max(axis=0, keepdims=True)  # op tables know all lanes or none
+        for node in group.nodes:
+            weights[node] = start[node] + duration[node] - last
+    weights[weights <= _CLOCK_GUARD_S] = 0.0
+    return weights.astype(np.float64)
+
+
+def ideal_weights(graph: Graph, weights: Floats) -> Floats:
+    """Return what each operation would take were all of its type alike, (node,).
+
+    The mean over stages, microbatches, replicas and steps for what computes, the median for
+    communication (and the layer norm's all-reduce), which a few late peers would distort.
+    """
+    ideal = np.zeros(len(graph.nodes))
+    for optype in graph.optypes:
+        nodes = graph.of_type(optype)
+        pool = weights[nodes]
+        ideal[nodes] = pool.mean() if optype in MEAN_TYPES else np.median(pool)
+    return ideal
+
+
+def _ranks(table: OpTable, num_stages: int, num_lanes: int) -> Integers:
+    ranks = np.full((num_stages, num_lanes), -1, dtype=np.int64)
+    ranks[table.stage, table.dp_rank] = table.rank
+    return ranks
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _labels(ranks: Integers) -> dict[int, str]:
+    return {
+        int(rank): f"DP{lane} PP{stage}"
+        for stage, lanes in enumerate(ranks)
+        for lane, rank in enumerate(lanes)
+    }

@@ -1,4 +1,4 @@
-"""From a timeline to a Replay: the dependency graph of the job, built from its own spans.
+"""Turn a timeline into a Replay: the job's dependency graph, built from its own spans.
 
 On each rank, communication and the begins and ends of passes cut an iteration into local work:
 
@@ -6,29 +6,326 @@ On each rank, communication and the begins and ends of passes cut an iteration i
       local     └── transfer ─────┘   local
 
 Local work waits for what precedes it on its rank; a communication waits for the work before it on
-all its members. Messages of one exchange are posted together. Communication beside compute waits
-for the work at its launch, and holds up what consumes it: a pass, the gradient synchronisation,
-the end of the iteration. Waiting is not in the weights; it comes out of the replay.
+all its members. Messages of one exchange are posted together. Communication that overlaps compute
+waits for the work at its launch, and holds up what consumes it: a pass, the gradient
+synchronisation, the end of the iteration. Waiting is not in the weights; the replay produces it.
+
+One rank's marks give the nodes of its pipeline stage; all ranks of the stage are weighed at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
 import numpy as np
 
-from detect.whatif.graph import EACH_LANE, Floats, Graph, Group, Ints, Node, Partition, partition_of
-from detect.whatif.replay import Replay
-from detect.whatif.span_columns import SpanColumns
-from detect.whatif.stacking import Stack, stack_marks
-from detect.whatif.stage_program import DraftNode, StageProgram, stage_program
-from detect.whatif.traced_ideal import traced_ideal
-from megascan.schema import Granularity
+from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Partition, Replay, partition_of
+from detect.whatif.marks import BEGIN, COMMUNICATION, END, SpanColumns, Stack, stack_marks
+from megascan.arrays import Floats, Integers, group_starts
+from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
+from megascan.topology import Coordinates, Layout
+
+FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+DATA, HOST, GC = "data-loading", "host", "gc"
+PASS_TYPES = {"forward": FORWARD, "backward": BACKWARD, "backward-weights": BACKWARD}
+
+
+@dataclass(kw_only=True)
+class DraftNode:
+    """A node before stages are joined; `dependencies` number nodes of the same stage.
+
+    `weight_ns` (lane, iteration) is NaN where unknown. `match` ties it to nodes of other stages.
+    `duration_ns` of a communication includes its wait.
+    """
+
+    node: Node
+    dependencies: tuple[int, ...]
+    weight_ns: Floats
+    axis: str = EACH_LANE
+    match: int = NOT_APPLICABLE
+    duration_ns: Floats | None = None
+    is_collective: bool = False
+
+
+@dataclass(kw_only=True)
+class StageProgram:
+    """Nodes of a stage in program order; the last one is the end of the iteration."""
+
+    stage: int
+    nodes: list[DraftNode] = field(default_factory=list)
+
+
+def stage_program(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageProgram:
+    """Walk the marks of `lane` and weigh every node on all lanes."""
+    walk = _Walk(stack, spans, stage, lane)
+    for number in range(walk.num_marks):
+        walk.visit(number)
+    walk.finish()
+    return walk.program
+
+
+class _Walk:
+    """State of the walk: what the next work waits for, and what it is part of."""
+
+    def __init__(self, stack: Stack, spans: SpanColumns, stage: int, lane: int) -> None:
+        marks, own = stack.marks, stack.stages[stage]
+        self.spans = spans
+        self.program = StageProgram(stage=stage)
+        self.present = own.present
+        self.num_marks = own.index.shape[2]
+        template = own.index[lane, 0]
+        self.rows, self.edges = marks.row[template], marks.edge[template]
+        self.keys = marks.key[template]
+        self.row = marks.row[own.index]
+        begin = stack.bounds[stage, :, :, 0]
+        self.time = (marks.time_ns[own.index] - begin[:, :, None]).astype(np.float64)
+        self.end = (marks.end_ns[own.index] - begin[:, :, None]).astype(np.float64)
+        self.length = (stack.bounds[stage, :, :, 1] - begin).astype(np.float64)
+        self.pauses = spans.pauses_ns[own.index].astype(np.float64)
+        self.loading = spans.loading_ns[own.index].astype(np.float64)
+        self.until = np.zeros_like(self.length)
+        """End of what came before, (lane, iteration)."""
+        self.waits_for: tuple[int, ...] = ()
+        self.burst: list[int] = []
+        self.burst_waits_for: tuple[int, ...] = ()
+        self.pending: dict[int, int] = {}
+        """Overlapped communication not yet consumed: mark to node."""
+        self.open: list[tuple[str, int, int]] = []
+        self.parts: Counter[tuple[str, int, int]] = Counter()
+
+    # --- marks ---------------------------------------------------------------------------------
+
+    def visit(self, number: int) -> None:
+        """Add the work before one mark, then the mark itself."""
+        edge = self.edges[number]
+        if edge == COMMUNICATION and self._joins_burst(number):
+            self._post(number)
+            return
+        self._consume(number)
+        self._work(self.time[:, :, number], self.pauses[:, :, number], self.loading[:, :, number])
+        self.burst = []
+        if edge == COMMUNICATION:
+            self.burst_waits_for = self.waits_for
+            self._post(number)
+        elif edge == BEGIN:
+            self.open.append(self._context(number))
+        elif edge == END and self.open:
+            self.open.pop()
+
+    def finish(self) -> None:
+        """Add the work after the last mark and wait for all that is still under way."""
+        for mark in list(self.pending):
+            self._wait_for(mark)
+        nothing = np.zeros_like(self.length)
+        self._work(self.length, nothing, nothing, always=True)
+
+    def _joins_burst(self, number: int) -> bool:
+        """Return whether a message is posted while the one before it is still under way."""
+        if not self.burst or self.spans.overlapped[self.rows[number]]:
+            return False
+        early = self.time[self.present, :, number] < self.until[self.present]
+        return bool(early.mean() > 0.5)
+
+    def _context(self, number: int) -> tuple[str, int, int]:
+        row = self.rows[number]
+        kind = self.spans.kind[row]
+        name = self.spans.name[row]
+        optype = OPTIMIZER if kind == Kind.OPTIMIZER else PASS_TYPES[name]
+        return optype, int(self.spans.microbatch[row]), int(self.spans.chunk[row])
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def _add(self, draft: DraftNode) -> int:
+        for times in (draft.weight_ns, draft.duration_ns):
+            if times is not None:
+                times[~self.present] = np.nan
+        self.program.nodes.append(draft)
+        return len(self.program.nodes) - 1
+
+    def _work(self, until: Floats, pauses: Floats, loading: Floats, always: bool = False) -> None:
+        """Add local work up to an instant; none where no rank has time for it.
+
+        Loading and pauses are told apart from it; a pause only by what the work took too long.
+        """
+        work = np.maximum(until - self.until, 0.0)
+        self.until = np.maximum(self.until, until)
+        if not always and not work[self.present].any():
+            return
+        optype, microbatch, chunk = self.open[-1] if self.open else (HOST, -1, -1)
+        loading = np.minimum(loading, work)
+        rest = work - loading
+        usual = np.median(rest[self.present])
+        pauses = np.minimum(pauses, np.maximum(rest - usual, 0.0))
+        for kind, part in ((DATA, loading), (GC, pauses)):
+            if part[self.present].any():
+                self._local(kind, microbatch, chunk, part)
+        self._local(optype, microbatch, chunk, rest - pauses)
+
+    def _local(self, optype: str, microbatch: int, chunk: int, weight_ns: Floats) -> None:
+        place = (optype, microbatch, chunk)
+        node = Node(
+            stage=self.program.stage,
+            optype=optype,
+            is_local=True,
+            microbatch=microbatch,
+            chunk=chunk,
+            part=self.parts[place],
+        )
+        self.parts[place] += 1
+        number = self._add(DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns))
+        self.waits_for = (number,)
+
+    def _post(self, number: int) -> None:
+        """Add a communication; a synchronous one holds up what follows."""
+        row = self.rows[number]
+        if self.spans.overlapped[row]:
+            self.pending[number] = self._communication(number, self.waits_for)
+            return
+        node = self._communication(number, self.burst_waits_for)
+        self.waits_for = (node,) if not self.burst else (*self.waits_for, node)
+        self.burst.append(number)
+        self.until = np.maximum(self.until, self.end[:, :, number])
+        if len(self.burst) > 1:
+            self._weigh_burst()
+
+    def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
+        row, spans = self.rows[number], self.spans
+        group = spans.group[row].partition("@")[0]
+        op = spans.op[row]
+        direction = spans.direction[row]
+        is_message = spans.kind[row] == Kind.P2P
+        duration = self.end[:, :, number] - self.time[:, :, number]
+        waited = spans.wait_ns[self.row[:, :, number]].astype(np.float64)
+        transfer = np.where(waited >= 0, duration - waited, np.nan)
+        node = Node(
+            stage=self.program.stage,
+            optype=f"{direction}-{op}" if is_message else f"{group}-{op}",
+            is_local=False,
+            microbatch=int(spans.microbatch[row]),
+            chunk=int(spans.chunk[row]),
+            size_bytes=int(spans.size_bytes[row]),
+        )
+        return self._add(
+            DraftNode(
+                node=node,
+                dependencies=waits_for,
+                weight_ns=transfer,
+                duration_ns=duration,
+                axis=EACH_LANE if is_message else group,
+                match=int(spans.match[row]),
+                is_collective=not is_message,
+            )
+        )
+
+    def _weigh_burst(self) -> None:
+        """Weigh the messages of one exchange from the moment its last partner began."""
+        posted = self.burst
+        waited = self.spans.wait_ns[self.row[:, :, posted]].astype(np.float64)
+        begun = (self.time[:, :, posted] + np.maximum(waited, 0.0)).max(axis=2)
+        for number, node in zip(posted, self.waits_for, strict=True):
+            draft = self.program.nodes[node]
+            if not draft.is_collective:
+                draft.weight_ns = np.maximum(self.end[:, :, number] - begun, 0.0)
+                draft.weight_ns[~self.present] = np.nan
+
+    # --- overlapped communication ----------------------------------------------------------------
+
+    def _consume(self, number: int) -> None:
+        """Wait for the overlapped communication that the work before this mark needs."""
+        for mark in list(self.pending):
+            if self._is_consumed(mark, number):
+                self._wait_for(mark)
+
+    def _is_consumed(self, mark: int, number: int) -> bool:
+        """Return whether the work before this mark waits for overlapped communication.
+
+        Gradients are waited for in the optimizer, everything else as soon as it has arrived.
+        """
+        spans, row = self.spans, self.rows[mark]
+        group = spans.group[row]
+        op = spans.op[row]
+        if op == "send":
+            return False
+        if group.startswith("dp") and op != "all_gather":
+            return bool(self.open) and self.open[-1][0] == OPTIMIZER
+        if op == "recv" and self.edges[number] == BEGIN:
+            return self._feeds(row, number)
+        late = self.end[self.present, :, mark] <= self.time[self.present, :, number]
+        return bool(late.mean() > 0.5) and not (op == "recv" and spans.microbatch[row] >= 0)
+
+    def _feeds(self, row: int, number: int) -> bool:
+        """Return whether a received tensor is the input of the pass that begins at a mark."""
+        spans = self.spans
+        optype, microbatch, chunk = self._context(number)
+        direction = spans.direction[row]
+        return (PASS_TYPES.get(direction), spans.microbatch[row], spans.chunk[row]) == (
+            optype,
+            microbatch,
+            chunk,
+        )
+
+    def _wait_for(self, mark: int) -> None:
+        self.waits_for = tuple(sorted({*self.waits_for, self.pending.pop(mark)}))
+        self.until = np.maximum(self.until, np.minimum(self.end[:, :, mark], self.length))
+
+
+def traced_ideal(graph: Graph, weights: Floats) -> Floats:
+    """Return what each operation would take were all of its kind alike, (node,) seconds.
+
+    A forward takes the mean over stages, chunks, microbatches, ranks and steps, and so do backward
+    and optimizer; the pieces of one keep their shares of it. Communication takes the median of its
+    type and size, loading and gaps the median of the same place in their own stage. A collection
+    of garbage takes nothing.
+    """
+    ideal = np.zeros(len(graph.nodes))
+    for optype in graph.optypes:
+        if optype in (FORWARD, BACKWARD, OPTIMIZER):
+            _pooled(graph, weights, ideal, optype)
+        elif optype != GC:
+            _medians(graph, weights, ideal, optype)
+    return ideal
+
+
+def _pooled(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
+    pieces: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number in graph.of_type(optype).tolist():
+        node = graph.nodes[number]
+        pieces[node.stage, node.chunk][node.part].append(number)
+    means = {
+        place: {part: float(weights[nodes].mean()) for part, nodes in parts.items()}
+        for place, parts in pieces.items()
+    }
+    totals = {place: sum(parts.values()) for place, parts in means.items()}
+    pooled = float(np.mean(list(totals.values())))
+    for place, parts in pieces.items():
+        for part, nodes in parts.items():
+            share = means[place][part] / totals[place] if totals[place] else 0.0
+            ideal[nodes] = pooled * share
+
+
+def _medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
+    pools: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+    for number in graph.of_type(optype).tolist():
+        node = graph.nodes[number]
+        if node.is_local:
+            single = -1 if node.microbatch >= 0 else number
+            pools[node.stage, node.chunk, node.part, single].append(number)
+        else:
+            pools[-1, -1, -1, node.size_bytes].append(number)
+    for nodes in pools.values():
+        pool = weights[nodes]
+        if optype == DATA and pool.any():
+            pool = pool[pool > 0]  # one rank of a TP group loads for all of it
+        ideal[nodes] = float(np.median(pool))
+
 
 _NS = 1e-9
 
 
 def replay_of_timeline(timeline: Timeline) -> Replay:
-    """Graph and weights of a timeline.
+    """Return graph and weights of a timeline.
 
     Raises InputError when no iteration can be replayed (no complete replica, no iteration that all
     ranks ran alike).
@@ -60,31 +357,31 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         ranks=stack.ranks,
         steps=stack.iterations,
         measured=_measured(stack),
-        layout_text=" ".join(
-            f"{axis.upper()} {getattr(layout, axis)}"
-            for axis in ("dp", "pp", "cp", "ep", "tp")
-            if getattr(layout, axis) > 1
-        )
-        or "single rank",
+        layout_text=_sizes(layout) or "single rank",
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
-        row_labels=tuple(
-            " ".join(
-                f"{axis.upper()}{getattr(place, axis)}"
-                for axis in ("cp", "tp")
-                if getattr(layout, axis) > 1
-            )
-            for place in places
-        ),
+        row_labels=tuple(_row_label(layout, place) for place in places),
         shared_work=shared,
         notes=stack.notes + note,
     )
 
 
+def _sizes(layout: Layout) -> str:
+    axes = ("dp", "pp", "cp", "ep", "tp")
+    used = [axis for axis in axes if getattr(layout, axis) > 1]
+    return " ".join(f"{axis.upper()} {getattr(layout, axis)}" for axis in used)
+
+
+def _row_label(layout: Layout, place: Coordinates) -> str:
+    """Return a rank's place within its stage and replica ("CP0 TP1")."""
+    used = [axis for axis in ("cp", "tp") if getattr(layout, axis) > 1]
+    return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in used)
+
+
 def _joined(
     programs: list[StageProgram],
 ) -> tuple[tuple[Node, ...], tuple[tuple[int, ...], ...], Floats]:
-    """Nodes of all stages numbered through, and their weights in seconds."""
+    """Return nodes and dependencies of all stages, numbered from 0, and weights in seconds."""
     nodes: list[Node] = []
     dependencies: list[tuple[int, ...]] = []
     for program in programs:
@@ -104,7 +401,7 @@ def _finish(programs: list[StageProgram]) -> tuple[int, ...]:
 
 
 def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[Group]:
-    """Nodes of several stages that were matched to each other, and all others alone."""
+    """Group nodes of several stages that were matched to each other; all others stand alone."""
     members: dict[int, list[int]] = {}
     for number, draft in enumerate(drafts):
         members.setdefault(draft.match if draft.match >= 0 else -2 - number, []).append(number)
@@ -118,7 +415,7 @@ def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[G
 
 
 def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Partition]:
-    """Lanes that share a process group of each axis, after the groups in the headers."""
+    """Return, by axis, which lanes share a process group, from the groups in the headers."""
     member_of: dict[tuple[str, int], str] = {}
     for header in timeline.headers.values():
         for name, ranks in header.groups.items():
@@ -138,7 +435,7 @@ def _settle_transfers(
     weights: Floats,
     error_s: float,
 ) -> None:
-    """Transfer of collectives where the wait is within the error of the clocks, or unknown.
+    """Replace measured transfers of collectives that the clocks cannot tell from the shortest.
 
     The shortest span among the members is the transfer by itself, without a common clock: the last
     to arrive waits for nobody. Beyond the error, the measured end says more, because members need
@@ -164,20 +461,20 @@ def _durations(draft: DraftNode) -> Floats:
 
 
 def _clock_error_s(timeline: Timeline) -> float:
-    """How far apart two clocks may be; nothing when all ranks read the same one."""
+    """Return how far apart two clocks may be; 0 when all ranks read the same one."""
     fits = timeline.clocks.values()
     if len({fit.domain for fit in fits}) < 2:
         return 0.0
     return 2 * max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits) * _NS
 
 
-def _shortest(members: Floats, labels: Ints) -> Floats:
-    """Least over (node, lane of a set) for each lane, (lane, step).
+def _shortest(members: Floats, labels: Integers) -> Floats:
+    """Return the least over (node, lane of a set) for each lane, (lane, step).
 
     Unknown where a set has one known member of several: that one may have waited all along.
     """
     order = np.argsort(labels, kind="stable")
-    first = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    first = group_starts(labels[order])
     least = np.fmin.reduceat(np.fmin.reduce(members, axis=0)[order], first, axis=0)
     known = np.add.reduceat((~np.isnan(members)).sum(axis=0)[order], first, axis=0)
     size = np.bincount(labels)[:, None] * len(members)
@@ -185,7 +482,7 @@ def _shortest(members: Floats, labels: Ints) -> Floats:
 
 
 def _fill_missing(weights: Floats) -> None:
-    """Lanes without a record run like the median of the others."""
+    """Give lanes without a record the median of the others."""
     for node in np.flatnonzero(np.isnan(weights).any(axis=(1, 2))):
         known = weights[node]
         usable = ~np.isnan(known)
@@ -197,7 +494,7 @@ def _fill_missing(weights: Floats) -> None:
 
 
 def _measured(stack: Stack) -> Floats:
-    """Begin to end of each iteration on the rank that took longest, seconds.
+    """Return each iteration's begin to end on the rank that took longest, seconds.
 
     Ranks do not begin together: a stage that ended the last iteration early begins the next one
     early and then waits. The longest own duration counts no such head start twice.
@@ -211,7 +508,7 @@ def _measured(stack: Stack) -> Floats:
 def _shared_work(
     timeline: Timeline, stack: Stack
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """TP groups whose members' compute cannot be told apart: their collectives are not traced."""
+    """Return groups whose members' compute cannot be told apart, and a note that says so."""
     layout = timeline.layout
     granular = all(h.trace.granularity == Granularity.FULL for h in timeline.headers.values())
     if granular or layout.tp * layout.cp * layout.ep == 1:

@@ -1,11 +1,25 @@
-"""Timelines as files that trace viewers open: Chrome JSON and Perfetto protobuf."""
+"""Write timelines as files that trace viewers open: Chrome JSON and Perfetto protobuf.
 
-from megascan.export.block import Block
-from megascan.export.compression import gzip_member
-from megascan.export.destination import check_free, check_output, leftovers
-from megascan.export.drawing import Drawing
-from megascan.export.selection import Mark, Selection
-from megascan.export.writing import Encoder, encode_here, write_timeline
+Owns what a viewer shows and the bytes that say it. Fed with a `megascan.timeline.Timeline` by the
+commands.
+
+    writing.py    write_timeline: format by suffix, whole or not at all; start here
+    drawing.py    what is drawn: tracks, lanes, arrows, curves, marks
+    blocks.py     a piece of a file, and the record from which a reader has the timeline back
+    chrome.py     a drawing as Chrome JSON; perfetto.py as protobuf
+"""
+
+from megascan.export.blocks import Block
+from megascan.export.drawing import Drawing, Mark, Selection
+from megascan.export.writing import (
+    Encoder,
+    check_free,
+    check_output,
+    encode_here,
+    gzip_member,
+    leftovers,
+    write_timeline,
+)
 
 __all__ = [
     "Block",

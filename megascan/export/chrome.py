@@ -1,4 +1,4 @@
-"""Chrome JSON: an array of events, one a line, as any trace viewer takes it.
+"""Write Chrome JSON: an array of events, one a line, as any trace viewer takes it.
 
     [
     {"name":"megascan_timeline","ph":"M",…}        the timeline's own record, for readers
@@ -11,47 +11,165 @@
 Times are µs relative to the timeline's origin, so that a double keeps nanoseconds; `ts + dur` of
 a line are those of whole nanoseconds, so that nesting survives. Arguments that do not apply are
 left out.
+
+Texts are made of whole columns at once. Numbers come from orjson, which prints a numpy array ten
+times faster than a cast to strings: the printed array is taken as the data of an Arrow string
+column whose entries end behind each comma. Columns with few values become fragments: the text of
+each combination of values that occurs is made once and then taken by code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.export.block import BLOCK_ROWS, Block
-from megascan.export.counters import Counter
-from megascan.export.drawing import Drawing
-from megascan.export.naming import (
+from megascan.arrays import Floats, Integers
+from megascan.export.blocks import BLOCK_ROWS, Block, timeline_record
+from megascan.export.drawing import (
     MARK_NUMBER,
     MARK_TRACK,
+    Counter,
+    Drawing,
     rank_order,
     rank_title,
     track_number,
     track_title,
 )
-from megascan.export.text_columns import (
-    Fragments,
-    coded_argument,
-    coded_numbers,
-    coded_texts,
-    fragments,
-    microsecond_texts,
-    number_texts,
-    row_texts,
-)
-from megascan.export.timeline_record import timeline_record
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column
-from megascan.timeline import numbers
+from megascan.timeline import codes, distinct, numbers
 from megascan.topology import Layout
 
-Integers = npt.NDArray[np.int64]
+_MOST_CODES = 1 << 16
+"""Combined columns have at most this many codes, so that counting them stays cheap."""
+
+
+def number_texts(values: Integers | Floats) -> pa.StringArray:
+    """Print numbers as JSON, each followed by a comma. Floats must be finite."""
+    printed = bytearray(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+    if not len(values):
+        return pa.array([], pa.string())
+    printed[-1] = ord(",")
+    data = np.frombuffer(printed, dtype=np.uint8)
+    offsets = np.empty(len(values) + 1, dtype=np.int32)
+    offsets[0] = 1  # behind the opening bracket
+    offsets[1:] = np.flatnonzero(data == ord(",")) + 1
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(printed))
+
+
+def microsecond_texts(values_ns: Integers) -> pa.StringArray:
+    """Print nanoseconds as microseconds with up to three decimals, exact below 50 days."""
+    return number_texts(values_ns / 1000.0)
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column of few values: `codes` in 0…num_codes-1, and the text of a code."""
+
+    codes: Integers
+    num_codes: int
+    text_of: Callable[[int], str]
+
+
+def coded_numbers(values: Integers, text_of: Callable[[int], str]) -> Coded:
+    """Code a column of integers by its distance from the smallest, or by its distinct values."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if high - low < _MOST_CODES:
+        return Coded(values - low, high - low + 1, lambda code: text_of(code + low))
+    code, found = distinct(values)
+    known = found.tolist()
+    return Coded(code, len(known), lambda code: text_of(known[code]))
+
+
+def coded_texts(table: pa.Table, name: str, template: str) -> Coded:
+    """Code a text column as JSON strings, each put into the template's braces."""
+    code, texts = codes(table, name)
+    quoted = [template.format(orjson.dumps(text).decode()) for text in texts]
+    return Coded(code, max(len(texts), 1), lambda number: quoted[number])
+
+
+def coded_argument(table: pa.Table, column: Column) -> Coded:
+    """Code a column of few values as `"name":value,`; nothing where it does not apply."""
+    if column.type == "text":
+        code, texts = codes(table, column.name)
+        quoted = [
+            f'"{column.name}":{orjson.dumps(text).decode()},' if text else "" for text in texts
+        ]
+        return Coded(code, max(len(texts), 1), lambda number: quoted[number])
+    return coded_numbers(
+        numbers(table, column.name),
+        lambda value: "" if value == NOT_APPLICABLE else f'"{column.name}":{value},',
+    )
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """A text a row: `texts` of those that occur, `code` of each row."""
+
+    texts: pa.StringArray
+    code: Integers
+
+    def of(self, rows: Integers | slice = slice(None)) -> pa.StringArray:
+        """Return the texts of some rows."""
+        return self.texts.take(pa.array(self.code[rows]))
+
+
+def fragments(columns: Sequence[Coded]) -> list[Fragments]:
+    """Return the texts of the columns in their order, as few columns of texts as sensible."""
+    texts: list[Fragments] = []
+    pending: list[Coded] = []
+    for column in columns:
+        product = column.num_codes
+        for other in pending:
+            product *= other.num_codes
+        if pending and product > _MOST_CODES:
+            texts.append(_combined(pending))
+            pending = []
+        pending.append(column)
+    if pending:
+        texts.append(_combined(pending))
+    return texts
+
+
+def row_texts(columns: Sequence[Coded]) -> list[pa.StringArray]:
+    """Return the texts of the columns in their order, a text a row."""
+    return [found.of() for found in fragments(columns)]
+
+
+def _combined(columns: Sequence[Coded]) -> Fragments:
+    key = columns[0].codes
+    for column in columns[1:]:
+        key = key * column.num_codes + column.codes
+    used, place = _used_codes(key)
+    parts: list[list[str]] = []
+    rest = used
+    for column in reversed(columns):
+        rest, code = np.divmod(rest, column.num_codes)
+        parts.append(_texts_of(column, code))
+    texts = ["".join(reversed(pieces)) for pieces in zip(*parts, strict=True)]
+    return Fragments(pa.array(texts, pa.string()), place)
+
+
+def _texts_of(column: Coded, code: Integers) -> list[str]:
+    made = {each: column.text_of(each) for each in set(code.tolist())}
+    return [made[each] for each in code.tolist()]
+
+
+def _used_codes(key: Integers) -> tuple[Integers, Integers]:
+    if not len(key) or int(key.max()) >= 2 * _MOST_CODES:
+        used, place = np.unique(key, return_inverse=True)
+        return used, place.astype(np.int64)
+    present = np.zeros(int(key.max()) + 1, dtype=np.bool_)
+    present[key] = True
+    renumber = np.cumsum(present) - 1
+    return np.flatnonzero(present), renumber[key]
+
 
 _TOP_LEVEL = {"rank", "kind", "name", "start_ns", "duration_ns"}
 _MANY_VALUED = (
@@ -63,9 +181,10 @@ _LAST = "track"
 
 
 def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
-    """The file piece by piece, in order. Pieces are independent and may be made in any thread."""
+    """Yield the file piece by piece, in order. Pieces are independent: any thread may make them."""
     records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
-    text = b"[\n" + b",\n".join(map(_dumps, records))
+    option = orjson.OPT_NON_STR_KEYS
+    text = b"[\n" + b",\n".join(orjson.dumps(record, option=option) for record in records)
     yield Block(len(records), lambda: text)
     for first in range(0, drawing.spans.num_rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, drawing.spans.num_rows - first)
@@ -74,10 +193,6 @@ def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
     for curve in drawing.counters:
         yield Block(len(curve.value), partial(_counter_block, drawing.timeline.origin_ns, curve))
     yield Block(0, lambda: b"\n]\n")
-
-
-def _dumps(record: dict[str, Json]) -> bytes:
-    return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
 
 
 def _timeline_event(drawing: Drawing) -> dict[str, Json]:
@@ -108,7 +223,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Json]) -> dict[str, Jso
 
 
 def tid_base(layout: Layout) -> int:
-    """Lifts thread ids above all ranks: a thread whose id is its process's is drawn first."""
+    """Lift thread ids above all ranks: a thread whose id is its process's is drawn first."""
     return 10 ** len(str(layout.world_size - 1)) if layout.world_size > 10 else 0
 
 
@@ -133,7 +248,7 @@ def _marks(drawing: Drawing) -> Iterator[dict[str, Json]]:
 
 
 def _span_block(drawing: Drawing, first: int, count: int) -> memoryview:
-    """Events of `count` rows from `first`, grouped by which many-valued columns apply."""
+    """Make the events of `count` rows from `first`, grouped by which many-valued columns apply."""
     table = drawing.spans.slice(first, count)
     tid = _tids(drawing, slice(first, first + count))
     values = {name: numbers(table, name) for name in _MANY_VALUED}
@@ -161,7 +276,7 @@ def _tids(drawing: Drawing, rows: slice | Integers) -> Integers:
 
 
 def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[Fragments]]:
-    """What stands before and behind the numbers of each row's event."""
+    """Return what stands before and behind the numbers of each row's event."""
     head = [
         coded_texts(table, "name", ',\n{{"ph":"X","name":{},'),
         coded_texts(table, "kind", '"cat":{},'),

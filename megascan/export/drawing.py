@@ -1,22 +1,531 @@
-"""What is drawn, before it is encoded: selected spans with their tracks, arrows, curves, marks."""
+"""Decide what is drawn, before it is encoded: spans on tracks, arrows, curves, marks.
+
+Titles and numbers make any viewer order ranks by DP, PP, TP. Each rank and kind has a track.
+
+**Lanes.** A slice viewer stacks the slices of a track, so any two of them must be disjoint or
+nested. Spans of one rank and kind nearly always are; asynchronous communication and clock
+corrections make exceptions. Only where they occur is a kind spread over several tracks (lanes):
+
+    cluster    spans of a track that overlap in one chain (disjoint from all other spans)
+    depth      number of open spans when a span begins, and just before it ends
+
+A cluster nests if and only if every span has the same depth at both its ends. Where that fails,
+the spans that end less deep than they began (they outlive an earlier span) move to further lanes;
+if that does not mend the cluster, all of it does. Further lanes hold disjoint spans only: with D
+spans open at most, span i of the cluster takes over the lane of the span that ended (i − D)-th,
+which has ended by then because at most D are open. All of it is sorting and counting; the cost
+is a few passes over the spans whatever their number.
+
+    spans [0,10) [2,4) [3,6)  →  [2,4) and [3,6) cross: [3,6) begins at depth 3 and ends at 2
+    lane 0: [0,10) ⊃ [2,4)        lane 1: [3,6)
+
+**Arrows** lead from the span that was waited for to those that waited. A collective begins when its
+last member arrives, so its arrows lead from the member that started last to each of the others; a
+receive completes after its send, so that arrow leads from send to receive. Viewers draw an arrow
+only forwards in time and bind its ends to the slices that are open at its two times:
+
+    last arriver       |s────────|      s at its own start
+    other        |───────f───────|      f at the same time, which is inside the other's slice
+
+Where clock error puts the other's end before the last arriver's start, the arrow is turned round
+rather than lost.
+
+**Curves**, one value a rank and iteration, standing at the iteration's start:
+
+    wait share            Σ wait of synchronous communication / duration of the iteration, 0…100 %
+    collective bandwidth  Σ size / Σ transfer of the iteration's collectives, in GB/s (decimal)
+    p2p bandwidth         the same of its sends and receives
+
+Only iterations with an iteration span have a wait share; bandwidth counts communication with a
+known size and a transfer above 0: 8 MB in 2 ms and 4 MB in 1 ms are 12 MB / 3 ms = 4 GB/s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    TimeAxis,
+    group_lengths,
+    group_numbers,
+    group_starts,
+    rank_blocks,
+)
 from megascan.errors import UsageError
-from megascan.export.counters import Counter, make_counters
-from megascan.export.flows import BoundArrows, bind, find_arrows
-from megascan.export.selection import Mark, Selection
-from megascan.export.tracks import TrackKey, lay_tracks
-from megascan.timeline import Timeline
+from megascan.header import Json, RankHeader
+from megascan.parallel import across_threads
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind, Track
+from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.topology import Layout
 
-Integers = npt.NDArray[np.int64]
+AXES = ("dp", "pp", "cp", "ep", "tp")
+"""Axes in the order in which ranks stand: what differs least is outermost."""
+
+KIND_NUMBERS: dict[str, int] = {str(kind): number for number, kind in enumerate(Kind, start=1)}
+"""Position of a kind's track within its rank, from 1: 0 is for findings."""
+CURVE_NUMBER = len(KIND_NUMBERS) + 2
+"""Position of the first curve, behind all kinds."""
+
+MARK_TRACK = "finding"
+MARK_NUMBER = 0
+
+_LANES_IN_ORDER = 10
+
+
+def axis_labels(layout: Layout, rank: int, axes: Iterable[str]) -> list[str]:
+    """Return `DP03` in a layout of 16, for each axis: padded, so that names sort like numbers."""
+    place = layout.coordinates(rank)
+    return [
+        f"{axis.upper()}{getattr(place, axis):0{_digits(getattr(layout, axis))}d}" for axis in axes
+    ]
+
+
+def shown_axes(layout: Layout) -> list[str]:
+    """Return the axes that tell ranks apart; DP, PP and TP are always named."""
+    return [axis for axis in AXES if axis in ("dp", "pp", "tp") or getattr(layout, axis) > 1]
+
+
+def group_titles(layout: Layout, rank: int) -> list[str]:
+    """Return the groups that a rank stands in, outermost first: `DP0`, `DP0 PP1`.
+
+    Axes of size 1 make no group, nor do the axes within a stage's replica.
+    """
+    axes = [axis for axis in ("dp", "pp", "cp") if getattr(layout, axis) > 1]
+    labels = axis_labels(layout, rank, axes)
+    return [" ".join(labels[: count + 1]) for count in range(len(labels))]
+
+
+def rank_title(layout: Layout, rank: int, header: RankHeader | None) -> str:
+    """Return `DP0 PP1 TP0 · rank 02 · host`; alphabetical order is the order of the axes."""
+    axes = " ".join(axis_labels(layout, rank, shown_axes(layout)))
+    title = f"{axes} · rank {rank:0{_digits(layout.world_size)}d}"
+    return f"{title} · {header.host}" if header else title
+
+
+def rank_order(layout: Layout, rank: int) -> tuple[int, ...]:
+    """Return a key that sorts ranks as their titles do."""
+    place = layout.coordinates(rank)
+    return (*(getattr(place, axis) for axis in AXES), rank)
+
+
+def kind_number(kind: str) -> int:
+    """Return the position of a kind's track; unknown kinds share the one behind them all."""
+    return KIND_NUMBERS.get(kind, len(KIND_NUMBERS) + 1)
+
+
+def track_number(kind_number: int, lane: int) -> int:
+    """Number of a track within its rank: 20 for compute, 21 for its second lane, …
+
+    Viewers show tracks in the order of their numbers. The eleventh lane and further ones stand
+    behind everything, where there is room for any number of them.
+    """
+    if lane < _LANES_IN_ORDER:
+        return kind_number * _LANES_IN_ORDER + lane
+    return 1000 * (lane + 1 - _LANES_IN_ORDER) + kind_number
+
+
+def track_title(kind: str, lane: int) -> str:
+    """Return `collective`, and `collective (lane 2)` for what overlaps it without nesting."""
+    return kind if lane == 0 else f"{kind} (lane {lane + 1})"
+
+
+def _digits(count: int) -> int:
+    return len(str(count - 1))
+
+
+def assign_lanes(
+    group: Integers, start_ns: Integers, end_ns: Integers, disjoint: Flags | None = None
+) -> Integers:
+    """Assign every span a lane, from 0, shape (span,).
+
+    `group` numbers the tracks; within a group spans stand in order of (start, -end). Where
+    `disjoint` holds, nesting is not allowed either: flow arrows bind to the innermost slice, so
+    the slices they bind to must not cover each other. Spans of no length fit anywhere: lane 0.
+    """
+    lanes = np.zeros(len(group), dtype=np.int64)
+    rows = np.flatnonzero(end_ns > start_ns)
+    rows = rows[np.argsort(_narrow(group[rows]), kind="stable")]
+    axis = TimeAxis.of(group[rows], start_ns[rows], end_ns[rows])
+    start, end = axis.place(group[rows], start_ns[rows]), axis.place(group[rows], end_ns[rows])
+    depth = _depth_at_begin(start, end)
+    bad = _outliving(start, end, depth)
+    if disjoint is not None:
+        bad |= disjoint[rows] & (depth > 1)
+    if bad.any():
+        lanes[rows] = _spread(start, end, bad)
+    return lanes
+
+
+def _narrow(group: Integers) -> npt.NDArray[np.integer]:
+    """Use 16 bits where they suffice: numpy then sorts by radix, ten times faster."""
+    return group.astype(np.uint16) if len(group) and group.max() < 2**16 else group
+
+
+def _depth_at_begin(start: Integers, end: Integers) -> Integers:
+    """Open spans once each span has begun, itself included."""
+    # ends of ordered spans are nearly in order, which a stable sort makes use of
+    ended = np.searchsorted(np.sort(end, kind="stable"), start, side="right")
+    return np.arange(1, len(start) + 1) - ended
+
+
+def _outliving(start: Integers, end: Integers, depth: Integers) -> Flags:
+    """Mark the spans that are less deep at their end than at their begin: they outlive an
+    earlier one.
+
+    Of any set of crossing spans at least one is found, none in a set that nests.
+    """
+    by_end = np.argsort(end[::-1], kind="stable")  # at one end the later span, the inner, first
+    by_end = len(end) - 1 - by_end
+    ended_before = np.empty_like(start)
+    ended_before[by_end] = np.arange(len(end))
+    begun = np.empty_like(start)
+    begun[by_end] = np.searchsorted(start, end[by_end], side="left")
+    return begun - ended_before < depth
+
+
+def _spread(start: Integers, end: Integers, bad: Flags) -> Integers:
+    """Assign lanes to ordered spans of which `bad` cannot stay on lane 0."""
+    cluster = _clusters(start, end)
+    moved = bad.copy()
+    kept = np.flatnonzero(~moved)
+    depth = _depth_at_begin(start[kept], end[kept])
+    still_bad = cluster[kept][_outliving(start[kept], end[kept], depth)]
+    moved |= np.isin(cluster, still_bad)
+    lanes = np.zeros(len(start), dtype=np.int64)
+    rows = np.flatnonzero(moved)
+    stays = np.bincount(cluster[~moved], minlength=cluster[-1] + 1) > 0
+    lanes[rows] = _disjoint_lanes(start[rows], end[rows]) + stays[cluster[rows]]
+    return lanes
+
+
+def _clusters(start: Integers, end: Integers) -> Integers:
+    """Number of the overlapping chain each ordered span belongs to."""
+    reach = np.maximum.accumulate(end)
+    return np.concatenate([[0], np.cumsum(start[1:] >= reach[:-1])]).astype(np.int64)
+
+
+def _disjoint_lanes(start: Integers, end: Integers) -> Integers:
+    """Assign lanes to ordered spans so that those of a lane are disjoint, cluster by cluster."""
+    cluster = _clusters(start, end)
+    first = group_starts(cluster)
+    lanes_needed = np.maximum.reduceat(_depth_at_begin(start, end), first)[cluster]
+    number = np.arange(len(start))
+    place = number - first[cluster]
+    heir = np.argsort(end, kind="stable")  # clusters stay in order: they are disjoint
+    follows = place >= lanes_needed
+    source = np.where(follows, heir[number - np.where(follows, lanes_needed, 0)], number)
+    while True:  # to the first span of each lane, by doubling: log2(spans) steps
+        further = source[source]
+        if np.array_equal(further, source):
+            return place[source]
+        source = further
+
+
+_PART_ROWS = 1 << 17
+"""Spans worked on at a time, in whole ranks: bounds the memory that sorting takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackKey:
+    """A track that has spans: a lane of a kind on a rank."""
+
+    rank: int
+    kind: str
+    lane: int
+
+    @property
+    def number(self) -> int:
+        """Its number within the rank."""
+        return track_number(kind_number(self.kind), self.lane)
+
+
+def lay_tracks(spans: pa.Table) -> tuple[npt.NDArray[np.int32], tuple[TrackKey, ...]]:
+    """Return the track number of every span within its rank, and the tracks there are, ordered."""
+    spans = spans.select(["rank", "kind", "start_ns", "duration_ns"])
+    blocks = rank_blocks(numbers(spans, "rank"), _PART_ROWS)
+    parts = across_threads(lambda rows: _lay_part(spans[rows]), blocks)
+    track = np.empty(spans.num_rows, dtype=np.int32)
+    used: list[TrackKey] = []
+    place = 0
+    for part_track, part_used in parts:
+        track[place : place + len(part_track)] = part_track
+        place += len(part_track)
+        used += part_used
+    return track, tuple(used)
+
+
+def _lay_part(spans: pa.Table) -> tuple[npt.NDArray[np.int32], list[TrackKey]]:
+    kind, kinds = codes(spans, "kind")
+    rank = numbers(spans, "rank")
+    start_ns = numbers(spans, "start_ns")
+    end_ns = start_ns + numbers(spans, "duration_ns")
+    group = (rank - rank[0]) * len(kinds) + kind
+    talk = np.isin(kinds, [str(each) for each in COMMUNICATION_KINDS])
+    lanes = assign_lanes(group, start_ns, end_ns, disjoint=talk[kind])
+    width = int(lanes.max()) + 1
+    used = np.unique(group * width + lanes).tolist()
+    table = [[track_number(kind_number(name), lane) for lane in range(width)] for name in kinds]
+    first_rank = int(rank[0])
+    return np.array(table, dtype=np.int32)[kind, lanes], [
+        TrackKey(
+            rank=first_rank + key // width // len(kinds),
+            kind=kinds[key // width % len(kinds)],
+            lane=key % width,
+        )
+        for key in used
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which spans to write; None stands for all.
+
+    `iterations` leaves out spans that belong to no iteration (a checkpoint after the last one).
+    """
+
+    ranks: Collection[int] | None = None
+    iterations: Collection[int] | None = None
+    kinds: Collection[Kind] | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.ranks is None and self.iterations is None and self.kinds is None
+
+    def words(self) -> str:
+        """Say what is selected, for a message: "ranks 3, 5 and kinds gc"."""
+        named = {"ranks": self.ranks, "iterations": self.iterations, "kinds": self.kinds}
+        return " and ".join(
+            f"{name} {', '.join(map(str, sorted(values)))}"
+            for name, values in named.items()
+            if values is not None
+        )
+
+    def mask(self, spans: pa.Table) -> Flags:
+        """Mark the rows of `spans` that are written, shape (span,)."""
+        chosen = np.ones(spans.num_rows, dtype=np.bool_)
+        if self.ranks is not None:
+            chosen &= np.isin(numbers(spans, "rank"), sorted(self.ranks))
+        if self.iterations is not None:
+            chosen &= np.isin(numbers(spans, "iteration"), sorted(self.iterations))
+        if self.kinds is not None:
+            chosen &= equals(spans, "kind", *(str(kind) for kind in self.kinds))
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A finding to draw: a slice on a track of its own of that rank, on the common clock."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    label: str
+    args: dict[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """Arrows between rows of the span table, each array of shape (arrow,).
+
+    `group` numbers the matched operations from 0; arrows of one operation have one source.
+    """
+
+    group: Integers
+    source: Integers
+    target: Integers
+
+    def within(self, chosen: Flags) -> Arrows:
+        """Return the arrows whose both ends are among the chosen rows, by the rows' new numbers."""
+        kept = chosen[self.source] & chosen[self.target]
+        renumber = np.cumsum(chosen) - 1
+        return Arrows(
+            group=self.group[kept],
+            source=renumber[self.source[kept]],
+            target=renumber[self.target[kept]],
+        )
+
+
+def find_arrows(spans: pa.Table) -> Arrows:
+    """Find the arrows of all matched communication of a timeline's span table.
+
+    Spans of no length take part in none: no time lies inside them.
+    """
+    spans = spans.select(["kind", "op", "match", "start_ns", "duration_ns"])
+    match = numbers(spans, "match")
+    rows = np.flatnonzero(
+        (match != NOT_APPLICABLE)
+        & (numbers(spans, "duration_ns") > 0)
+        & equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
+    )
+    taken = spans.take(pa.array(rows))
+    p2p = equals(taken, "kind", str(Kind.P2P))
+    lateness = np.where(p2p, equals(taken, "op", "send"), numbers(taken, "start_ns"))
+    order = np.lexsort((lateness, match[rows]))
+    rows, match = rows[order], match[rows][order]
+    first = group_starts(match)
+    group = group_numbers(first, len(match))
+    source = rows[(first + group_lengths(first, len(match)) - 1)[group]]
+    is_target = rows != source
+    return Arrows(group=group[is_target], source=source[is_target], target=rows[is_target])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundArrows:
+    """Arrows with their times, every array of shape (arrow,).
+
+    Arrow i leaves row `start_row[i]` at `start_ns[i]` and reaches row `finish_row[i]` at
+    `finish_ns[i]`. Arrows of one `start` share their start's row and time; starts are numbered
+    from 1. `turned` marks those that clock error turned round: they reach the beginning of a row.
+    """
+
+    start: Integers
+    start_row: Integers
+    start_ns: Integers
+    finish_row: Integers
+    finish_ns: Integers
+    turned: Flags
+
+    def distinct_starts(self) -> Integers:
+        """Return an arrow of each start, in the order of their numbers."""
+        return np.unique(self.start, return_index=True)[1]
+
+
+def bind(arrows: Arrows, spans: pa.Table) -> BoundArrows:
+    """Set the times at which arrows leave and reach slices that are open then, never backwards.
+
+    `spans` is the table whose rows the arrows speak of.
+    """
+    start_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
+    departure = start_ns[arrows.source]
+    arrival = np.maximum(departure, start_ns[arrows.target])
+    last_inside = start_ns[arrows.target] + duration_ns[arrows.target] - 1
+    turned = arrival > last_inside
+    own_start = int(arrows.group.max(initial=-1)) + 1 + np.cumsum(turned)
+    return BoundArrows(
+        start=1 + np.where(turned, own_start, arrows.group),
+        start_row=np.where(turned, arrows.target, arrows.source),
+        start_ns=np.where(turned, last_inside, departure),
+        finish_row=np.where(turned, arrows.source, arrows.target),
+        finish_ns=np.where(turned, departure, arrival),
+        turned=turned,
+    )
+
+
+WAIT_SHARE = "wait share"
+
+
+_COLUMNS = [
+    "rank",
+    "kind",
+    "track",
+    "start_ns",
+    "duration_ns",
+    "iteration",
+    "size_bytes",
+    "wait_ns",
+    "transfer_ns",
+]
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A named curve on every rank: arrays of shape (value,), all values finite."""
+
+    name: str
+    unit: str
+    rank: Integers
+    iteration: Integers
+    time_ns: Integers
+    value: Floats
+
+
+@dataclass(frozen=True)
+class _Iterations:
+    """Iteration spans, one a (rank, iteration), in the order of their keys."""
+
+    key: Integers
+    rank: Integers
+    iteration: Integers
+    start_ns: Integers
+    duration_ns: Integers
+
+
+def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
+    """Make the curves of a timeline's span table; those without a value are left out."""
+    spans = spans.select(_COLUMNS)
+    iterations = _iteration_spans(spans)
+    talk = spans.filter(pa.array(equals(spans, "kind", *map(str, COMMUNICATION_KINDS))))
+    place = _place(talk, iterations)
+    curves = [_wait_share(talk, place, iterations)]
+    curves += [_bandwidth(talk, place, iterations, kind) for kind in COMMUNICATION_KINDS]
+    return tuple(curve for curve in curves if len(curve.value))
+
+
+def _keys(spans: pa.Table) -> Integers:
+    return (numbers(spans, "rank") << 32) + numbers(spans, "iteration")
+
+
+def _iteration_spans(spans: pa.Table) -> _Iterations:
+    table = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    key, first = np.unique(_keys(table), return_index=True)
+    table = table.take(pa.array(first))
+    return _Iterations(
+        key,
+        numbers(table, "rank"),
+        numbers(table, "iteration"),
+        numbers(table, "start_ns"),
+        numbers(table, "duration_ns"),
+    )
+
+
+def _place(talk: pa.Table, iterations: _Iterations) -> Integers:
+    """Return the row of the iteration each span belongs to, -1 for none."""
+    if not len(iterations.key):
+        return np.full(talk.num_rows, -1, dtype=np.int64)
+    key = _keys(talk)
+    place = np.minimum(np.searchsorted(iterations.key, key), len(iterations.key) - 1)
+    return np.where(iterations.key[place] == key, place, -1)
+
+
+def _wait_share(talk: pa.Table, place: Integers, iterations: _Iterations) -> Counter:
+    waits = numbers(talk, "wait_ns")
+    counted = (place >= 0) & (waits > 0) & (numbers(talk, "track") != Track.OVERLAPPED)
+    total = np.bincount(place[counted], waits[counted], minlength=len(iterations.key))
+    lasting = iterations.duration_ns > 0
+    share = total[lasting] / iterations.duration_ns[lasting]
+    return _counter(WAIT_SHARE, "%", iterations, lasting, 100 * np.minimum(share, 1.0))
+
+
+def _bandwidth(talk: pa.Table, place: Integers, iterations: _Iterations, kind: Kind) -> Counter:
+    size, transfer = numbers(talk, "size_bytes"), numbers(talk, "transfer_ns")
+    counted = (place >= 0) & (size > 0) & (transfer > 0) & equals(talk, "kind", str(kind))
+    count = len(iterations.key)
+    moved = np.bincount(place[counted], size[counted], minlength=count)
+    spent = np.bincount(place[counted], transfer[counted], minlength=count)
+    known = spent > 0  # bytes a nanosecond are GB/s
+    return _counter(f"{kind} bandwidth", "GB/s", iterations, known, moved[known] / spent[known])
+
+
+def _counter(
+    name: str, unit: str, iterations: _Iterations, chosen: Flags, value: Floats
+) -> Counter:
+    return Counter(
+        name,
+        unit,
+        iterations.rank[chosen],
+        iterations.iteration[chosen],
+        iterations.start_ns[chosen],
+        value,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +583,7 @@ def make_drawing(timeline: Timeline, selection: Selection, marks: Sequence[Mark]
 def _shown_ranks(
     timeline: Timeline, selection: Selection, tracks: tuple[TrackKey, ...]
 ) -> set[int]:
-    """Ranks that are drawn, those that recorded nothing among them."""
+    """Return the ranks that are drawn, those that recorded nothing among them."""
     ranks = set(timeline.headers) if selection.ranks is None else set(selection.ranks)
     return ranks & set(timeline.headers) | {track.rank for track in tracks}
 

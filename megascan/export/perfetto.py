@@ -1,53 +1,562 @@
-"""Perfetto protobuf: exact nanoseconds, a tree of tracks, typed arguments, interned texts.
+"""Write Perfetto protobuf: exact nanoseconds, a tree of tracks, typed arguments, interned texts.
 
-A slice is two packets, its begin (name, category, arguments, leaving arrows) and its end (arriving
-arrow: its target may have begun before the arrow's source). The engine sorts packets by time and
-keeps the file's order at a tie, so within a block come first the ends, then the begins (longer
-first), then the ends of slices of no length: a slice that ends where another begins is closed
-before it. Blocks refer only to texts of the file's first packets, so they are made independently.
-Times are ns from the timeline's origin.
+**Packets.** A slice is two packets, its begin (name, category, arguments, leaving arrows) and its
+end (arriving arrow: its target may have begun before the arrow's source). The engine sorts packets
+by time and keeps the file's order at a tie, so within a block come first the ends, then the begins
+(longer first), then the ends of slices of no length: a slice that ends where another begins is
+closed before it. Blocks refer only to texts of the file's first packets, so they are made
+independently. Times are ns from the timeline's origin.
+
+**Bytes** of many equal messages are columns of a byte matrix. Messages with the same fields have
+the same length if their numbers have: a varint may be padded with continuation bits, so every
+column gets the width of its largest number. A batch of messages is then a matrix of shape
+(message, byte) that numpy fills column by column, and the lengths of nested messages are constants.
+Encoding: protobuf.dev/programming-guides/encoding. Field numbers: perfetto's trace_packet.proto,
+track_event.proto and debug_annotation.proto. The few first packets (tracks, texts, the timeline's
+record, marks) are made one by one with Perfetto's own classes.
+
+**Tracks.** Viewers sort what is not ordered explicitly by name, so every level says its order:
+
+    run r-2024…                        root: its row shows the job's iterations
+      DP0                              a group's row shows its iterations
+        DP0 PP1
+          DP0 PP1 TP0 · rank 02 · host     a rank's row shows its iterations and their wait share
+            iteration, compute, collective, …, curves
+
+Rows stay visible when collapsed, so a rank's row repeats its iterations with their wait share. A
+group's row spans from its first member's start to its last member's end, cut at its next iteration,
+and names the member that waited least: the one the others waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
-
-from megascan.export.block import BLOCK_ROWS, Block
-from megascan.export.counters import Counter
-from megascan.export.drawing import Drawing
-from megascan.export.perfetto_head import (
-    SPAN_ARGUMENTS,
-    SUMMARY_ARGUMENTS,
-    SUMMARY_CATEGORY,
-    TEXT_ARGUMENTS,
-    Interned,
-    head,
-    intern,
-    iteration_name,
+import orjson
+import pyarrow as pa
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
+    DebugAnnotation,
+    Trace,
+    TracePacket,
+    TrackDescriptor,
+    TrackEvent,
 )
-from megascan.export.perfetto_packets import (
-    arriving_flow,
-    begin,
-    counter,
-    end,
-    int_argument,
-    leaving_flow,
-    packets,
-    real_argument,
-    text_argument,
-)
-from megascan.export.perfetto_summary import SummarySlices, summarise
-from megascan.export.perfetto_tracks import TrackTree, build_tree
-from megascan.export.wire import Part, interleaved
-from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import distinct, numbers
 
-Integers = npt.NDArray[np.int64]
+from megascan.arrays import Bytes, Flags, Floats, Integers, group_lengths, group_starts
+from megascan.export.blocks import BLOCK_ROWS, Block, timeline_record
+from megascan.export.drawing import (
+    CURVE_NUMBER,
+    MARK_NUMBER,
+    MARK_TRACK,
+    WAIT_SHARE,
+    Counter,
+    Drawing,
+    Mark,
+    group_titles,
+    rank_order,
+    rank_title,
+    track_number,
+    track_title,
+)
+from megascan.header import Json
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Kind
+from megascan.timeline import codes, distinct, equals, numbers
+
+Part = bytes | Bytes
+"""Bytes that all messages share, or a matrix of shape (message, byte)."""
+
+VARINT, FIXED64, LENGTH = 0, 1, 2
+_LONGEST_VARINT = 10
+
+
+def varint(value: int) -> bytes:
+    """Encode one number, unpadded."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tag(field: int, wire_type: int) -> bytes:
+    """Return what stands before a field's value."""
+    return varint(field << 3 | wire_type)
+
+
+def varints(values: Integers) -> Bytes:
+    """Encode numbers as varints of one width; negative ones take ten bytes, as protobuf wants."""
+    numbers = values.view(np.uint64)
+    top = int(numbers.max(initial=0))
+    width = min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT)
+    out = np.empty((len(values), width), dtype=np.uint8)
+    for place in range(width):
+        septet = (numbers >> np.uint64(7 * place)).astype(np.uint8)
+        last = place == width - 1
+        out[:, place] = septet & np.uint8(0x7F) if last else septet | np.uint8(0x80)
+    return out
+
+
+def fixed64(values: Integers | Floats) -> Bytes:
+    """Encode numbers as eight bytes each."""
+    little = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
+    return little.view(np.uint8).reshape(len(values), 8)
+
+
+def length_of(parts: Sequence[Part]) -> int:
+    """Count the bytes of a message of these parts."""
+    return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
+
+
+def nested(field: int, parts: Sequence[Part]) -> list[Part]:
+    """Return a length-delimited field that holds the parts."""
+    return [tag(field, LENGTH) + varint(length_of(parts)), *parts]
+
+
+def matrix(num_messages: int, parts: Sequence[Part]) -> Bytes:
+    """Put parts side by side, shape (message, byte)."""
+    out = np.empty((num_messages, length_of(parts)), dtype=np.uint8)
+    place = 0
+    for part in parts:
+        width = len(part) if isinstance(part, bytes) else part.shape[1]
+        source = np.frombuffer(part, dtype=np.uint8) if isinstance(part, bytes) else part
+        out[:, place : place + width] = source
+        place += width
+    return out
+
+
+def interleaved(pieces: Sequence[tuple[Integers, Bytes]]) -> bytes | memoryview:
+    """Put messages of several matrices in the order of their row numbers."""
+    if len(pieces) == 1:
+        return pieces[0][1].tobytes()
+    arrays = [_binary(piece) for _, piece in pieces]
+    rows = np.concatenate([rows for rows, _ in pieces]) if pieces else np.empty(0, np.int64)
+    if not len(rows):
+        return b""
+    order = pa.array(np.argsort(rows, kind="stable"))
+    whole = pa.concat_arrays(arrays).take(order)
+    end = int(np.frombuffer(whole.buffers()[1], dtype=np.int32)[len(whole)])
+    return memoryview(whole.buffers()[2])[:end]
+
+
+def _binary(piece: Bytes) -> pa.BinaryArray:
+    count, width = piece.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(piece.reshape(-1))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+SEQUENCE = 1
+"""All packets are of one sequence: its first packet holds every text that the others refer to."""
+STARTS_STATE, NEEDS_STATE = 3, 2
+
+
+class EventType(IntEnum):
+    """TrackEvent.Type."""
+
+    BEGIN = 1
+    END = 2
+    COUNTER = 4
+
+
+_PACKET, _TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _SEQUENCE_FLAGS = 1, 8, 10, 11, 13
+_CATEGORY, _ANNOTATION, _TYPE, _NAME, _TRACK = 3, 4, 9, 10, 11
+_COUNTER_VALUE, _FLOW, _TERMINATING_FLOW = 44, 47, 48
+_ANNOTATION_NAME, _INT, _DOUBLE, _TEXT = 1, 4, 5, 17
+
+_IN_SEQUENCE = (
+    tag(_SEQUENCE_ID, VARINT)
+    + varint(SEQUENCE)
+    + tag(_SEQUENCE_FLAGS, VARINT)
+    + varint(NEEDS_STATE)
+)
+
+
+def packets(time_ns: Integers, event: Sequence[Part]) -> Bytes:
+    """Make packets of one track event each, shape (packet, byte)."""
+    body: list[Part] = [tag(_TIMESTAMP, VARINT), varints(time_ns), _IN_SEQUENCE]
+    body += nested(_TRACK_EVENT, event)
+    return matrix(len(time_ns), nested(_PACKET, body))
+
+
+def begin(track: Integers, name: Integers, category: Integers) -> list[Part]:
+    """Return a slice's begin on a track, by the numbers of its interned name and category."""
+    parts = _event(EventType.BEGIN, track)
+    parts += [tag(_NAME, VARINT), varints(name), tag(_CATEGORY, VARINT), varints(category)]
+    return parts
+
+
+def end(track: Integers) -> list[Part]:
+    """Return the end of the innermost open slice of a track."""
+    return _event(EventType.END, track)
+
+
+def counter(track: Integers, value: Floats) -> list[Part]:
+    """Return a curve's value."""
+    return [*_event(EventType.COUNTER, track), tag(_COUNTER_VALUE, FIXED64), fixed64(value)]
+
+
+def _event(kind: EventType, track: Integers) -> list[Part]:
+    return [tag(_TYPE, VARINT) + varint(kind) + tag(_TRACK, VARINT), varints(track)]
+
+
+def int_argument(name: int, value: Integers) -> list[Part]:
+    """Return an argument with whole numbers; `name` is that of its interned name."""
+    return _argument(name, tag(_INT, VARINT), varints(value))
+
+
+def real_argument(name: int, value: Floats) -> list[Part]:
+    """Return an argument with finite floats."""
+    return _argument(name, tag(_DOUBLE, FIXED64), fixed64(value))
+
+
+def text_argument(name: int, value: Integers) -> list[Part]:
+    """Return an argument with texts, by their interned numbers."""
+    return _argument(name, tag(_TEXT, VARINT), varints(value))
+
+
+def _argument(name: int, wire_tag: bytes, value: Bytes) -> list[Part]:
+    label = tag(_ANNOTATION_NAME, VARINT) + varint(name) + wire_tag
+    return nested(_ANNOTATION, [label, value])
+
+
+def leaving_flow(ids: Integers) -> list[Part]:
+    """Return an arrow that leaves the event's slice."""
+    return [tag(_FLOW, FIXED64), fixed64(ids)]
+
+
+def arriving_flow(ids: Integers) -> list[Part]:
+    """Return an arrow that ends in the event's slice."""
+    return [tag(_TERMINATING_FLOW, FIXED64), fixed64(ids)]
+
+
+ROOT = 1
+"""Uuid of the root track; the others follow in the order of the tree."""
+
+
+@dataclass(frozen=True)
+class TrackNode:
+    """One track: its place in the tree and, for a curve, its unit."""
+
+    uuid: int
+    parent: int
+    name: str
+    order: int
+    unit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackTree:
+    """All tracks, and where to find those that something is drawn on.
+
+    `levels` gives the uuid of each rank's group, from the root inwards; `kinds` is keyed by rank
+    and track number, `curves` by rank and the curve's name, `marks` by rank.
+    """
+
+    nodes: tuple[TrackNode, ...]
+    levels: tuple[dict[int, int], ...]
+    ranks: dict[int, int]
+    kinds: dict[tuple[int, int], int]
+    curves: dict[tuple[int, str], int]
+    marks: dict[int, int]
+
+
+def build_tree(drawing: Drawing) -> TrackTree:
+    """Build the tracks of a drawing."""
+    builder = _Builder(drawing)
+    for rank in sorted(drawing.ranks, key=lambda rank: rank_order(drawing.timeline.layout, rank)):
+        builder.add_rank(rank)
+    return builder.tree()
+
+
+class _Builder:
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._layout = drawing.timeline.layout
+        self._nodes = [TrackNode(ROOT, 0, f"run {drawing.timeline.run_id}", 0)]
+        self._group_of: dict[str, int] = {}
+        depth = max((len(group_titles(self._layout, rank)) for rank in drawing.ranks), default=0)
+        self._levels: list[dict[int, int]] = [{} for _ in range(1 + depth)]
+        self._ranks: dict[int, int] = {}
+        self._kinds: dict[tuple[int, int], int] = {}
+        self._curves: dict[tuple[int, str], int] = {}
+        self._marks: dict[int, int] = {}
+        self._tracks_of: dict[int, list[tuple[int, str]]] = {rank: [] for rank in drawing.ranks}
+        for track in drawing.tracks:
+            title = track_title(track.kind, track.lane)
+            self._tracks_of.setdefault(track.rank, []).append((track.number, title))
+        self._marked = {mark.rank for mark in drawing.marks}
+
+    def add_rank(self, rank: int) -> None:
+        parent = self._levels[0][rank] = ROOT
+        titles = group_titles(self._layout, rank)
+        for title, level in zip(titles, self._levels[1:], strict=True):
+            parent = level[rank] = self._group(title, parent)
+        header = self._drawing.timeline.headers.get(rank)
+        uuid = self._add(parent, rank_title(self._layout, rank, header))
+        self._ranks[rank] = uuid
+        self._add_tracks(rank, uuid)
+
+    def _add_tracks(self, rank: int, parent: int) -> None:
+        if rank in self._marked:
+            number = track_number(MARK_NUMBER, 0)
+            self._marks[rank] = self._add(parent, MARK_TRACK, order=number)
+        for number, title in sorted(self._tracks_of[rank]):
+            self._kinds[rank, number] = self._add(parent, title, order=number)
+        behind = track_number(CURVE_NUMBER, 0)
+        for place, curve in enumerate(self._drawing.counters):
+            uuid = self._add(parent, curve.name, order=behind + place, unit=curve.unit)
+            self._curves[rank, curve.name] = uuid
+
+    def _group(self, title: str, parent: int) -> int:
+        if title not in self._group_of:
+            self._group_of[title] = self._add(parent, title)
+        return self._group_of[title]
+
+    def _add(
+        self, parent: int, name: str, *, order: int | None = None, unit: str | None = None
+    ) -> int:
+        uuid = len(self._nodes) + 1
+        self._nodes.append(TrackNode(uuid, parent, name, uuid if order is None else order, unit))
+        return uuid
+
+    def tree(self) -> TrackTree:
+        return TrackTree(
+            nodes=tuple(self._nodes),
+            levels=tuple(self._levels),
+            ranks=self._ranks,
+            kinds=self._kinds,
+            curves=self._curves,
+            marks=self._marks,
+        )
+
+
+def descriptor_packets(tree: TrackTree) -> Iterator[TracePacket]:
+    """Yield track descriptors, parents before children."""
+    for node in tree.nodes:
+        packet = TracePacket(trusted_packet_sequence_id=SEQUENCE)
+        track = packet.track_descriptor
+        track.uuid, track.name = node.uuid, node.name
+        if node.parent:
+            track.parent_uuid = node.parent
+        track.child_ordering = TrackDescriptor.EXPLICIT
+        track.sibling_order_rank = node.order
+        track.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
+        if node.unit is not None:
+            track.counter.unit_name = node.unit
+        yield packet
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummarySlices:
+    """Slices of one iteration on one track each, every array of shape (slice,).
+
+    `wait_ratio` is the mean wait share of `num_ranks` ranks, and `least_waiting_rank` the one with
+    the smallest; -1 both where waits are unknown.
+    """
+
+    track_uuid: Integers
+    iteration: Integers
+    start_ns: Integers
+    end_ns: Integers
+    num_ranks: Integers
+    wait_ratio: Floats
+    least_waiting_rank: Integers
+
+
+def summarise(drawing: Drawing, tree: TrackTree) -> SummarySlices:
+    """Sum up every rank and group of a drawing in summary slices."""
+    ranks = _rank_iterations(drawing)
+    parts = [_grouped(*ranks, level) for level in (*tree.levels, tree.ranks)]
+    return SummarySlices(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(SummarySlices)
+        }
+    )
+
+
+def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Floats]:
+    """Return the iteration spans and the wait share of each, -1 where it is unknown."""
+    spans = drawing.spans
+    spans = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    shares = np.full(spans.num_rows, float(NOT_APPLICABLE))
+    for curve in drawing.counters:
+        if curve.name == WAIT_SHARE and len(curve.value):
+            known = (curve.rank << 32) + curve.iteration
+            wanted = (numbers(spans, "rank") << 32) + numbers(spans, "iteration")
+            place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+            shares = np.where(known[place] == wanted, curve.value[place] / 100, shares)
+    return spans, shares
+
+
+def _grouped(spans: pa.Table, shares: Floats, uuid_of_rank: Mapping[int, int]) -> SummarySlices:
+    """Make one slice a (track, iteration): rows sorted so that a group's least waiting rank is
+    first.
+    """
+    rank, iteration = numbers(spans, "rank"), numbers(spans, "iteration")
+    ranks = np.array(sorted(uuid_of_rank), dtype=np.int64)
+    uuids = np.array([uuid_of_rank[each] for each in ranks.tolist()], dtype=np.int64)
+    track = uuids[np.searchsorted(ranks, rank)]
+    order = np.lexsort((shares, iteration, track))
+    rank, iteration, track = (each[order] for each in (rank, iteration, track))
+    shares = shares[order]
+    start_ns = numbers(spans, "start_ns")[order]
+    end_ns = start_ns + numbers(spans, "duration_ns")[order]
+    first = group_starts(track, iteration)
+    if not len(first):
+        none = np.empty(0, dtype=np.int64)
+        return SummarySlices(
+            track_uuid=none, iteration=none, start_ns=none, end_ns=none, num_ranks=none,
+            wait_ratio=none.astype(np.float64), least_waiting_rank=none,
+        )  # fmt: skip
+    num_ranks = group_lengths(first, len(rank))
+    known = shares[first] != NOT_APPLICABLE
+    begin = np.minimum.reduceat(start_ns, first)
+    return SummarySlices(
+        track_uuid=track[first],
+        iteration=iteration[first],
+        start_ns=begin,
+        end_ns=_cut(track[first], begin, np.maximum.reduceat(end_ns, first)),
+        num_ranks=num_ranks,
+        wait_ratio=np.where(known, np.add.reduceat(shares, first) / num_ranks, NOT_APPLICABLE),
+        least_waiting_rank=np.where(known, rank[first], NOT_APPLICABLE),
+    )
+
+
+def _cut(track: Integers, begin: Integers, end: Integers) -> Integers:
+    """Cut ends so that each slice is over when the next of its track begins."""
+    limit = np.append(np.where(np.diff(track) == 0, begin[1:], end[:-1]), end[-1:])
+    cut: Integers = np.maximum(np.minimum(end, limit), begin)
+    return cut
+
+
+SUMMARY_CATEGORY = "summary"
+"""Category of the slices that are no spans: iterations of ranks and groups."""
+RECORD_CATEGORY = "megascan"
+RECORD_ARGUMENT = "json"
+"""The timeline's record is the text of this argument of an instant on the root track."""
+
+SPAN_ARGUMENTS = tuple(
+    column.name
+    for column in TIMELINE_COLUMNS
+    if column.name not in {"kind", "name", "start_ns", "duration_ns"}
+)
+TEXT_ARGUMENTS = tuple(
+    column.name
+    for column in TIMELINE_COLUMNS
+    if column.type == "text" and column.name in SPAN_ARGUMENTS
+)
+SUMMARY_ARGUMENTS = ("iteration", "num_ranks", "wait_ratio", "least_waiting_rank")
+
+
+class Texts:
+    """Texts of one sort that packets refer to by number, from 1."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.number = {text: place for place, text in enumerate(dict.fromkeys(texts), start=1)}
+
+    def column(self, table: pa.Table, name: str) -> Integers:
+        """Return the numbers of a text column of the span table, 0 for an empty text."""
+        code, row_texts = codes(table, name)
+        numbers = [self.number[text] if text else 0 for text in row_texts]
+        return np.array(numbers or [0], dtype=np.int64)[code]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interned:
+    """All texts of a file."""
+
+    names: Texts
+    categories: Texts
+    arguments: Texts
+    values: Texts
+
+
+def intern(spans: pa.Table, summary: SummarySlices) -> Interned:
+    """Number the texts of the spans and of the summary slices."""
+    iterations = map(iteration_name, np.unique(summary.iteration).tolist())
+    return Interned(
+        names=Texts([*codes(spans, "name")[1], *iterations]),
+        categories=Texts([*codes(spans, "kind")[1], SUMMARY_CATEGORY]),
+        arguments=Texts([*SPAN_ARGUMENTS, *SUMMARY_ARGUMENTS]),
+        values=Texts([text for name in TEXT_ARGUMENTS for text in codes(spans, name)[1]]),
+    )
+
+
+def iteration_name(iteration: int) -> str:
+    """Name of a summary slice."""
+    return f"iteration {iteration}"
+
+
+def head(drawing: Drawing, tree: TrackTree, interned: Interned) -> Trace:
+    """Return the packets that stand first."""
+    trace = Trace(packet=descriptor_packets(tree))
+    _add_texts(trace, interned)
+    _add_record(trace, drawing)
+    for mark in drawing.marks:
+        _add_mark(trace, mark, tree.marks[mark.rank], drawing.timeline.origin_ns)
+    return trace
+
+
+def _add_texts(trace: Trace, interned: Interned) -> None:
+    packet = trace.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=STARTS_STATE)
+    data = packet.interned_data
+    for text, number in interned.names.number.items():
+        data.event_names.add(iid=number, name=text)
+    for text, number in interned.categories.number.items():
+        data.event_categories.add(iid=number, name=text)
+    for text, number in interned.arguments.number.items():
+        data.debug_annotation_names.add(iid=number, name=text)
+    for text, number in interned.values.number.items():
+        data.debug_annotation_string_values.add(iid=number, str=text.encode())
+
+
+def _add_record(trace: Trace, drawing: Drawing) -> None:
+    event = _add_event(trace, 0, TrackEvent.TYPE_INSTANT, ROOT)
+    event.name = TIMELINE_EVENT
+    event.categories.append(RECORD_CATEGORY)
+    text = orjson.dumps(timeline_record(drawing)).decode()
+    event.debug_annotations.add(name=RECORD_ARGUMENT, string_value=text)
+
+
+def _add_mark(trace: Trace, mark: Mark, track: int, origin_ns: int) -> None:
+    start_ns = max(mark.start_ns - origin_ns, 0)
+    event = _add_event(trace, start_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
+    event.name = mark.label
+    event.categories.append(MARK_TRACK)
+    for name, value in mark.args.items():
+        _annotate(event.debug_annotations.add(name=name), value)
+    end_ns = max(mark.end_ns - origin_ns, start_ns)
+    _add_event(trace, end_ns, TrackEvent.TYPE_SLICE_END, track)
+
+
+def _add_event(trace: Trace, time_ns: int, kind: int, track: int) -> TrackEvent:
+    packet = trace.packet.add(timestamp=time_ns, trusted_packet_sequence_id=SEQUENCE)
+    packet.track_event.type, packet.track_event.track_uuid = kind, track
+    return packet.track_event
+
+
+def _annotate(annotation: DebugAnnotation, value: Json) -> None:
+    if isinstance(value, bool):
+        annotation.bool_value = value
+    elif isinstance(value, int):
+        annotation.int_value = value
+    elif isinstance(value, float):
+        annotation.double_value = value
+    elif isinstance(value, str):
+        annotation.string_value = value
+    elif isinstance(value, list):
+        for each in value:
+            _annotate(annotation.array_values.add(), each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            _annotate(annotation.dict_entries.add(name=name), each)
+
 
 _ARROW_BITS = 20
 """Room for the number of arrows of one span: members of the largest group."""
@@ -109,11 +618,11 @@ class _Rows:
     name: Integers
     category: Integers
     arguments: dict[str, Integers]
-    applies: dict[str, npt.NDArray[np.bool_]]
+    applies: dict[str, Flags]
 
 
 def perfetto_blocks(drawing: Drawing) -> Iterator[Block]:
-    """The file piece by piece, in order. Pieces are independent and may be made in any thread."""
+    """Yield the file piece by piece, in order. Pieces are independent: any thread may make them."""
     scene = _scene(drawing)
     first_packets = head(drawing, scene.tree, scene.interned)
     yield Block(len(first_packets.packet), first_packets.SerializeToString)
@@ -187,7 +696,7 @@ def _span_block(scene: _Scene, first: int, count: int) -> bytes:
 
 
 def _end_packets(rows: _Rows, chosen: Integers, arriving: _BlockEnds) -> bytes | memoryview:
-    """Ends of the chosen rows: in any order, they close what is innermost."""
+    """Make the ends of the chosen rows: in any order, they close what is innermost."""
     plain, reached = chosen[arriving.num[chosen] == 0], chosen[arriving.num[chosen] > 0]
     with_arrow = [*end(rows.track[reached]), *arriving_flow(arriving.of_rows(reached, 0))]
     return b"".join(
@@ -201,7 +710,7 @@ def _end_packets(rows: _Rows, chosen: Integers, arriving: _BlockEnds) -> bytes |
 def _begin_packets(
     interned: Interned, rows: _Rows, leaving: _BlockEnds, turned: _BlockEnds
 ) -> bytes | memoryview:
-    """Begins of a block in the order of its rows, made pattern by pattern of what they hold."""
+    """Make the begins of a block in the order of its rows, pattern by pattern of what they hold."""
     pattern = turned.num << _ARROW_BITS | leaving.num
     for name in SPAN_ARGUMENTS:
         pattern = pattern << 1 | rows.applies[name]

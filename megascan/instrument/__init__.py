@@ -1,4 +1,18 @@
-"""Instrumentation of megatron.core and torch.distributed from outside: a table of places."""
+"""Instrumentation from outside: a table of places in other people's code, wrapped while a run is
+traced and put back afterwards.
+
+Owns what becomes a span, and what its name, group, microbatch and running number are. Fed by the
+running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer`. Names come from
+`megascan.vocabulary`.
+
+    table.py        the places: start reading here, add a line to trace something new
+    place.py        how a place is wrapped and put back; where a rank is within an iteration
+    megatron.py     passes, modules, messages, optimizer, garbage collections of Megatron-Core
+    collectives.py  torch.distributed's collectives; the gradient reduction of DDP
+    plain_torch.py  models of plain PyTorch, through hooks
+    groups.py       ids and members of process groups; layout of a device mesh
+    session.py      `start`, the one call a trainer makes; what all ranks agree on first
+"""
 
 from megascan.instrument.groups import Groups
 from megascan.instrument.place import Installation, Place

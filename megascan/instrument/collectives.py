@@ -3,25 +3,115 @@
 A synchronous collective is bracketed where it is executed. An asynchronous one is recorded from its
 launch to its completion on the overlapped track, and the handle given to the caller is a stand-in
 that still does what the caller expects of it.
+
+DistributedDataParallel reduces its buckets in C++, where nothing can be seen. Given a communication
+hook it leaves them to Python. The hook here does what the reducer does by itself: the same
+division, then the same all-reduce over the same group, asynchronous as before.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from megascan.instrument.groups import Groups
-from megascan.instrument.operations import Operation, argument_reader, size_bytes_of
-from megascan.instrument.place import Call, Function, around
-from megascan.instrument.position import Position
+from megascan.instrument.place import Call, Function, Position, around
 from megascan.schema import Kind
 from megascan.tracer import Arguments, AsyncWork, Mark, RecordingTracer, Span
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
+    from torch.nn.parallel import DistributedDataParallel
+
+
+_NOWHERE = sys.maxsize
+"""Position of a parameter that a function does not have."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function of torch.distributed: the name we give it and the argument that is its payload.
+
+    `result` is the argument that is complete afterwards, where that is one tensor. `coalesces` says
+    that inside a coalescing manager it is only noted down, and launched later.
+    """
+
+    function: str
+    name: str
+    payload: str | None
+    result: str | None = None
+    coalesces: bool = False
+
+
+OPERATIONS = (
+    Operation("all_reduce", "all_reduce", "tensor", "tensor", True),
+    Operation("all_gather_into_tensor", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("all_gather_single", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("_all_gather_base", "all_gather", "input_tensor", "output_tensor", True),
+    Operation("reduce_scatter_tensor", "reduce_scatter", "input", "output", True),
+    Operation("reduce_scatter_single", "reduce_scatter", "input", "output", True),
+    Operation("_reduce_scatter_base", "reduce_scatter", "input", "output", True),
+    Operation("all_gather", "all_gather", "tensor"),
+    Operation("reduce_scatter", "reduce_scatter", "input_list"),
+    Operation("all_to_all_single", "all_to_all", "input", "output"),
+    Operation("all_to_all", "all_to_all", "input_tensor_list"),
+    Operation("broadcast", "broadcast", "tensor", "tensor"),
+    Operation("reduce", "reduce", "tensor"),
+    Operation("gather", "gather", "tensor"),
+    Operation("scatter", "scatter", "tensor"),
+    Operation("barrier", "barrier", None),
+    Operation("all_gather_object", "all_gather_object", None),
+    Operation("broadcast_object_list", "broadcast_object_list", None),
+)
+
+
+def argument_reader(function: Function, name: str | None) -> Callable[[Call], object]:
+    """Reads one argument of a call, by name or position; None where it is not given.
+
+    Binding a call to the whole signature takes ten times as long.
+    """
+    position = _position(function, name)
+
+    def read(call: Call) -> object:
+        if name in call.named:
+            return call.named[name]
+        return call.positional[position] if position < len(call.positional) else None
+
+    return read
+
+
+def argument_writer(function: Function, name: str) -> Callable[[Call, object], None]:
+    """Replaces one argument of a call, wherever it was given."""
+    position = _position(function, name)
+
+    def write(call: Call, value: object) -> None:
+        if position < len(call.positional):
+            before, after = call.positional[:position], call.positional[position + 1 :]
+            call.positional = (*before, value, *after)
+        else:
+            call.named[name] = value
+
+    return write
+
+
+def _position(function: Function, name: str | None) -> int:
+    parameters = list(inspect.signature(function).parameters)
+    return parameters.index(name) if name in parameters else _NOWHERE
+
+
+def size_bytes_of(payload: object) -> int:
+    """Bytes of a tensor or of a list of tensors."""
+    if isinstance(payload, (list, tuple)):
+        return sum(size_bytes_of(item) for item in payload)
+    return int(getattr(payload, "nbytes", 0))
+
 
 _Manager: TypeAlias = AbstractContextManager[object]
 
@@ -261,3 +351,73 @@ def _same_group(one: ProcessGroup | None, other: ProcessGroup | None) -> bool:
 
         return (one or group.WORLD) is (other or group.WORLD)
     return one is other
+
+
+class _Bucket(Protocol):
+    """What is used of torch.distributed.GradBucket."""
+
+    def buffer(self) -> torch.Tensor:
+        """All gradients of the bucket, flat."""
+
+
+logger = logging.getLogger("megascan")
+
+
+def reduces_in_backward(model: torch.nn.Module) -> bool:
+    """Whether a backward pass of the model ends with waiting for reduced gradients."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    return isinstance(uncompiled(model), (DistributedDataParallel, sharded))
+
+
+def reduces_now(model: torch.nn.Module) -> bool:
+    """Whether the backward under way does so: not within DDP's `no_sync`."""
+    return bool(getattr(uncompiled(model), "require_backward_grad_sync", True))
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """What `torch.compile` was given, where it has wrapped a model."""
+    inside: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inside
+
+
+def reduce_visibly(model: torch.nn.Module) -> None:
+    """Have a DDP model reduce its gradients through torch.distributed; others are left alone.
+
+    The hook stays when tracing ends: DDP cannot be given its own way back. A model that has a hook
+    already keeps it.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = uncompiled(model)
+    if not isinstance(model, DistributedDataParallel):
+        return
+    if getattr(model, "_comm_hooks", None):
+        logger.info("a DDP model has a communication hook of its own and keeps it")
+        return
+    # Without annotations: DDP compares them with its own class and takes no text for it.
+    model.register_comm_hook(model, lambda state, bucket: _all_reduce(state, bucket))  # noqa: PLW0108
+
+
+def _all_reduce(
+    model: DistributedDataParallel, bucket: _Bucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the group of the model."""
+    import torch.distributed as dist
+
+    group = model.process_group
+    buffer, num_ranks = bucket.buffer(), dist.get_world_size(group)
+    # The reducer multiplies while it copies into the bucket, and divides where gradients are
+    # views of it: with a group size that is no power of two, the last bits differ.
+    if model.gradient_as_bucket_view:
+        buffer.div_(num_ranks)
+    else:
+        buffer.mul_(1.0 / num_ranks)
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    if work is None:
+        raise RuntimeError("an asynchronous all-reduce returned no work")
+    reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda future: future.value()[0]
+    )
+    return reduced

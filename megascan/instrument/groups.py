@@ -1,8 +1,10 @@
-"""Process groups by name: `<axis>@<smallest member>`, the same on every member.
+"""Process groups by id, and the layout of a job that keeps its ranks in a torch DeviceMesh.
 
 megatron.core keeps its groups as module variables of `parallel_state`; two communicators over the
-same ranks (data parallel with and without context parallel, say) are told apart by their axis. A
-group object that stands in two variables goes by the first of this table.
+same ranks (data parallel with and without context parallel, say) are told apart by their axis.
+
+A device mesh names its dimensions as torch's own examples and torchtitan do; several dimensions of
+data parallelism (replicated and sharded) are one axis to us.
 """
 
 from __future__ import annotations
@@ -10,42 +12,67 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from megascan.instrument.mesh import axes_of
+from megascan.errors import ConfigError
+from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
+from megascan.vocabulary import AXIS_OF_VARIABLE, group_id, is_data_parallel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-_AXES = {
-    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
-    "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-    "_DATA_PARALLEL_GROUP": "dp",
-    "_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
-    "_DATA_PARALLEL_GROUP_WITH_CP_AG": "dp_cp_ag",
-    "_CONTEXT_PARALLEL_GROUP": "cp",
-    "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
-    "_EXPERT_DATA_PARALLEL_GROUP": "expt_dp",
-    "_EXPERT_TENSOR_PARALLEL_GROUP": "expt_tp",
-    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
-    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp_ep_pp",
-    "_MODEL_PARALLEL_GROUP": "mp",
-    "_EMBEDDING_GROUP": "embd",
-    "_POSITION_EMBEDDING_GROUP": "pos_embd",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP": "tp_dp",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
-    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "intra_dp_cp",
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "intra_expt_dp",
-    "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "inter_expt_dp",
-    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra_dist_opt",
-    "_DATA_PARALLEL_GROUP_GLOO": "dp_gloo",
-    "_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp_cp_gloo",
-    "_EXPERT_DATA_PARALLEL_GROUP_GLOO": "expt_dp_gloo",
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "intra_dp_cp_gloo",
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO": "intra_expt_dp_gloo",
+
+AXES = {
+    "dp": "dp",
+    "ddp": "dp",
+    "fsdp": "dp",
+    "hsdp": "dp",
+    "dp_replicate": "dp",
+    "dp_shard": "dp",
+    "replicate": "dp",
+    "shard": "dp",
+    "tp": "tp",
+    "cp": "cp",
+    "pp": "pp",
 }
 
-_DATA_PARALLEL_AXES = ("dp", "dp_cp", "dp_cp_ag", "expt_dp", "intra_dp_cp", "intra_expt_dp")
+
+def axes_of(mesh: DeviceMesh) -> list[str]:
+    """The axis of each dimension, outermost first; ConfigError for names that mean nothing here."""
+    names = mesh.mesh_dim_names
+    unknown = [name for name in names or () if name not in AXES]
+    if not names or unknown:
+        raise ConfigError(
+            f"the device mesh has dimensions {list(names or ())}, expected names out of "
+            f"{', '.join(AXES)}; give init_device_mesh those as mesh_dim_names"
+        )
+    return [AXES[name] for name in names]
+
+
+def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:
+    """Layout of a mesh over all ranks, and the place of a rank in it.
+
+    Raises ConfigError when the mesh does not hold every rank, or not in the order of a grid.
+    """
+    axes, sizes = axes_of(mesh), mesh.mesh.shape
+    merged: dict[str, int] = {}
+    for axis, size in zip(axes, sizes, strict=True):
+        merged[axis] = merged.get(axis, 1) * size
+    innermost_first = list(dict.fromkeys(reversed(axes)))
+    rest = [axis for axis in DEFAULT_ORDER.split("-") if axis not in innermost_first]
+    layout = Layout(**merged, order="-".join([*innermost_first, *rest]))
+    members = mesh.mesh.flatten().tolist()
+    if members != list(range(layout.world_size)) or _is_split(axes):
+        raise ConfigError(
+            f"the device mesh holds ranks {members} with dimensions {axes}, expected every rank of "
+            "the job in ascending order and dimensions of one kind side by side"
+        )
+    return layout, layout.coordinates(rank)
+
+
+def _is_split(axes: list[str]) -> bool:
+    """Whether an axis stands in two places with another between."""
+    runs = [axis for number, axis in enumerate(axes) if not number or axes[number - 1] != axis]
+    return len(runs) != len(set(runs))
 
 
 class Groups:
@@ -75,7 +102,7 @@ class Groups:
         parallel_state = sys.modules.get("megatron.core.parallel_state")
         if parallel_state is None:  # a trainer without megatron.core
             return
-        for variable, axis in _AXES.items():
+        for variable, axis in AXIS_OF_VARIABLE.items():
             group = getattr(parallel_state, variable, None)
             if group is not None and not isinstance(group, list):
                 self._enter(group, axis)
@@ -93,7 +120,7 @@ class Groups:
         import torch.distributed as dist
 
         ranks = tuple(dist.get_process_group_ranks(group))
-        name = f"{axis}@{min(ranks)}"
+        name = group_id(axis, ranks)
         if group not in self._names:
             self._names[group] = name
             self._members.setdefault(name, ranks)
@@ -123,9 +150,7 @@ class Groups:
 
     def is_data_parallel(self, name: str) -> bool:
         """Whether gradients and parameters travel over this group."""
-        axis = name.partition("@")[0]
-        named = axis in _DATA_PARALLEL_AXES or axis.startswith("dp-")
-        return named or self._all_data_parallel
+        return self._all_data_parallel or is_data_parallel(name)
 
     @property
     def members(self) -> dict[str, tuple[int, ...]]:

@@ -1,21 +1,35 @@
-"""Starting the tracer: the one call a trainer makes."""
+"""Start the tracer: the one call a trainer makes, and what all ranks must agree on before it.
+
+The ranks agree on the run, on what becomes of an earlier one and on the time, through the key-value
+store by which the job found together: not a byte goes over the training network. The file's header
+says what torch.distributed and megatron.core know of the job.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import itertools
 import logging
 import os
+import platform
+import secrets
+import socket
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from megascan.clock import HostClock
+from megascan.clock import HostClock, host_domain, measure_offset_ns, now_ns
 from megascan.config import TraceConfig
-from megascan.header import WindowRecord
-from megascan.instrument.agreement import StoreBoard, agree
-from megascan.instrument.groups import Groups
-from megascan.instrument.job import describe, uses_cuda
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.instrument.groups import Groups, topology_of
 from megascan.instrument.place import Installation
 from megascan.instrument.table import install
+from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
 from megascan.tracer import (
     Budget,
     CpuTimer,
@@ -29,7 +43,229 @@ from megascan.tracer import (
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store
     from torch.distributed.device_mesh import DeviceMesh
+
+    from megascan.instrument.groups import Groups
+
+
+_TIMEOUT = timedelta(seconds=60)
+_RESUMED, _FRESH = "resumed", "fresh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock, less origin."""
+
+    run_id: str
+    resumed: bool
+    clock: HostClock
+    board: StoreBoard
+
+
+class StoreBoard:
+    """What rank 0 announces during a run, in the job's key-value store; nobody waits for it.
+
+    A store that is gone (the job is ending, its host died) holds no announcements.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def publish(self, number: int, text: str) -> None:
+        """Announcement `number`, from 0."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._prefix}/announcement/{number}", text)
+
+    def claim(self, topic: str) -> bool:
+        """Whether this rank is the first with a topic; where that cannot be told, it is."""
+        with contextlib.suppress(RuntimeError):
+            return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
+        return True
+
+    def read(self, number: int) -> str | None:
+        """The announcement, None when there is none."""
+        key = f"{self._prefix}/announcement/{number}"
+        with contextlib.suppress(RuntimeError):
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        return None
+
+
+def new_run_id() -> str:
+    """UTC time and a few random digits: ``20261121-084512-3f9a``."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def agree(store: Store, rank: int, world_size: int, *, resumed: bool) -> Agreement:
+    """Agree with the other ranks, which all must come here. Raises when one of them does not.
+
+    The job goes on from an earlier run as soon as one rank says so: where torchrun has put a new
+    host in the place of a lost one, only the launchers of the old hosts count the restart. Every
+    start counts in the store, so that a second one of the same job agrees anew.
+    """
+    start = store.add(f"megascan/starts/{rank}", 1)
+    prefix = f"megascan/{start}"
+    if resumed:
+        store.set(f"{prefix}/resumed", "")
+    if store.add(f"{prefix}/arrived", 1) == world_size:
+        mode = _RESUMED if store.check([f"{prefix}/resumed"]) else _FRESH
+        store.set(f"{prefix}/run", f"{mode} {new_run_id()}")
+    try:
+        store.wait([f"{prefix}/run"], _TIMEOUT)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"not all {world_size} ranks started tracing within {_TIMEOUT.seconds} s; every rank "
+            f"must call megascan.start ({error})"
+        ) from error
+    mode, run_id = store.get(f"{prefix}/run").decode().split()
+    domain = host_domain()
+    own_offset = str(measure_offset_ns())
+    offset_ns = int(store.compare_set(f"{prefix}/offset/{domain}", "", own_offset))
+    clock = HostClock(domain=domain, offset_ns=offset_ns, origin_ns=now_ns())
+    board = StoreBoard(store, prefix)
+    return Agreement(run_id=run_id, resumed=mode == _RESUMED, clock=clock, board=board)
+
+
+_PACKAGES = ("megascan", "torch", "megatron-core", "transformer-engine")
+
+
+def describe(
+    config: TraceConfig,
+    groups: Groups,
+    timer: Timer,
+    *,
+    run_id: str,
+    origin_unix_ns: int,
+    mesh: DeviceMesh | None = None,
+) -> RankHeader:
+    """Header of this rank."""
+    import torch.distributed as dist
+
+    layout, coordinates = read_topology() if mesh is None else topology_of(mesh, dist.get_rank())
+    return RankHeader(
+        run_id=run_id,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        layout=layout,
+        coordinates=coordinates,
+        groups=groups.members,
+        host=socket.gethostname(),
+        process_id=os.getpid(),
+        device=read_device(),
+        backend=str(dist.get_backend()),
+        clock=ClockOrigin(domain=timer.domain, source=timer.source, origin_unix_ns=origin_unix_ns),
+        trace=TraceSettings(
+            granularity=config.granularity,
+            interval=config.interval,
+            window=config.window,
+            compress=config.compress,
+            max_bytes=config.max_bytes,
+            budget_ratio=config.budget_ratio,
+        ),
+        versions=dict(_versions()),
+    )
+
+
+def read_topology() -> tuple[Layout, Coordinates]:
+    """Sizes and this rank's place; a job without megatron.core is data parallel all over."""
+    import torch.distributed as dist
+
+    parallel_state = sys.modules.get("megatron.core.parallel_state")
+    if parallel_state is None or not parallel_state.model_parallel_is_initialized():
+        return Layout(dp=dist.get_world_size()), Coordinates(dp=dist.get_rank())
+    layout = Layout(
+        tp=parallel_state.get_tensor_model_parallel_world_size(),
+        cp=parallel_state.get_context_parallel_world_size(),
+        ep=parallel_state.get_expert_model_parallel_world_size(),
+        dp=parallel_state.get_data_parallel_world_size(),
+        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+        vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        etp=_expert_tensor_size(parallel_state),
+    )
+    coordinates = Coordinates(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        cp=parallel_state.get_context_parallel_rank(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    return replace(layout, order=find_order(layout, own_groups(), dist.get_rank())), coordinates
+
+
+def _expert_tensor_size(parallel_state: ModuleType) -> int:
+    """1 without expert parallelism, where it says nothing."""
+    if parallel_state.get_expert_model_parallel_world_size() == 1:
+        return 1
+    size: int = parallel_state.get_expert_tensor_parallel_world_size()
+    return size
+
+
+def own_groups() -> dict[str, tuple[int, ...]]:
+    """Ordered members of this rank's group on each axis."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    groups = {
+        "tp": parallel_state.get_tensor_model_parallel_group(),
+        "cp": parallel_state.get_context_parallel_group(),
+        "dp": parallel_state.get_data_parallel_group(),
+        "pp": parallel_state.get_pipeline_model_parallel_group(),
+    }
+    if parallel_state.get_expert_model_parallel_world_size() > 1:
+        groups["ep"] = parallel_state.get_expert_model_parallel_group()
+    return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in groups.items()}
+
+
+def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) -> str:
+    """The rank order that explains this rank's groups; the default one if it does.
+
+    megatron.core takes the order as an argument and does not keep it.
+    """
+    for order in _orders():
+        candidate = replace(layout, order=order)
+        if all(candidate.group(rank, axis) == ranks for axis, ranks in groups.items()):
+            return order
+    return DEFAULT_ORDER
+
+
+def _orders() -> Iterator[str]:
+    yield DEFAULT_ORDER
+    for axes in itertools.permutations(DEFAULT_ORDER.split("-")):
+        yield "-".join(axes)
+
+
+def read_device() -> Device:
+    """What this rank computes on."""
+    import torch
+
+    if not uses_cuda():
+        name = platform.processor() or platform.machine()
+        return Device(kind="cpu", name=name)
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    uuid = f"GPU-{properties.uuid}"  # as NVML and nvidia-smi write it
+    return Device(kind="cuda", name=properties.name, index=index, uuid=uuid)
+
+
+def uses_cuda() -> bool:
+    """Whether this rank computes on a GPU: NCCL needs one, other backends may use one."""
+    import torch
+    import torch.distributed as dist
+
+    if not torch.cuda.is_available():
+        return False
+    return "nccl" in str(dist.get_backend()) or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in _PACKAGES:
+        try:
+            yield package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
 
 logger = logging.getLogger("megascan")
 
@@ -139,8 +375,7 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
     """The timer for what this rank computes on."""
     if not uses_cuda():
         return CpuTimer(clock)
-    from megascan.tracer.cuda import CudaTimer
-    from megascan.tracer.torch_device import TorchDevice
+    from megascan.tracer.cuda import CudaTimer, TorchDevice
 
     return CudaTimer(clock, TorchDevice(), record_launches=full)
 

@@ -6,41 +6,53 @@ back when tracing ends. A place that the installed version does not have is pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megascan.instrument.collectives import Collectives
-from megascan.instrument.exchanges import Exchanges
+from megascan.instrument.collectives import OPERATIONS, Collectives
 from megascan.instrument.groups import Groups
-from megascan.instrument.host import GarbageCollections, Host
-from megascan.instrument.modules import BackwardSpans, Modules
-from megascan.instrument.operations import OPERATIONS
-from megascan.instrument.p2p import PointToPoint
-from megascan.instrument.passes import Passes
-from megascan.instrument.place import Installation, Place
-from megascan.instrument.position import Position
-from megascan.instrument.steps import Steps
-from megascan.instrument.watched import WatchedModels
+from megascan.instrument.megatron import (
+    BackwardSpans,
+    GarbageCollections,
+    Host,
+    Modules,
+    Passes,
+    PointToPoint,
+)
+from megascan.instrument.place import Function, Installation, Place, Position
+from megascan.instrument.plain_torch import Exchanges, Steps, WatchedModels
 from megascan.schema import Granularity
 from megascan.tracer import RecordingTracer
+from megascan.vocabulary import (
+    ATTENTION,
+    CORE_ATTENTION,
+    EMBEDDING,
+    MLP,
+    MOE,
+    RECOMPUTED_OUTPUT,
+    TRANSFORMER_LAYER,
+)
 
 if TYPE_CHECKING:
     import torch
+
 
 _CORE = "megatron.core"
 _SCHEDULES = f"{_CORE}.pipeline_parallel.schedules"
 _OPTIMIZER = f"{_CORE}.optimizer.optimizer"
 _TRANSFORMER = f"{_CORE}.transformer"
+_PLANS = "training.pipeline"
+"""Schedules by plan of the reference trainer; passed over where they do not run."""
 
 _MODULES = (
-    ("transformer_layer", f"{_TRANSFORMER}.transformer_layer", "TransformerLayer"),
-    ("attention", f"{_TRANSFORMER}.attention", "Attention"),
-    ("attention", f"{_TRANSFORMER}.multi_latent_attention", "MultiLatentAttention"),
-    ("mlp", f"{_TRANSFORMER}.mlp", "MLP"),
-    ("mlp", f"{_CORE}.extensions.transformer_engine", "TEFusedMLP"),
-    ("moe", f"{_TRANSFORMER}.moe.moe_layer", "MoELayer"),
+    (TRANSFORMER_LAYER, f"{_TRANSFORMER}.transformer_layer", "TransformerLayer"),
+    (ATTENTION, f"{_TRANSFORMER}.attention", "Attention"),
+    (ATTENTION, f"{_TRANSFORMER}.multi_latent_attention", "MultiLatentAttention"),
+    (MLP, f"{_TRANSFORMER}.mlp", "MLP"),
+    (MLP, f"{_CORE}.extensions.transformer_engine", "TEFusedMLP"),
+    (MOE, f"{_TRANSFORMER}.moe.moe_layer", "MoELayer"),
     (
-        "embedding",
+        EMBEDDING,
         f"{_CORE}.models.common.embeddings.language_model_embedding",
         "LanguageModelEmbedding",
     ),
@@ -48,13 +60,13 @@ _MODULES = (
 """Classes whose `forward` is recorded; layers of Transformer Engine are of the same classes."""
 
 _RECOMPUTED = (
-    ("core_attention", f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
+    (CORE_ATTENTION, f"{_TRANSFORMER}.dot_product_attention", "DotProductAttention.forward"),
     (
-        "core_attention",
+        CORE_ATTENTION,
         f"{_CORE}.extensions.transformer_engine",
         "TEDotProductAttention.forward",
     ),
-    ("output", f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
+    (RECOMPUTED_OUTPUT, f"{_CORE}.tensor_parallel.random", "CheckpointWithoutOutput._recompute"),
 )
 """What selective recomputation repeats inside a module; recorded when it does."""
 
@@ -62,8 +74,7 @@ _RECOMPUTED = (
 def places(
     passes: Passes, modules: Modules, p2p: PointToPoint, collectives: Collectives, host: Host
 ) -> list[Place]:
-    """The table."""
-    full = Granularity.FULL
+    """Return the table of a job on megatron.core."""
     return [
         Place(module=_SCHEDULES, attribute="forward_step", wrap=passes.forward_step),
         Place(module=_SCHEDULES, attribute="forward_step_calc_loss", wrap=passes.calculate_loss),
@@ -72,6 +83,12 @@ def places(
             module=f"{_CORE}.pipeline_parallel.p2p_communication",
             attribute="P2PCommunicator._communicate",
             wrap=p2p.communicate,
+        ),
+        Place(module=f"{_PLANS}.channels", attribute="start", wrap=p2p.transfer),
+        Place(
+            module=f"{_PLANS}.split_backward",
+            attribute="WeightGradients.compute",
+            wrap=passes.weight_gradients,
         ),
         *(
             Place(module=_OPTIMIZER, attribute=f"{name}.step", wrap=host.optimizer_step)
@@ -91,40 +108,26 @@ def places(
             wrap=collectives.coalescing_manager,
         ),
         *(
-            Place(
-                module=module,
-                attribute=f"{name}.forward",
-                wrap=modules.forward_of(span),
-                granularity=full,
-            )
-            for span, module, name in _MODULES
-        ),
-        *(
-            Place(
-                module=module,
-                attribute=attribute,
-                wrap=modules.recompute_of(span),
-                granularity=full,
-            )
-            for span, module, attribute in _RECOMPUTED
-        ),
-        Place(
-            module=f"{_CORE}.models.gpt.gpt_model",
-            attribute="GPTModel.forward",
-            wrap=modules.output_layer_of,
-            granularity=full,
-        ),
-        Place(
-            module=f"{_CORE}.dist_checkpointing.serialization",
-            attribute="save",
-            wrap=host.save_checkpoint,
-            granularity=full,
+            Place(module=module, attribute=attribute, wrap=wrap, granularity=Granularity.FULL)
+            for module, attribute, wrap in _full_places(modules, host)
         ),
     ]
 
 
+def _full_places(
+    modules: Modules, host: Host
+) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
+    """Yield what granularity `full` adds: module, attribute, and what is put around it."""
+    for span, module, name in _MODULES:
+        yield module, f"{name}.forward", modules.forward_of(span)
+    for span, module, attribute in _RECOMPUTED:
+        yield module, attribute, modules.recompute_of(span)
+    yield f"{_CORE}.models.gpt.gpt_model", "GPTModel.forward", modules.output_layer_of
+    yield f"{_CORE}.dist_checkpointing.serialization", "save", host.save_checkpoint
+
+
 def plain_places(watched: WatchedModels, exchanges: Exchanges, steps: Steps) -> list[Place]:
-    """What is wrapped besides where models of plain PyTorch are watched."""
+    """Return what is wrapped in addition where models of plain PyTorch are watched."""
     distributed = "torch.distributed"
     return [
         Place(module="torch.autograd", attribute="backward", wrap=watched.backward),

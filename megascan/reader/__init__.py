@@ -1,23 +1,31 @@
-"""Readers: rank files of every known format, and merged timelines, as columns."""
+"""Read rank files of every known format, and merged timelines, as columns.
 
-from megascan.reader.formats import MERGED_FORMATS, Format, sniff
-from megascan.reader.merged import read_timeline
+Owns everything between bytes on a disk and an Arrow table of spans (`megascan.timeline`). Fed by
+the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megascan.export`'s.
+
+    trace.py            read_trace: find the format, read all files, make one run; start here
+    rank_files.py       our own rank files, long ones alone and short ones together
+    original.py         the original MegaScan's begin and end records
+    kineto.py           the PyTorch profiler's traces
+    timeline_files.py   merged timelines, Chrome JSON and Perfetto
+    segments.py         what each of the above hands over: a rank's spans of a run, as a table
+    lines.py            files as blocks of lines, lines as columns; templates.py does it fast
+"""
+
+from megascan.reader.rank_files import file_batches
 from megascan.reader.segments import Packed, Segment
-from megascan.reader.short_files import file_batches
-from megascan.reader.tables import RunTables, run_tables
-from megascan.reader.trace import Loader, load_segments, read_trace
+from megascan.reader.timeline_files import read_timeline
+from megascan.reader.trace import MERGED_FORMATS, Format, Loader, load_segments, read_trace, sniff
 
 __all__ = [
     "MERGED_FORMATS",
     "Format",
     "Loader",
     "Packed",
-    "RunTables",
     "Segment",
     "file_batches",
     "load_segments",
     "read_timeline",
     "read_trace",
-    "run_tables",
     "sniff",
 ]

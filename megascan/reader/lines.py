@@ -1,29 +1,233 @@
-"""Lines of JSON events to Arrow columns, without a loop over events; damaged lines by number."""
+"""Read files as blocks of whole lines, and lines of JSON events as Arrow columns.
+
+Files are plain or gzipped, complete or cut off. Indented JSON arrays, as the original MegaScan and
+the PyTorch profiler write them, are turned into one event a line, block by block:
+
+    [                             {"schemaVersion": 1, …,
+      {                             "traceEvents": [
+        "name": …                   {
+      },                              "ph": "X", …
+      {                             },
+
+A line end cannot stand inside a JSON string, so a bracket on a line of its own separates
+records and every other line end is blank. What is not laid out so is read as a whole document.
+There is no loop over events; damaged lines are set aside by number.
+"""
 
 from __future__ import annotations
 
+import re
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.json
 
-from megascan.pipeline import ordered_map
-from megascan.reader.bytestream import Block, read_blocks
+from megascan.arrays import Integers
+from megascan.errors import InputError
+from megascan.parallel import across_threads
+
+BLOCK_BYTES = 4 << 20
+_LINE_END = 10
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = zlib.MAX_WBITS | 16
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of a file, without the last one's line end; `first_line` counts from 1.
+
+    `torn` marks the last block of a compressed stream that was cut off.
+    """
+
+    text: bytearray
+    first_line: int
+    torn: bool = False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    data: bytes
+    torn: bool = False
+
+
+def read_start(path: Path, num_bytes: int) -> bytes:
+    """Read the first bytes of a file's (decompressed) content. Raises InputError if unreadable."""
+    collected = b""
+    for piece in _pieces(path, num_bytes):
+        collected += piece.data
+        if len(collected) >= num_bytes:
+            break
+    return collected[:num_bytes]
+
+
+def read_blocks(path: Path) -> Iterator[Block]:
+    """Yield a file's content in blocks of whole lines, about BLOCK_BYTES each.
+
+    Memory is bounded by the block and the longest line. Gzip is recognised by its first bytes;
+    members that follow one another are read as one; a stream that was cut off ends with what is
+    there and `torn`. Raises InputError for a file that cannot be read or whose compression is
+    damaged.
+    """
+    held: list[bytes] = []
+    line, torn = 1, False
+    for piece in _pieces(path, BLOCK_BYTES):
+        torn = torn or piece.torn
+        cut = piece.data.rfind(b"\n")
+        if cut < 0:
+            held.append(piece.data)
+            continue
+        text = bytearray().join((*held, memoryview(piece.data)[:cut]))
+        held = [piece.data[cut + 1 :]]
+        yield Block(text, line)
+        line += int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_END)) + 1
+    yield Block(bytearray().join(held), line, torn)
+
+
+def read_all(path: Path) -> tuple[bytes, bool]:
+    """Read a whole file's content, and whether its compressed stream was torn."""
+    pieces = list(_pieces(path, BLOCK_BYTES))
+    return b"".join(piece.data for piece in pieces), any(piece.torn for piece in pieces)
+
+
+def _pieces(path: Path, size: int) -> Iterator[_Piece]:
+    try:
+        with path.open("rb") as file:
+            first = file.read(size)
+            raw = chain([first], iter(lambda: file.read(size), b""))
+            if first.startswith(_GZIP_MAGIC):
+                yield from _inflated(raw, size, path)
+            else:
+                yield from (_Piece(data) for data in raw)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot read {path}: {reason}; check its path and permissions") from error
+
+
+def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:
+    """Decompress gzip members one after the other, at most `size` bytes at a time."""
+    inflater, inside = zlib.decompressobj(_GZIP_WINDOW), False
+    try:
+        for chunk in raw:
+            data = chunk
+            while data:
+                inside = True
+                yield _Piece(inflater.decompress(data, size))
+                data = inflater.unconsumed_tail
+                if inflater.eof:
+                    data = inflater.unused_data.lstrip(b"\0")
+                    inflater, inside = zlib.decompressobj(_GZIP_WINDOW), False
+        if inside:
+            yield _Piece(inflater.flush(), torn=not inflater.eof)
+    except zlib.error as error:
+        raise InputError(
+            f"{path}: compressed data is damaged ({error}); restore the file from a good copy"
+        ) from error
+
+
+def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield a file's (decompressed) bytes piece by piece, and whether its stream was torn there.
+
+    For files that have no lines; errors as `read_blocks`.
+    """
+    for piece in _pieces(path, size):
+        yield piece.data, piece.torn
+
+
+_FIRST_RECORD = re.compile(
+    rb"(?:\A\s*|\"traceEvents\"\s*:\s*)(?P<array>\[)\s*\n(?P<indent>[ \t]*)\{[ \t]*\n"
+)
+_MARK = b"\x1e"
+"""A control character: cannot stand in valid JSON except as an escape."""
+_MARKED_LINES = bytes.maketrans(b"\n" + _MARK, b" \n")
+
+
+@dataclass(frozen=True)
+class Document:
+    """What stands before the array of events, and the events as lines, block by block."""
+
+    preamble: bytes
+    blocks: Iterator[Block]
+
+
+def open_document(path: Path) -> Document:
+    """Open a JSON file of another tool as its events.
+
+    A block's `first_line` counts records from 1; `torn` marks a file whose array does not close.
+    Raises InputError for files that cannot be read, or that are
+    neither laid out as above nor a whole JSON document.
+    """
+    source = read_blocks(path)
+    first = next(source)
+    layout = _FIRST_RECORD.search(first.text)
+    if layout is None:
+        return _whole_document(path)
+    start = layout.end("indent")
+    head = bytes(first.text[: layout.start("array")])
+    separator = b"\n" + layout["indent"] + b"}"
+    return Document(head, _separated(bytes(first.text[start:]), source, separator))
+
+
+def _separated(text: bytes, source: Iterator[Block], closing: bytes) -> Iterator[Block]:
+    """Cut the stream behind records' closing brackets; blank line ends within records."""
+    opening = closing[:-1] + b"{"
+    record = 1
+    for block in source:
+        cut = text.rfind(closing + b"," + opening)
+        if cut >= 0:
+            end = cut + len(closing)
+            lines = _one_a_line(text[:end], closing, opening)
+            yield Block(lines, record)
+            record += lines.count(b"\n") + 1
+            text = text[end + len(opening) :]
+        text = b"\n".join((text, block.text))
+    last = text.rfind(closing)
+    end = last + len(closing) if last >= 0 else 0
+    torn = not text[end:].lstrip().startswith(b"]")
+    yield Block(_one_a_line(text[:end], closing, opening), record, torn)
+
+
+def _one_a_line(text: bytes, closing: bytes, opening: bytes) -> bytearray:
+    marked = text.replace(closing + b"," + opening, b"}" + _MARK + b"{")
+    return bytearray(marked).translate(_MARKED_LINES)
+
+
+def _whole_document(path: Path) -> Document:
+    """Parse a file in another layout (compact, other indentation) as one and lay it out anew."""
+    text, torn = read_all(path)
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        cut = "is cut off" if torn or "end of data" in str(error) else "is not valid JSON"
+        raise InputError(
+            f"{path} {cut} ({error}) and its events do not stand on lines of their own, so nothing "
+            "of it can be read; restore the file"
+        ) from error
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise InputError(f"{path} holds JSON without an array of events; restore the file")
+    rest = dict(document) if isinstance(document, dict) else {}
+    rest["traceEvents"] = []
+    try:
+        lines = bytearray(b"\n".join(map(orjson.dumps, events)))
+        preamble = orjson.dumps(rest).removesuffix(b"[]}")
+    except orjson.JSONEncodeError as error:  # for what nests too deep
+        raise InputError(f"{path} holds a damaged event ({error}); restore the file") from error
+    return Document(preamble, iter([Block(lines, 1)]))
+
 
 _AROUND_EVENTS = b" \t\r,[]"
 _END_BYTES = 8
 _NO_EVENT = "is not a JSON event"
 _MISFIT = "has a value of the wrong type or size"
-_LINE_END, _COMMA, _BLANK, _OPEN, _CLOSE = b"\n, {}"
-
-Bounds = npt.NDArray[np.int64]
+_ENDING, _COMMA, _BLANK, _OPEN, _CLOSE = b"\n, {}"
 
 
 @dataclass(frozen=True)
@@ -50,10 +254,10 @@ class EventBlock:
     source: bytearray | tuple[bytes, ...]
 
     def rows_text(self, rows: Sequence[int]) -> list[bytes]:
-        """The JSON of some rows (the few records that are not spans)."""
+        """Return the JSON of some rows (the few records that are not spans)."""
         if isinstance(self.source, tuple):
             return [self.source[row] for row in rows]
-        ends = np.flatnonzero(np.frombuffer(self.source, dtype=np.uint8) == _LINE_END)
+        ends = np.flatnonzero(np.frombuffer(self.source, dtype=np.uint8) == _ENDING)
         bounds = [-1, *ends.tolist(), len(self.source)]
         first = self.numbers[0] - self.first_line
         return [
@@ -64,15 +268,15 @@ class EventBlock:
 class LineParser(Protocol):
     """Turns lines that hold an event each into columns."""
 
-    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
-        """Columns of the lines text[bounds[i]:bounds[i + 1]], a row a line; what else `text` holds
-        is blank.
+    def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
+        """Return columns of the lines text[bounds[i]:bounds[i + 1]], a row a line; the rest of
+        `text` is blank.
 
         None when a line is no JSON or does not fit the columns. `text` is UTF-8 without NUL.
         """
 
     def empty(self) -> pa.Table:
-        """Columns without rows."""
+        """Return columns without rows."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +285,8 @@ class GeneralParser:
 
     schema: pa.Schema
 
-    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
-        """Columns as LineParser says; the parser finds the lines itself."""
+    def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
+        """Return columns as LineParser says; the parser finds the lines itself."""
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(pa.py_buffer(text)),
@@ -96,14 +300,14 @@ class GeneralParser:
         return table if table.num_rows == len(bounds) - 1 else None
 
     def empty(self) -> pa.Table:
-        """Columns without rows."""
+        """Return columns without rows."""
         return self.schema.empty_table()
 
 
 def parsed_blocks(
     path: Path, parser: LineParser, num_threads: int
 ) -> Iterator[tuple[Block, EventBlock | None]]:
-    """A file's blocks in order, each with its events, by as many threads.
+    """Yield a file's blocks in order, each with its events, by as many threads.
 
     Of a block's text only the end is kept, as it stands in the file.
     """
@@ -113,12 +317,12 @@ def parsed_blocks(
         return end, parse_block(block, parser)
 
     if num_threads > 1:
-        return ordered_map(parsed, read_blocks(path), num_threads)
+        return across_threads(parsed, read_blocks(path), num_threads)
     return map(parsed, read_blocks(path))
 
 
 def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
-    """Events of a block, None when it holds only brackets.
+    """Parse the events of a block; None when it holds only brackets.
 
     The fast way takes lines as `megascan.rankfile` writes them: separators and brackets are
     blanked in place. Anything else (several events a line, CRLF, damage) is cleaned line by line.
@@ -135,14 +339,14 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
     return _parse_line_by_line(block, parser)
 
 
-def _blank_separators(text: bytearray) -> tuple[range, Bounds]:
+def _blank_separators(text: bytearray) -> tuple[range, Integers]:
     """Overwrite what stands between events by spaces; the lines that remain and their bounds.
 
     The range is empty unless every one of these lines begins with `{` and ends with `}`. The
     columnar parser relies on that: it takes `null` for a row, and crashes where it is the first.
     """
     view = np.frombuffer(text, dtype=np.uint8)
-    ends = np.append(np.flatnonzero(view == _LINE_END), len(view))
+    ends = np.append(np.flatnonzero(view == _ENDING), len(view))
     last = np.maximum(ends - 1, 0)
     view[last[view[last] == _COMMA]] = _BLANK
     start, stop = 0, len(ends)
@@ -162,7 +366,7 @@ def _blank_separators(text: bytearray) -> tuple[range, Bounds]:
 
 
 def _is_text(text: bytearray) -> bool:
-    """UTF-8 without NUL: what the columnar parser takes for granted."""
+    """Tell whether a text is UTF-8 without NUL: what the columnar parser takes for granted."""
     if b"\0" in text:
         return False
     if text.isascii():
@@ -200,7 +404,7 @@ def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
 
 
 def _events(line: bytes) -> list[bytes] | None:
-    """The events of a line (several in a file without line ends); None if it is damaged."""
+    """Return the events of a line (several in a file without line ends); None if it is damaged."""
     try:
         if isinstance(orjson.loads(line), dict):
             return [line]
@@ -208,17 +412,14 @@ def _events(line: bytes) -> list[bytes] | None:
         pass
     try:
         events = orjson.loads(b"[" + line + b"]")
-        return [orjson.dumps(event) for event in events] if _are_objects(events) else None
+        are_objects = all(isinstance(event, dict) for event in events)
+        return [orjson.dumps(event) for event in events] if are_objects else None
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter for what nests too deep
         return None
 
 
-def _are_objects(events: list[object]) -> bool:
-    return all(isinstance(event, dict) for event in events)
-
-
 def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
-    """Numbers of lines that are JSON but do not fit the columns, found by halving."""
+    """Find by halving the numbers of lines that are JSON but do not fit the columns."""
     if not lines or _table([line for _, line in lines], parser) is not None:
         return []
     if len(lines) == 1:
@@ -228,7 +429,7 @@ def _misfits(lines: list[tuple[int, bytes]], parser: LineParser) -> list[int]:
 
 
 def _table_in_parts(lines: list[bytes], parser: LineParser) -> pa.Table:
-    """Columns of lines that fit, each of them or in halves; not all may fit beside each other."""
+    """Parse lines that fit, all at once or in halves; not all may fit next to each other."""
     table = _table(lines, parser)
     if table is not None or len(lines) == 1:
         return parser.empty() if table is None else table

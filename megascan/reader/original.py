@@ -1,4 +1,9 @@
-"""Rank files of the original MegaScan: flat begin and end records without header or clock.
+"""Read rank files of the original MegaScan: flat begin and end records without header or clock.
+
+    read_records      one file: its records as columns, folded into scopes
+    fold              pair begins with ends, step by step, without a loop over records
+    original_spans    scopes in our columns; OPERATIONS says what each name is in our words
+    read_original     all files: the smallest layout that fits them, steps on a common axis
 
 Each rank's times count from its own step begin, so steps are put on a common axis by their index:
 step k begins where step k - 1 ends (its longest wall time over ranks) plus the longest pause before
@@ -9,14 +14,17 @@ is its own clock domain, so that alignment ties them by the ends of collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import orjson
 import pyarrow as pa
 
-from megascan.errors import InputError
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import InputError, listed
 from megascan.header import (
     RESTARTING_CLOCK,
     ClockOrigin,
@@ -25,23 +33,486 @@ from megascan.header import (
     TraceSettings,
     WindowRecord,
 )
-from megascan.pipeline import Spread, across_threads
-from megascan.reader.original_records import RECORD_SCHEMA, Place, Recorded, read_records
-from megascan.reader.original_spans import original_spans
-from megascan.reader.runs import listed
-from megascan.reader.segments import Packed, Segment
+from megascan.parallel import Spread, across_threads
+from megascan.reader.lines import EventBlock, open_document, parse_block
+from megascan.reader.segments import Packed, Segment, running_numbers, span_table
 from megascan.reader.templates import Templates
-from megascan.schema import Granularity
+from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
+from megascan.timeline import codes, equals
 from megascan.topology import Layout
+from megascan.vocabulary import (
+    ATTENTION,
+    BACKWARD,
+    DECODER,
+    FORWARD,
+    GRAD_SYNC,
+    ITERATION,
+    LOSS_SYNC,
+    MLP,
+    OPTIMIZER,
+    TRANSFORMER_LAYER,
+    group_id,
+    message_name,
+)
+
+STEP = ITERATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What an original event becomes; `axis` names the parallel group that works on it."""
+
+    kind: Kind
+    name: str
+    track: Track = Track.COMPUTE
+    phase: str = ""
+    op: str = ""
+    axis: str = ""
+    direction: str = ""
+
+
+def _work(name: str, phase: Phase = Phase.FORWARD) -> tuple[Operation, ...]:
+    return (Operation(kind=Kind.COMPUTE, name=name, phase=phase),)
+
+
+def _collective(op: str, axis: str = "tp") -> tuple[Operation, ...]:
+    return (Operation(kind=Kind.COLLECTIVE, name=op, track=Track.COMMUNICATION, op=op, axis=axis),)
+
+
+def _message(op: str, direction: str) -> Operation:
+    return Operation(
+        kind=Kind.P2P,
+        name=message_name(op, direction),
+        track=Track.COMMUNICATION,
+        op=op,
+        axis="pp",
+        direction=direction,
+    )
+
+
+_LOSS = Operation(
+    kind=Kind.COLLECTIVE, name=LOSS_SYNC, track=Track.COMMUNICATION, phase=Phase.FORWARD
+)
+OPERATIONS: dict[str, tuple[Operation, ...]] = {
+    STEP: (Operation(kind=Kind.ITERATION, name=ITERATION),),
+    "recv-warmup": (_message("recv", "forward"),),
+    "recv-extra": (_message("recv", "forward"),),
+    "send-warmup": (_message("send", "forward"),),
+    "exchange-next": (_message("send", "forward"), _message("recv", "backward")),
+    "exchange-prev": (_message("send", "backward"), _message("recv", "forward")),
+    "send-extra": (_message("send", "backward"),),
+    "recv-cooldown": (_message("recv", "backward"),),
+    "send-cooldown": (_message("send", "backward"),),
+    "forward-warmup": _work(FORWARD),
+    "forward": _work(FORWARD),
+    "backward": _work(BACKWARD, Phase.BACKWARD),
+    "backward-cooldown": _work(BACKWARD, Phase.BACKWARD),
+    "loss": (_LOSS,),
+    "decoder": _work(DECODER),
+    "transformer_layer": _work(TRANSFORMER_LAYER),
+    "attention": _work(ATTENTION),
+    "mlp": _work(MLP),
+    "recompute_mlp": _work(MLP, Phase.RECOMPUTE),
+    "_reduce": _collective("all_reduce"),
+    "_gather_along_last_dim": _collective("all_gather"),
+    "_gather_along_first_dim": _collective("all_gather"),
+    "_reduce_scatter_along_last_dim": _collective("reduce_scatter"),
+    "_reduce_scatter_along_first_dim": _collective("reduce_scatter"),
+    "allreduce": _collective("all_reduce", "dp"),
+    "optimizer": (Operation(kind=Kind.OPTIMIZER, name=OPTIMIZER),),
+    "grad-sync": (Operation(kind=Kind.OPTIMIZER, name=GRAD_SYNC),),
+}
+"""Events that are two messages at once become two spans of the same times, as ours are. `_reduce`
+is labelled with a larger group than it works on: it is a tensor-parallel all-reduce. `allreduce`
+(gradients, then a device synchronisation) ends together on data-parallel peers. `loss` contains
+the reduction of the logged loss over the replicas, so its time is a wait as much as it is work."""
+
+MISNUMBERED = "send-extra"
+"""Sends back the last gradient of the steady state, and calls it the step's last microbatch; on
+stages with a warm-up it is an earlier one."""
+
+
+def operations_of(name: str) -> tuple[Operation, ...]:
+    """Return our words for an original event; one we do not know keeps its name, as compute."""
+    return OPERATIONS.get(name) or _work(name)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Spans as rows of their begin and end records, in the order of begins.
+
+    `step` numbers the steps of the file from 0; `depth` is 0 for the step itself, 1 for scopes
+    directly in it. Records of steps that never closed, or whose scopes do not nest, are not among
+    them: `num_open_steps` and `num_broken_steps` count those, `num_open_spans` the begin records in
+    steps that never closed, `num_outside` those outside of any step (evaluation).
+    """
+
+    begin: Integers
+    end: Integers
+    step: Integers
+    depth: Integers
+    num_steps: int
+    num_open_steps: int
+    num_broken_steps: int
+    num_open_spans: int
+    num_outside: int
+
+
+def fold(is_begin: Flags, is_step: Flags, name: Integers) -> Folded:
+    """Pair every begin with its end; `is_step` marks the records that open and close a step.
+
+    In a well-nested sequence the records of one level alternate begin, end, begin, end. So: number
+    the levels by a running sum, sort stably by (step, level), and neighbours are pairs.
+
+        record   B step  B a  B b  E b  E a  E step        level 1: B step, E step
+        level      1      2    3    3    2     1           level 2: B a, E a …
+    """
+    rows = np.arange(len(is_begin), dtype=np.int64)
+    step_begin, step_end = _steps(is_begin & is_step, ~is_begin & is_step)
+    if not len(step_begin):
+        none = rows[:0]
+        return Folded(none, none, none, none, 0, 0, 0, 0, int(np.sum(is_begin)))
+    segment = np.cumsum(is_begin & is_step) - 1
+    inside = (segment >= 0) & (rows <= step_end[np.maximum(segment, 0)])
+    level = np.cumsum(np.where(is_begin, 1, -1)) + ~is_begin
+    level = level - level[step_begin][np.maximum(segment, 0)]
+    kept = rows[inside]
+    kept = kept[np.lexsort((level[kept], segment[kept]))]
+    broken = np.zeros(len(step_begin), dtype=np.bool_)
+    broken[np.bincount(segment[kept], minlength=len(step_begin)) % 2 == 1] = True
+    even = kept[~broken[segment[kept]]]
+    first, second = even[::2], even[1::2]
+    wrong = ~is_begin[first] | is_begin[second] | (level[first] != level[second])
+    broken[segment[first[wrong | (name[first] != name[second])]]] = True
+    kept = kept[~broken[segment[kept]]]
+    begin, end = kept[::2], kept[1::2]
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    closed = step_end >= 0
+    good = np.cumsum(closed & ~broken) - 1
+    return Folded(
+        begin=begin,
+        end=end,
+        step=good[segment[begin]],
+        depth=level[begin],
+        num_steps=int(np.sum(closed & ~broken)),
+        num_open_steps=int(np.sum(~closed)),
+        num_broken_steps=int(np.sum(closed & broken)),
+        num_open_spans=int(np.sum(is_begin & (segment >= 0) & ~closed[segment])),
+        num_outside=int(np.sum(is_begin & ~inside & ((segment < 0) | closed[segment]))),
+    )
+
+
+def _steps(begins: Flags, ends: Flags) -> tuple[Integers, Integers]:
+    """Return the row of each step's begin, and of the first end before the next step begins (-1:
+    none).
+    """
+    begin, end = np.flatnonzero(begins), np.flatnonzero(ends)
+    following = np.append(begin[1:], len(begins))
+    at = np.searchsorted(end, begin)
+    first_end = np.append(end, len(begins))[at]
+    return begin.astype(np.int64), np.where(first_end < following, first_end, -1).astype(np.int64)
+
+
+RECORD_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("ph", pa.string()),
+        ("rel_ts", pa.int64()),
+        ("pad_before", pa.float64()),
+        ("duration_wall", pa.float64()),
+        ("micro_batch_index", pa.int64()),
+        ("microbatch", pa.int64()),
+        ("model_chunk", pa.int64()),
+        ("data", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose file it is, as its records say."""
+
+    rank: int
+    dp: int
+    pp: int
+    tp: int
+    device: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Scopes of one file in the order of their begins; times in ns since their step's begin.
+
+    `wall_ns` and `pad_before_ns` hold a value a step: its length, and the pause before it.
+    `row` is the scope's begin among the file's records, `row_end` its end.
+    """
+
+    path: Path
+    place: Place
+    names: tuple[str, ...]
+    name: Integers
+    row: Integers
+    row_end: Integers
+    step: Integers
+    depth: Integers
+    start_ns: Integers
+    end_ns: Integers
+    microbatch: Integers
+    chunk: Integers
+    data_bytes: Integers
+    wall_ns: Integers
+    pad_before_ns: Integers
+    num_unfinished_spans: int
+    notes: tuple[str, ...]
+
+
+def read_records(path: Path, templates: Templates) -> Recorded | None:
+    """Read the scopes of a file; None when it holds no scope that says which rank it belongs to.
+
+    Raises InputError for a record that is damaged before the end of the file.
+    """
+    tables: list[pa.Table] = []
+    place: Place | None = None
+    torn = False
+    for block in open_document(path).blocks:
+        events = parse_block(block, templates)
+        torn = torn or block.torn
+        if events is not None:
+            for damage in events.damages:
+                raise InputError(
+                    f"{path}: record {damage.line} {damage.reason}; restore the file or move it "
+                    "away and pass --allow-missing-ranks"
+                )
+            place = place or _place(events, path)
+            tables.append(events.table)
+    if place is None:
+        return None
+    return _recorded(path, place, pa.concat_tables(tables).unify_dictionaries(), torn=torn)
+
+
+def _place(events: EventBlock, path: Path) -> Place | None:
+    at = np.flatnonzero(_integers(events.table, "rel_ts") != NOT_APPLICABLE)
+    if not len(at):
+        return None
+    try:
+        record = orjson.loads(events.rows_text([int(at[0])])[0])
+        return Place(*(int(record[key]) for key in ("g_rk", "dp_rk", "pp_rk", "tp_rk", "dev")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: a record of the original MegaScan without its rank ({error}); the file is "
+            "damaged, restore it"
+        ) from error
+
+
+def _recorded(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Recorded:
+    scopes = equals(table, "ph", "B", "E")
+    num_instants = int(np.sum(~scopes))
+    if num_instants:
+        table = table.filter(pa.array(scopes))
+    name, names = codes(table, "name")
+    texts = tuple(names)
+    is_begin = equals(table, "ph", "B")
+    step_code = texts.index(STEP) if STEP in texts else NOT_APPLICABLE
+    folded = fold(is_begin, name == step_code, name)
+    times = [_integers(table, key) for key in ("rel_ts", "pad_before")]
+    copies = _copied_steps(folded, name, np.stack(times))
+    kept = ~copies[folded.step]
+    step = (np.cumsum(~copies) - 1)[folded.step[kept]]
+    begin, end = folded.begin[kept], folded.end[kept]
+    is_first = folded.depth[kept] == 0
+    rel_ts = _integers(table, "rel_ts", missing=0)
+    wall = np.maximum(_integers(table, "duration_wall", missing=0), rel_ts)
+    microbatch = np.maximum(
+        _integers(table, "micro_batch_index")[end], _integers(table, "microbatch")[end]
+    )
+    return Recorded(
+        path=path,
+        place=place,
+        names=texts,
+        name=name[begin],
+        row=begin,
+        row_end=end,
+        step=step,
+        depth=folded.depth[kept],
+        start_ns=rel_ts[begin],
+        end_ns=rel_ts[end],
+        microbatch=microbatch,
+        chunk=_integers(table, "model_chunk")[end],
+        data_bytes=_integers(table, "data")[end],
+        wall_ns=wall[end[is_first]],
+        pad_before_ns=_integers(table, "pad_before", missing=0)[begin[is_first]],
+        num_unfinished_spans=folded.num_open_spans,
+        notes=_notes(path, place, folded, int(copies.sum()), num_instants, torn=torn),
+    )
+
+
+def _integers(table: pa.Table, name: str, missing: int = NOT_APPLICABLE) -> Integers:
+    """Return a column of times or numbers; `missing` where a record has none."""
+    values: Integers | Floats = table.column(name).to_numpy()
+    if missing == NOT_APPLICABLE and values.dtype == np.int64:
+        return values.astype(np.int64, copy=False)
+    absent = np.isnan(values) if values.dtype.kind == "f" else values == NOT_APPLICABLE
+    return np.where(absent, missing, values).astype(np.int64)
+
+
+def _copied_steps(folded: Folded, name: Integers, times: Integers) -> Flags:
+    """Mark steps that repeat an earlier one to the nanosecond: copies, which one tracer wrote.
+
+    `times` are (kind of time, record). `duration_wall` is none of them: it is the host's time since
+    the tracer last looked at the clock, another one for each copy.
+    """
+    bounds = np.searchsorted(folded.step, np.arange(folded.num_steps + 1))
+    seen: set[bytes] = set()
+    copies = np.zeros(folded.num_steps, dtype=np.bool_)
+    for step, (first, stop) in enumerate(pairwise(bounds)):
+        begin, end = folded.begin[first:stop], folded.end[first:stop]
+        content = b"".join(part.tobytes() for part in (name[begin], times[:, begin], times[:, end]))
+        copies[step] = content in seen
+        seen.add(content)
+    return copies
+
+
+def _notes(
+    path: Path, place: Place, folded: Folded, num_copies: int, num_instants: int, *, torn: bool
+) -> tuple[str, ...]:
+    counted = {
+        "steps that never end": folded.num_open_steps,
+        "steps whose scopes do not nest": folded.num_broken_steps,
+        "identical copies of a step": num_copies,
+        "scopes outside of steps": folded.num_outside,
+        "instants": num_instants,
+    }
+    notes = [f"{count} {what}" for what, count in counted.items() if count]
+    found = [f"rank {place.rank}: left out {', '.join(notes)}"] if notes else []
+    return (*found, f"rank {place.rank}: {path.name} is cut off") if torn else tuple(found)
+
+
+def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.Table:
+    """Return spans of TRACE_SCHEMA; iteration k begins at `step_starts[k - 1]`.
+
+    An exchange (send and receive at once) becomes two spans of the same times, each with half of
+    the bytes. A message at the end of the pipeline, where nothing is sent, becomes host time.
+    """
+    microbatch, in_backward = _passes(one)
+    scope, operation, table = _operations(one)
+    shares = np.bincount(scope, minlength=len(one.row))[scope]
+    data = one.data_bytes[scope]
+    data = np.where(data > 0, data // shares, data)
+    negative = one.end_ns < one.start_ns
+    if negative.any():
+        raise InputError(
+            f"{one.path}: {int(negative.sum())} scopes end before they begin; the file is damaged, "
+            "restore it or move it away and pass --allow-missing-ranks"
+        )
+    phases = [item.phase for item in table]
+    repeated = in_backward[scope] & np.array([it == Phase.FORWARD for it in phases])[operation]
+    keys = one.step[scope] * len(table) + _channel(table)[operation]
+    communicates = np.array([bool(item.op) for item in table])[operation]
+    members = [_group(layout, one.place.rank, item) for item in table]
+    peers = np.array([_peer(layout, one.place.rank, item) for item in table], dtype=np.int64)
+    return span_table(
+        len(scope),
+        {
+            "rank": one.place.rank,
+            "track": np.array([item.track for item in table], dtype=np.int64)[operation],
+            "start_ns": step_starts[one.step[scope]] + one.start_ns[scope],
+            "duration_ns": (one.end_ns - one.start_ns)[scope],
+            "iteration": one.step[scope] + 1,
+            "microbatch": microbatch[scope],
+            "chunk": one.chunk[scope],
+            "sequence": np.where(communicates, running_numbers(keys), NOT_APPLICABLE),
+            "size_bytes": data,
+            "peer": peers[operation],
+        },
+        {
+            "kind": (operation, [str(item.kind) for item in table]),
+            "name": (operation, [item.name for item in table]),
+            "phase": (
+                np.where(repeated, len(phases), operation),
+                [*phases, str(Phase.RECOMPUTE)],
+            ),
+            "op": (operation, [item.op for item in table]),
+            "group": (operation, members),
+            "direction": (operation, [item.direction for item in table]),
+        },
+    )
+
+
+def _operations(one: Recorded) -> tuple[Integers, Integers, list[Operation]]:
+    """Return (scope of each span, its operation's number, operations), spans in the order of
+    scopes.
+    """
+    table: list[Operation] = []
+    first: list[list[int]] = []
+    silent: list[int] = []
+    for name in one.names:
+        found = operations_of(name)
+        first.append([*range(len(table), len(table) + len(found))])
+        table += found
+        silent.append(len(table))
+        table.append(Operation(kind=Kind.HOST, name=name, track=Track.HOST))
+    is_message = np.array([operations_of(name)[0].kind is Kind.P2P for name in one.names])
+    is_silent = is_message[one.name] & (one.data_bytes <= 0)
+    number = np.where(
+        is_silent, np.array(silent)[one.name], np.array([a[0] for a in first])[one.name]
+    )
+    second = np.array([a[1] if len(a) > 1 else NOT_APPLICABLE for a in first])[one.name]
+    twice = np.flatnonzero((second >= 0) & ~is_silent)
+    scope = np.concatenate((np.arange(len(one.row)), twice))
+    operation = np.concatenate((number, second[twice]))
+    order = np.argsort(scope, kind="stable")
+    return scope[order], operation[order], table
+
+
+def _channel(table: list[Operation]) -> Integers:
+    """Number the operations that are counted together: of one group, op and direction."""
+    channels = [(item.axis, item.op, item.direction) for item in table]
+    return np.array([channels.index(channel) for channel in channels], dtype=np.int64)
+
+
+def _group(layout: Layout, rank: int, operation: Operation) -> str:
+    if not operation.axis:
+        return ""
+    return group_id(operation.axis, layout.group(rank, operation.axis))
+
+
+def _peer(layout: Layout, rank: int, operation: Operation) -> int:
+    """Return the stage a message goes to or comes from."""
+    if operation.kind is not Kind.P2P:
+        return NOT_APPLICABLE
+    ahead = (operation.direction == "forward") == (operation.op == "send")
+    stages = layout.group(rank, "pp")
+    return stages[(stages.index(rank) + (1 if ahead else -1)) % len(stages)]
+
+
+def _passes(one: Recorded) -> tuple[Integers, Flags]:
+    """Return the microbatch of each scope, handed down from the pass it stands in; and which are
+    in a backward pass. Files without passes count decoders within the step instead."""
+    names = np.array([*one.names, ""])
+    passes = np.isin(
+        one.name, [n for n, text in enumerate(names) if text.startswith(("forward", "backward"))]
+    )
+    microbatch = np.where(names[one.name] == MISNUMBERED, NOT_APPLICABLE, one.microbatch)
+    if not passes.any():
+        passes = (names[one.name] == DECODER) & (one.depth == 1)
+        microbatch[passes] = running_numbers(one.step[passes])
+    if not passes.any():
+        return microbatch, np.zeros(len(passes), dtype=np.bool_)
+    begin, end = one.row[passes], one.row_end[passes]
+    around = np.searchsorted(begin, one.row, side="right") - 1
+    inside = (around >= 0) & (one.row <= end[around])
+    within = np.where(inside, microbatch[passes][around], NOT_APPLICABLE)
+    backward = np.char.startswith(names[one.name[passes]], "backward")[around]
+    return np.where(microbatch < 0, within, microbatch), inside & backward & ~passes
+
 
 RUN_ID = "original"
 _MOST_TENSOR_RANKS = 4096
 
-Integers = npt.NDArray[np.int64]
-
 
 def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
-    """Every rank's file as a segment of one run.
+    """Read every rank's file as a segment of one run.
 
     Sizes of the parallel axes are the smallest that fit all files, for they name no sizes.
     Raises InputError for files whose ranks do not fit Megatron's order.
@@ -57,7 +528,7 @@ def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> lis
 
 
 def _layout(recorded: Sequence[Recorded]) -> Layout:
-    """The smallest sizes that hold all coordinates and give every file the rank it says."""
+    """Find the smallest sizes that hold all coordinates and give every file the rank it says."""
     places = [one.place for one in recorded]
     pp = 1 + max(place.pp for place in places)
     highest = max(place.rank for place in places)
@@ -74,7 +545,9 @@ def _layout(recorded: Sequence[Recorded]) -> Layout:
 
 
 def _data_size(place: Place, tp: int) -> int:
-    """Data-parallel size that a later stage's rank tells; else what its coordinate asks for."""
+    """Return the data-parallel size that a later stage's rank tells; else what its coordinate
+    needs.
+    """
     if not place.pp:
         return place.dp + 1
     return max(((place.rank - place.tp) // tp - place.dp) // place.pp, place.dp + 1)
@@ -118,7 +591,7 @@ def _segment(one: Recorded, layout: Layout, starts: Integers) -> Packed:
 
 def _header(place: Place, layout: Layout) -> RankHeader:
     groups = {
-        f"{axis}@{min(members)}": members
+        group_id(axis, members): members
         for axis in ("tp", "dp", "pp")
         if len(members := layout.group(place.rank, axis)) > 1
     }

@@ -1,8 +1,13 @@
-"""What an importer hands over: what one rank recorded of one run in one file."""
+"""Hold what an importer hands over: what one rank recorded of one run, as a table of spans.
+
+Every importer ends here. Ours turns event columns into span columns (`span_columns`: microseconds
+to nanoseconds), the others put numpy columns together (`span_table`); checks (`faulty_rows`) and
+the order of rows (`in_order`) are the same for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,10 +15,115 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from megascan.arrays import Flags, Integers, group_numbers, group_starts
 from megascan.header import RankHeader, WindowRecord
-from megascan.pipeline import Spread
-from megascan.timeline import TRACE_SCHEMA
+from megascan.parallel import Spread
+from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
+from megascan.timeline import TRACE_SCHEMA, arrow_schema, equals, numbers, row_order
+
+_JSON_TYPES = {"int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(), "text": pa.string()}
+_TIMES = ("ts", "dur")
+LARGEST_MICROS = 2.0**50
+"""About 35 years; times beyond it are damage and could not be told apart to the nanosecond."""
+
+
+def event_schema(columns: Sequence[Column]) -> pa.Schema:
+    """Return what the JSON parser is to take from events that carry these columns."""
+    top = [("ph", pa.string())]
+    arguments = []
+    for column in columns:
+        place, _, argument = column.event_key.partition(".")
+        if argument:
+            arguments.append((argument, _JSON_TYPES[column.type]))
+        else:
+            kind = pa.float64() if place in _TIMES else _JSON_TYPES[column.type]
+            top.append((place, kind))
+    return pa.schema([*top, ("args", pa.struct(arguments))])
+
+
+def span_columns(events: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """Turn span events, as `Templates` reads them, into a table of declared columns.
+
+    `start_ns` is still relative to the origin.
+
+    Start and end are rounded to whole ns each, so that spans which nest in the file nest in the
+    table. A missing or non-finite time becomes a duration of NOT_APPLICABLE.
+    """
+    start, duration = _times(events)
+    arrays = []
+    for column in columns:
+        if column.event_key == "ts":
+            arrays.append(pa.array(start))
+        elif column.event_key == "dur":
+            arrays.append(pa.array(duration))
+        else:
+            arrays.append(events.column(column.event_key))
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
+
+
+def rows_of(table: pa.Table, rows: Integers) -> pa.Table:
+    """Return some rows, ascending; a slice without copies where they follow one another."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pa.array(rows))
+
+
+def true_rows(mask: pa.ChunkedArray) -> pa.Array:
+    """Return row numbers where a mask is true; null counts as false.
+
+    Stands for `pyarrow.compute.indices_nonzero`, which crashes the process on an array without
+    chunks (an empty slice) in pyarrow before 26.
+    """
+    return pa.array(np.flatnonzero(pc.fill_null(mask, False).to_numpy()))
+
+
+def _times(events: pa.Table) -> tuple[Integers, Integers]:
+    start = events.column("ts").to_numpy()
+    end = start + events.column("dur").to_numpy()
+    usable = (np.abs(start) < LARGEST_MICROS) & (np.abs(end) < LARGEST_MICROS)
+    start_ns = np.rint(np.where(usable, start, 0.0) * 1000.0).astype(np.int64)
+    end_ns = np.rint(np.where(usable, end, 0.0) * 1000.0).astype(np.int64)
+    return start_ns, np.where(usable, end_ns - start_ns, NOT_APPLICABLE)
+
+
+def faulty_rows(spans: pa.Table, events: pa.Table, rank: int | None) -> list[tuple[int, str]]:
+    """Find rows that cannot be used and why (a predicate: "has no name"), in order.
+
+    `events` are the rows as parsed, `rank` the file's rank (None for files of many ranks).
+    """
+    micros = events.column("ts").to_numpy() + events.column("dur").to_numpy()
+    ranks = numbers(spans, "rank")
+    sorts = {
+        "has no usable ts and dur": ~(np.abs(micros) < LARGEST_MICROS),
+        "has a negative duration": numbers(spans, "duration_ns") < 0,
+        "has no rank": ranks < 0,
+        "is of an unknown kind": ~equals(spans, "kind", *Kind),
+        "has no name": equals(spans, "name", ""),
+    }
+    if rank is not None:
+        sorts[f"is a span of another rank than the file's rank {rank}"] = ranks != rank
+    reasons: dict[int, str] = {}
+    for reason, is_bad in sorts.items():
+        for row in np.flatnonzero(is_bad).tolist():
+            reasons.setdefault(row, reason)
+    return sorted(reasons.items())
+
+
+def is_mark(events: pa.Table) -> Flags:
+    """Mark the events of a rank file that open a run or close a window."""
+    return equals(events, "ph", "M") & equals(events, "name", HEADER_EVENT, WINDOW_EVENT)
+
+
+def in_order(spans: pa.Table) -> pa.Table:
+    """Put rows in the order of (rank, start_ns, -duration_ns); untouched when they already are."""
+    order = row_order(spans)
+    if order is None:
+        return spans
+    spans, rows = spans.unify_dictionaries(), pa.array(order)
+    columns = [column.combine_chunks().take(rows) for column in spans.columns]  # one by one: memory
+    return pa.Table.from_arrays(columns, schema=spans.schema)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +161,7 @@ class Packed:
 
 
 def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -> Packed:
-    """Segments and where the spans of each begin in the table; the last bound is its end."""
+    """Cut segments out of one table; `bounds` say where the spans of each begin and end."""
     return Packed(
         tuple(
             replace(segment, spans=spans.slice(begin, end - begin))
@@ -63,3 +173,43 @@ def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -
 Importer: TypeAlias = Callable[[Sequence[Path], Spread], list[Segment]]
 """Reads the rank files of a folder: a segment for every rank and run in them, none for a file that
 ends before it says whose it is. Raises InputError for damage inside finished windows."""
+
+
+def span_table(
+    num_rows: int,
+    integers: Mapping[str, Integers | int],
+    texts: Mapping[str, tuple[Integers, Sequence[str]]],
+) -> pa.Table:
+    """Make a table of TRACE_SCHEMA; `texts` are (code of each row, text of each code).
+
+    Columns that are not given do not apply.
+    """
+    arrays = []
+    for field in TRACE_SCHEMA:
+        if pa.types.is_dictionary(field.type):
+            row_codes, values = texts.get(field.name, (np.zeros(num_rows, np.int64), [""]))
+            arrays.append(encoded(row_codes, values))
+        else:
+            value = integers.get(field.name, NOT_APPLICABLE)
+            column = np.broadcast_to(np.asarray(value, dtype=np.int64), (num_rows,))
+            arrays.append(pa.array(column).cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
+
+
+def encoded(row_codes: Integers, values: Sequence[str]) -> pa.DictionaryArray:
+    """Make a dictionary column in which every text stands once."""
+    unique = list(dict.fromkeys(values)) or [""]
+    position = {text: place for place, text in enumerate(unique)}
+    renumbered = np.array([position[text] for text in values] or [0], dtype=np.int32)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(renumbered[row_codes], type=pa.int32()), pa.array(unique, type=pa.string())
+    )
+
+
+def running_numbers(keys: Integers) -> Integers:
+    """Count for each row the earlier rows of the same key: [5, 7, 5, 5] → [0, 0, 1, 2]."""
+    order = np.argsort(keys, kind="stable")
+    starts = group_starts(keys[order])
+    numbers = np.empty(len(keys), dtype=np.int64)
+    numbers[order] = np.arange(len(keys)) - starts[group_numbers(starts, len(keys))]
+    return numbers

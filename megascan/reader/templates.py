@@ -1,4 +1,4 @@
-"""Lines of events to columns by template: the few sorts of line that a trace is made of.
+"""Turn lines of events into columns by template: the few kinds of line that a trace is made of.
 
 A tracer's lines differ in little but their numbers:
 
@@ -7,10 +7,10 @@ A tracer's lines differ in little but their numbers:
     {"name":"mlp","ts":#.#,"dur":#.#,"args":{"layer":#,"group":"tp@#"}}    both with digits marked
 
 Lines that are equal but for their digits hold the same keys, texts and kinds of number. So one
-line of each sort is parsed as JSON, with its numbers replaced by others that tell which number of
-the line became which value; all other lines are columns of digits that are converted in bulk. That
-is exact: what is not an integer, a decimal or a text of the declared type, or could be read in two
-ways, is left to the general parser.
+line of each kind is parsed as JSON, with its numbers replaced by others that tell which number of
+the line became which value (`Shape`); of all other lines only the digits are converted, in bulk
+(`split_digits`, `Filler`). That is exact: what is not an integer, a decimal or a text of the
+declared type, or could be read in two ways, is left to the general parser.
 """
 
 from __future__ import annotations
@@ -20,18 +20,310 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from megascan.reader.digits import Integers, UnfitError, split_digits
-from megascan.reader.filling import NONE, Filler, Pattern, Shape
-from megascan.reader.lines import Bounds, GeneralParser
+from megascan.arrays import Bytes, Flags, Floats, Integers, Words
+from megascan.reader.lines import GeneralParser
 from megascan.schema import NOT_APPLICABLE
-from megascan.timeline import first_rows
+from megascan.timeline import distinct, first_rows
+
+MOST_DIGITS = 18
+"""Longer runs of digits have no value."""
+_DIGITS = b"0123456789"
+_MARK = b"\1"
+"""Stands in no JSON."""
+_WORD_BYTES = 8
+_LONGEST_WORDS = 24
+"""Bytes of the words that hold a value, and more than the runs that can stand in so many bytes."""
+_DIGIT_BITS = np.array(
+    [0x0F0F0F0F0F0F0F0F << 8 * (8 - length) & 2**64 - 1 for length in range(9)], dtype=np.uint64
+)
+_PAIRINGS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
+_ZERO, _NUM_DIGITS = np.uint8(48), np.uint8(10)
+_NOTHING = np.zeros(1, dtype=np.int32)
+
+
+class UnfitError(Exception):
+    """These lines are for the general parser."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """All runs of digits in a block, (run,) each, and the first run of each line, (line + 1,)."""
+
+    value: Integers
+    """One longer: NOT_APPLICABLE stands at the end, where index -1 finds it."""
+    length: npt.NDArray[np.int32]
+    leading_zero: Integers
+    """Runs of several digits that begin with a zero."""
+    first: Integers
+    has_long: bool
+    """Whether a run is too long to have a value."""
+
+
+def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.BinaryArray]:
+    """Return a block's digits, and its lines with one mark in the place of each run of digits."""
+    view = np.frombuffer(text, dtype=np.uint8)
+    is_digit = (view - _ZERO) < _NUM_DIGITS
+    if is_digit[0] or is_digit[-1] or _MARK in text:
+        raise UnfitError
+    edges = np.flatnonzero(is_digit[1:] != is_digit[:-1])
+    edges += 1
+    begin, end = edges[::2], edges[1::2]
+    length = (end - begin).astype(np.int32)
+    if (end < -(-length // _WORD_BYTES) * _WORD_BYTES)[:_LONGEST_WORDS].any():
+        raise UnfitError  # a word would begin before the block
+    first = np.searchsorted(begin, bounds)
+    marked = bytearray(text)
+    np.frombuffer(marked, dtype=np.uint8)[end - 1] = _MARK[0]
+    removed = np.concatenate((_NOTHING, np.cumsum(length - 1, dtype=np.int32)))
+    digits = Digits(
+        value=_values(view, end, length),
+        length=length,
+        leading_zero=np.flatnonzero((view.take(begin) == _ZERO) & (length > 1)),
+        first=first,
+        has_long=bool(length.max(initial=0) > MOST_DIGITS),
+    )
+    bare_bounds = bounds.astype(np.int32) - removed.take(first)
+    buffers = [None, pa.py_buffer(bare_bounds), pa.py_buffer(marked.translate(None, _DIGITS))]
+    return digits, pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
+
+
+def _values(view: Bytes, end: Integers, length: npt.NDArray[np.int32]) -> Integers:
+    """Turn runs of digits into integers, without meaning for those of more than 18 digits.
+
+    Eight digits are one word of memory whose bytes are added up in pairs, fours and eights.
+    """
+    value = np.empty(len(end) + 1, dtype=np.uint64)
+    value[-1:].view(np.int64)[:] = NOT_APPLICABLE
+    if not len(end):
+        return value.view(np.int64)
+    words = np.ndarray((len(view) - _WORD_BYTES + 1,), "<u8", view, strides=(1,))
+    value[:-1] = _word_values(words[end - _WORD_BYTES], np.minimum(length, _WORD_BYTES))
+    for nth in range(1, -(-MOST_DIGITS // _WORD_BYTES)):
+        rows = np.flatnonzero(length > nth * _WORD_BYTES)
+        if not len(rows):
+            break
+        left = np.minimum(length[rows] - nth * _WORD_BYTES, _WORD_BYTES)
+        word = words[end[rows] - (nth + 1) * _WORD_BYTES]
+        value[rows] += _word_values(word, left) * np.uint64(10 ** (nth * _WORD_BYTES))
+    return value.view(np.int64)
+
+
+def _word_values(words: Words, length: npt.NDArray[np.int32]) -> Words:
+    """Return the value of the last `length` of eight digits, the first one in the lowest byte."""
+    value = words & _DIGIT_BITS.take(length)
+    for bits, mask in _PAIRINGS:
+        value = value * np.uint64(10 ** (bits // 8)) + (value >> np.uint64(bits))
+        value &= np.uint64(mask)
+    return value
+
+
+NONE = -1
+_LARGEST_EXACT = 2**53
+_LARGEST_KEY = 2**62
+_MOST_DECIMALS = 15
+_POWERS = 10 ** np.arange(_MOST_DECIMALS + 1, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text with digits: its pieces around the runs of digits that stand at `places`."""
+
+    pieces: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of line: which of its runs of digits make the values of its columns.
+
+    `whole` and `fraction` are runs by column (NONE: no number, no decimals), `texts` is what a
+    column says where it is a text, "" where there is none.
+    """
+
+    is_whole: Flags
+    """Which runs begin a number, so that no zero may lead."""
+    whole: Integers
+    fraction: Integers
+    negative: Flags
+    texts: tuple[str | Pattern, ...]
+
+
+class Filler:
+    """Fills columns from the digits of all lines of a block.
+
+    What is absent is NOT_APPLICABLE among integers, NaN among decimals and "" among texts. Raises
+    UnfitError for what only the general parser can tell.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], code: Integers, digits: Digits) -> None:
+        self._shapes, self._code, self._digits = shapes, code, digits
+        self._first = digits.first[:-1]
+        self._whole = np.stack([shape.whole for shape in shapes], axis=1)
+        self._fraction = np.stack([shape.fraction for shape in shapes], axis=1)
+        self._negative = np.stack([shape.negative for shape in shapes], axis=1)
+        self._check_zeros()
+
+    def _check_zeros(self) -> None:
+        """Check that no number begins with a zero that another digit follows."""
+        runs = self._digits.leading_zero
+        line = np.searchsorted(self._digits.first, runs, side="right") - 1
+        place = runs - self._digits.first[line]
+        size = max(len(shape.is_whole) for shape in self._shapes)
+        is_whole = np.zeros((len(self._shapes), size), dtype=np.bool_)
+        for number, shape in enumerate(self._shapes):
+            is_whole[number, : len(shape.is_whole)] = shape.is_whole
+        if is_whole[self._code[line], place].any():
+            raise UnfitError
+
+    def column(self, column: int, kind: pa.DataType) -> pa.Array:
+        """Return a column of the schema."""
+        if pa.types.is_string(kind):
+            return self._texts(column)
+        dtype = np.dtype(kind.to_pandas_dtype())
+        values: npt.NDArray[np.integer | np.float64]
+        if pa.types.is_floating(kind):
+            values = self._decimals(column)
+        else:
+            values = _narrowed(self._integers(column), dtype)
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+    def _runs(self, place: Integers, lines: Integers | None = None) -> Integers:
+        """Return each line's run at the place that its shape says, NONE where it says none."""
+        code, first = self._code, self._first
+        if lines is not None:
+            code, first = code[lines], first[lines]
+        run = place.take(code)
+        if place.min() > NONE:
+            run += first
+            return run
+        return np.where(run == NONE, NONE, run + first)
+
+    def _checked(self, runs: Integers) -> Integers:
+        """Return the same runs, none of which has too many digits."""
+        if self._digits.has_long:
+            length = self._digits.length[runs]
+            if (length[runs > NONE] > MOST_DIGITS).any():
+                raise UnfitError
+        return runs
+
+    def _integers(self, column: int) -> Integers:
+        place = self._whole[column]
+        if place.max() == NONE:
+            return np.full(len(self._code), NOT_APPLICABLE)
+        values: Integers = self._digits.value.take(self._checked(self._runs(place)))
+        return self._signed(column, values)
+
+    def _signed(self, column: int, values: Integers) -> Integers:
+        negative = self._negative[column]
+        if negative.any():
+            values *= (1 - 2 * negative.astype(np.int64)).take(self._code)
+        return values
+
+    def _decimals(self, column: int) -> Floats:
+        """Compute whole.fraction as (whole · 10^n + fraction) / 10^n: exact integers and one
+        rounding.
+        """
+        place = self._whole[column]
+        if place.max() == NONE:
+            return np.full(len(self._code), np.nan)
+        runs = self._checked(self._runs(place))
+        scaled = self._digits.value.take(runs)
+        decimals = self._checked(self._runs(self._fraction[column]))
+        length = self._digits.length[decimals]
+        fraction = self._digits.value.take(decimals)
+        if self._fraction[column].min() == NONE:
+            whole_only = decimals == NONE
+            length[whole_only], fraction[whole_only] = 0, 0
+        most = int(length.max())
+        if most > _MOST_DECIMALS or int(scaled.max()) >= _LARGEST_EXACT // 10**most - 1:
+            raise UnfitError
+        power = _POWERS.take(length)
+        scaled *= power
+        scaled += fraction
+        values = self._signed(column, scaled) / power
+        if place.min() == NONE:
+            values[runs == NONE] = np.nan
+        return values
+
+    def _texts(self, column: int) -> pa.DictionaryArray:
+        """Return a text column: texts without digits follow from the shape, others from their
+        digits, too.
+        """
+        texts: dict[str, int] = {}
+        patterns: dict[tuple[str, ...], int] = {}
+        of_shape = np.array(
+            [
+                texts.setdefault(text, len(texts))
+                if isinstance(text, str)
+                else NONE - patterns.setdefault(text.pieces, len(patterns))
+                for text in (shape.texts[column] for shape in self._shapes)
+            ],
+            dtype=np.int32,
+        )
+        codes = of_shape.take(self._code)
+        if patterns:
+            lines = np.flatnonzero(codes < 0)
+            codes[lines] = self._numbered(column, lines, NONE - codes[lines].astype(int), texts)
+        indices = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
+        words = pa.array(list(texts), pa.string())
+        return pa.DictionaryArray.from_arrays(indices, words, safe=False)
+
+    def _numbered(
+        self, column: int, lines: Integers, pattern: Integers, texts: dict[str, int]
+    ) -> npt.NDArray[np.int32]:
+        """Code texts that hold digits; new ones are added to `texts`."""
+        places = [
+            text.places if isinstance(text, Pattern) else ()
+            for text in (shape.texts[column] for shape in self._shapes)
+        ]
+        key = pattern
+        for nth in range(max(map(len, places))):
+            place = np.array([each[nth] if len(each) > nth else NONE for each in places])
+            runs = self._checked(self._runs(place, lines))
+            length = np.where(runs == NONE, 0, self._digits.length[runs])
+            key = _combined(key, self._digits.value[runs] + 1)
+            key = _combined(key, length.astype(np.int64))
+        code, keys = distinct(key)
+        samples = lines[first_rows(code, len(keys))]
+        words = [self._text(column, line) for line in samples.tolist()]
+        found = [texts.setdefault(word, len(texts)) for word in words]
+        return np.array(found, dtype=np.int32)[code]
+
+    def _text(self, column: int, line: int) -> str:
+        """Return the text of one line, which has digits."""
+        text = self._shapes[self._code[line]].texts[column]
+        if isinstance(text, str):
+            return text
+        runs = [int(self._first[line]) + place for place in text.places]
+        digits = [f"{self._digits.value[run]:0{self._digits.length[run]}d}" for run in runs]
+        return "".join(map("".join, zip(text.pieces, [*digits, ""], strict=True)))
+
+
+def _narrowed(values: Integers, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
+    if dtype == np.int64 or not len(values):
+        return values.astype(dtype, copy=False)
+    limits = np.iinfo(dtype)
+    if values.min() < limits.min or values.max() > limits.max:
+        raise UnfitError
+    return values.astype(dtype)
+
+
+def _combined(key: Integers, values: Integers) -> Integers:
+    """Return one number for each pair of numbers ≥ 0."""
+    most = int(values.max()) + 1
+    if int(key.max()) + 1 >= _LARGEST_KEY // most:
+        key, values = distinct(key)[0], distinct(values)[0]
+        most = int(values.max()) + 1
+    return key * most + values
+
 
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
-"""Lines of more sorts than this (texts full of other characters) are not worth templates."""
+"""Lines of more kinds than this (texts full of other characters) are not worth templates."""
 _RUN = re.compile(rb"[0-9]+")
 _DIGITS_IN_TEXT = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?")
@@ -51,8 +343,8 @@ class Templates:
         self._general = GeneralParser(schema)
         self._shapes: dict[bytes, Shape] = {}
 
-    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
-        """Columns of lines, as LineParser says."""
+    def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
+        """Return columns of lines, as LineParser says."""
         try:
             return self._parsed(text, bounds)
         except (UnfitError, pa.ArrowInvalid, orjson.JSONDecodeError):
@@ -60,7 +352,7 @@ class Templates:
             return None if table is None else self._flattened(table)
 
     def empty(self) -> pa.Table:
-        """Columns without rows."""
+        """Return columns without rows."""
         return self._flattened(self._general.empty())
 
     def _flattened(self, table: pa.Table) -> pa.Table:
@@ -68,7 +360,7 @@ class Templates:
         names = flat.column_names
         return pa.Table.from_arrays([_without_nulls(column) for column in flat.columns], names)
 
-    def _parsed(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table:
+    def _parsed(self, text: bytes | bytearray, bounds: Integers) -> pa.Table:
         if b"\\" in text or len(text) > _MOST_BYTES:
             raise UnfitError
         digits, bare = split_digits(text, bounds)
@@ -83,7 +375,7 @@ class Templates:
         return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
 
     def _shapes_of(
-        self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Bounds
+        self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Integers
     ) -> list[Shape]:
         known = [self._shapes.get(kind) for kind in kinds]
         if None in known:
@@ -95,7 +387,7 @@ class Templates:
         return [shape for shape in known if shape is not None]
 
     def _learned(self, line: bytes) -> Shape:
-        """A sort of line from one that is of it."""
+        """Learn a kind of line from one that is of it."""
         runs = [run.span() for run in _RUN.finditer(line)]
         marked = _RUN.sub(_Marks(), line)
         record = orjson.loads(marked)
@@ -137,7 +429,7 @@ def _place(mark: str) -> int:
 
 
 def _begins_number(line: bytes, begin: int) -> bool:
-    """Whether digits are the first of a number: not in a text, not behind a point or exponent."""
+    """Tell whether digits begin a number: not in a text, not behind a point or exponent."""
     before = line[:begin]
     return before.count(b'"') % 2 == 0 and _CONTINUES.search(before) is None
 
@@ -154,7 +446,7 @@ def _value(record: dict[str, object], path: Sequence[str]) -> object:
 
 
 def _leaf(value: object, kind: pa.DataType) -> _Number | str | Pattern:
-    """How a value came from marks."""
+    """Say how a value came from marks."""
     if value is None:
         return "" if pa.types.is_string(kind) else _Number()
     if pa.types.is_string(kind):
@@ -173,7 +465,7 @@ def _leaf(value: object, kind: pa.DataType) -> _Number | str | Pattern:
 
 
 def _flat(schema: pa.Schema | pa.StructType) -> list[tuple[tuple[str, ...], pa.DataType]]:
-    """Columns with their paths, those of structs in the place of the struct."""
+    """Return columns with their paths, those of structs in the place of the struct."""
     found: list[tuple[tuple[str, ...], pa.DataType]] = []
     for field in schema:
         if pa.types.is_struct(field.type):

@@ -1,20 +1,462 @@
-"""Reading a trace: the one entry that finds the format, reads all files and builds the run."""
+"""Read a trace: find the format, read all files, and make one run of what they hold.
+
+    path ─ sniff ─ importer ─ segments ─ one run, one segment a rank ─ comparable ─ Trace
+           what    one a      a rank     missing ranks, several runs   like with
+           it is   format     and run    and contradictions said       like
+
+Two things make ranks or windows differ on purpose. A bound on the size of files takes the oldest
+windows off, on some ranks more than on others; and a budget lowers the granularity in mid-run. What
+remains (`comparable`) are the iterations that every rank still has, at the one granularity that
+most of them were traced with. The rank files keep the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-from megascan.errors import InputError
-from megascan.pipeline import Spread, across_threads
-from megascan.reader.formats import MERGED_FORMATS, Format, sniff, sniff_folder
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from megascan.errors import InputError, listed
+from megascan.header import RankHeader, WindowRecord
+from megascan.parallel import Spread, across_threads
 from megascan.reader.kineto import read_kineto
+from megascan.reader.lines import read_start
 from megascan.reader.original import read_original
-from megascan.reader.rank_file import read_rank_files
-from megascan.reader.runs import build_trace
-from megascan.reader.segments import Importer, Segment
-from megascan.timeline import Trace
+from megascan.reader.rank_files import read_rank_files
+from megascan.reader.segments import Importer, Segment, in_order
+from megascan.schema import Granularity
+from megascan.timeline import Completeness, Trace
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Segments by rank, cut to what can be compared, and sentences about what was left out."""
+
+    by_rank: Mapping[int, Segment]
+    notes: tuple[str, ...] = ()
+
+
+def comparable(by_rank: Mapping[int, Segment]) -> Comparable:
+    """Cut the segments of one run; the headers then say what granularity is left."""
+    after_limit = _since_last_drop(by_rank)
+    at_one = _at_one_granularity(after_limit.by_rank)
+    notes = (*after_limit.notes, *at_one.notes, *_interval_notes(at_one.by_rank))
+    return Comparable(at_one.by_rank, notes)
+
+
+def _since_last_drop(by_rank: Mapping[int, Segment]) -> Comparable:
+    """Leave out the iterations that some rank's file no longer holds."""
+    headers = [segment.header for segment in by_rank.values()]
+    last = max(header.last_iteration_dropped for header in headers)
+    if not last:
+        return Comparable(by_rank)
+    dropped = {
+        iteration
+        for segment in by_rank.values()
+        for window in segment.windows
+        for iteration in _iterations(window)
+        if iteration <= last
+    }
+    most_bytes = max(header.trace.max_bytes for header in headers)
+    note = (
+        f"begins after iteration {last}: earlier windows were dropped to keep each rank's file "
+        f"within --trace-max-bytes {most_bytes:,}"
+    )
+    return Comparable(_without(by_rank, dropped), (note,))
+
+
+def _at_one_granularity(by_rank: Mapping[int, Segment]) -> Comparable:
+    """Leave out the iterations that some rank traced at another granularity than most were."""
+    counts: Counter[Granularity] = Counter()
+    at: dict[Granularity, set[int]] = {}
+    for segment in by_rank.values():
+        for window in segment.windows:
+            granularity = _granularity(window, segment.header)
+            counts[granularity] += window.last_iteration - window.first_iteration + 1
+            at.setdefault(granularity, set()).update(_iterations(window))
+    if not counts:
+        return Comparable(by_rank)
+    chosen = max(counts, key=lambda granularity: (counts[granularity], granularity))
+    others = {i for granularity in at if granularity is not chosen for i in at[granularity]}
+    kept = _without(by_rank, others) if others else by_rank
+    notes = (_granularity_note(chosen, others, at[chosen] - others),) if others else ()
+    return Comparable({rank: _at(segment, chosen) for rank, segment in kept.items()}, notes)
+
+
+def _granularity_note(chosen: Granularity, others: set[int], kept: set[int]) -> str:
+    return (
+        f"granularity changed during the run (--trace-budget): {len(kept)} iterations of "
+        f"{chosen} are analysed, {len(others)} of another granularity ({min(others)} to "
+        f"{max(others)}) are left out, so that like is compared with like"
+    )
+
+
+def _interval_notes(by_rank: Mapping[int, Segment]) -> list[str]:
+    """Say where windows became fewer; nothing is left out for that."""
+    first = next(iter(by_rank.values()))
+    return [
+        f"a window every {after.interval} instead of {before.interval} iterations from iteration "
+        f"{after.first_iteration} on (--trace-budget)"
+        for before, after in pairwise(first.windows)
+        if before.interval and after.interval > before.interval
+    ]
+
+
+def _granularity(window: WindowRecord, header: RankHeader) -> Granularity:
+    return Granularity(window.granularity) if window.granularity else header.trace.granularity
+
+
+def _at(segment: Segment, granularity: Granularity) -> Segment:
+    if segment.header.trace.granularity is granularity:
+        return segment
+    settings = replace(segment.header.trace, granularity=granularity)
+    return replace(segment, header=replace(segment.header, trace=settings))
+
+
+def _iterations(window: WindowRecord) -> Iterable[int]:
+    return range(window.first_iteration, window.last_iteration + 1)
+
+
+def _without(by_rank: Mapping[int, Segment], iterations: set[int]) -> dict[int, Segment]:
+    return {rank: _cut(segment, iterations) for rank, segment in by_rank.items()}
+
+
+def _cut(segment: Segment, iterations: set[int]) -> Segment:
+    """Take some iterations out of a segment; a window goes when nothing of it is left."""
+    column = segment.spans.column("iteration")
+    out = pc.is_in(column, value_set=pa.array(sorted(iterations), type=column.type))
+    windows = tuple(
+        window for window in segment.windows if not iterations.issuperset(_iterations(window))
+    )
+    return replace(segment, spans=segment.spans.filter(pc.invert(out)), windows=windows)
+
+
+def build_trace(
+    path: Path, segments: Sequence[Segment], run: str | None, *, allow_missing_ranks: bool
+) -> Trace:
+    """Build one run out of everything that was read from `path`.
+
+    Raises InputError for an unknown `run`, ranks that contradict each other, missing ranks unless
+    allowed, and a run without a finished window.
+    """
+    chosen = _choose_run(path, segments, run)
+    by_rank = _one_a_rank(segment for segment in segments if segment.header.run_id == chosen)
+    _check_agreement(by_rank)
+    others = sorted({segment.header.run_id for segment in segments} - {chosen})
+    missing = _missing_ranks(by_rank)
+    if missing and not allow_missing_ranks:
+        raise InputError(_missing_message(path, by_rank, missing, chosen, others))
+    if not any(segment.windows for segment in by_rank.values()):
+        raise InputError(
+            f"{path}: run {chosen} has no finished window (training ended or was killed inside its "
+            "first traced window); train past the end of a window and trace again"
+        )
+    cut = comparable(by_rank)
+    notes = [*_notes(path, by_rank, missing, chosen, others), *cut.notes]
+    return _trace(cut.by_rank, notes)
+
+
+def _choose_run(path: Path, segments: Sequence[Segment], run: str | None) -> str:
+    """Choose the run asked for, or the one whose clock origin is the latest."""
+    newest: dict[str, int] = {}
+    for segment in segments:
+        header = segment.header
+        origin = header.clock.origin_unix_ns
+        newest[header.run_id] = max(origin, newest.get(header.run_id, origin))
+    if run is None:
+        return max(newest, key=lambda run_id: (newest[run_id], run_id))
+    if run not in newest:
+        raise InputError(
+            f"{path} holds no run {run}; it holds {listed(sorted(newest))}: pass one with --run"
+        )
+    return run
+
+
+def _one_a_rank(segments: Iterable[Segment]) -> dict[int, Segment]:
+    """Return segments by rank, in the order of ranks; a rank in two files is an error."""
+    found: dict[int, Segment] = {}
+    for segment in segments:
+        earlier = found.setdefault(segment.header.rank, segment)
+        if earlier is not segment:
+            raise InputError(
+                f"{earlier.path} and {segment.path.name} both hold rank {segment.header.rank} of "
+                f"run {segment.header.run_id}; move one of them out of the folder"
+            )
+    return dict(sorted(found.items()))
+
+
+def _check_agreement(by_rank: Mapping[int, Segment]) -> None:
+    """Check that all headers of a run tell the same world, and that their ranks lie in it."""
+    first = next(iter(by_rank.values()))
+    for rank, segment in by_rank.items():
+        header = segment.header
+        if header.world_size != header.layout.world_size:
+            raise InputError(
+                f"{segment.path}: header says world size {header.world_size}, but its layout has "
+                f"{header.layout.world_size} ranks; the file is damaged, restore it"
+            )
+        if header.layout != first.header.layout:
+            raise InputError(
+                f"{segment.path} says world size {header.world_size} ({header.layout}), "
+                f"{first.path.name} says {first.header.world_size} ({first.header.layout}); files "
+                "of different jobs are mixed, put each job into a folder of its own"
+            )
+        if not 0 <= rank < header.world_size:
+            raise InputError(
+                f"{segment.path}: header says rank {rank} in a world of {header.world_size} ranks; "
+                "the file is damaged, restore it"
+            )
+
+
+def _missing_ranks(by_rank: Mapping[int, Segment]) -> list[int]:
+    world_size = next(iter(by_rank.values())).header.world_size
+    return sorted(set(range(world_size)) - set(by_rank))
+
+
+def _missing_message(
+    path: Path,
+    by_rank: Mapping[int, Segment],
+    missing: Sequence[int],
+    run: str,
+    others: Sequence[str],
+) -> str:
+    world_size = len(by_rank) + len(missing)
+    text = (
+        f"expected {world_size} rank files for world size {world_size}, found {len(by_rank)} "
+        f"{f'of run {run} ' if others else ''}in {path}: {_are_missing(missing)}; "
+    )
+    if others:
+        text += f"several runs are mixed, choose another with --run ({listed(others)}) or "
+    return text + "pass --allow-missing-ranks to go on without them"
+
+
+def _are_missing(ranks: Sequence[int]) -> str:
+    verb = "are" if len(ranks) > 1 else "is"
+    return f"{_ranks(ranks)} {verb} missing"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def _notes(
+    path: Path,
+    by_rank: Mapping[int, Segment],
+    missing: Sequence[int],
+    run: str,
+    others: Sequence[str],
+) -> list[str]:
+    notes = []
+    if others:
+        notes.append(f"run {run} was read; {path} also holds {listed(others)} (--run chooses)")
+    if missing:
+        notes.append(_are_missing(missing))
+    notes += _short_ranks(by_rank)
+    return notes + [note for segment in by_rank.values() for note in segment.notes]
+
+
+def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
+    """Say which ranks lack their last windows, grouped by where they stop."""
+    last = {
+        rank: max((window.last_iteration for window in segment.windows), default=0)
+        for rank, segment in by_rank.items()
+    }
+    end = max(last.values())
+    stops: dict[int, list[int]] = {}
+    for rank, iteration in last.items():
+        if iteration < end:
+            stops.setdefault(iteration, []).append(rank)
+    return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
+
+
+def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
+    many = len(ranks) > 1
+    if not iteration:
+        return f"{_ranks(ranks)} {'have' if many else 'has'} no finished window"
+    return (
+        f"{_ranks(ranks)} end{'' if many else 's'} with iteration {iteration}, "
+        f"the others with {end}"
+    )
+
+
+def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
+    header = next(iter(by_rank.values())).header
+    ranks = tuple(by_rank)
+    spans = pa.concat_tables([in_order(segment.spans) for segment in by_rank.values()])
+    return Trace(
+        run_id=header.run_id,
+        layout=header.layout,
+        headers={rank: segment.header for rank, segment in by_rank.items()},
+        spans=spans.unify_dictionaries(),
+        windows={rank: segment.windows for rank, segment in by_rank.items()},
+        completeness=Completeness(
+            world_size=header.world_size,
+            ranks=ranks,
+            missing_ranks=tuple(sorted(set(range(header.world_size)) - set(ranks))),
+            num_spans=spans.num_rows,
+            num_unfinished_spans=sum(item.num_unfinished_spans for item in by_rank.values()),
+            notes=tuple(notes),
+        ),
+    )
+
+
+_LOOK_BYTES = 1 << 16
+_EXPECTED = (
+    "expected rank files of MegaScan (schema 1), rank files of the original MegaScan, PyTorch "
+    "profiler JSON or a timeline of megascan aggregate"
+)
+
+
+class Format(StrEnum):
+    """What a file, or the files of a folder, are."""
+
+    RANK_FILES = "rank_files"
+    ORIGINAL = "original"
+    KINETO = "kineto"
+    TIMELINE = "timeline"
+    PERFETTO = "perfetto"
+    OP_TABLE = "op_table"
+
+
+RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
+MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
+
+_JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
+    (Format.TIMELINE, re.compile(rb'"name"\s*:\s*"megascan_timeline"')),
+    (Format.RANK_FILES, re.compile(rb'"name"\s*:\s*"megascan(_window)?"')),
+    (Format.ORIGINAL, re.compile(rb'"(pad_before|rel_ts)"\s*:')),
+    (
+        Format.KINETO,
+        re.compile(
+            rb'"(deviceProperties|distributedInfo|traceName|record_shapes|baseTimeNanoseconds)"\s*:'
+            rb'|"cat"\s*:\s*"(cpu_op|kernel|user_annotation|gpu_user_annotation)"'
+        ),
+    ),
+)
+
+
+def sniff(path: Path) -> Format:
+    """Find the format of a file, or of the rank files of a folder.
+
+    Raises InputError that says what a foreign path looks like and what is expected.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; {_EXPECTED}")
+    if not path.is_dir() and not path.is_file():
+        raise InputError(
+            f"{path}: is neither a file nor a folder (a pipe or a device); {_EXPECTED}"
+        )
+    return sniff_folder(path)[0] if path.is_dir() else sniff_file(path)
+
+
+def sniff_file(path: Path) -> Format:
+    """Find the format of one file."""
+    start = read_start(path, _LOOK_BYTES)
+    if not start:
+        raise InputError(f"{path} is empty; {_EXPECTED}")
+    found = _json_format(start)
+    if found is None and start.startswith(b"PAR1") and _is_op_table(path):
+        found = Format.OP_TABLE
+    if found is None and not _is_json(start) and _is_perfetto(start):
+        found = Format.PERFETTO
+    if found is None:
+        raise InputError(f"{path} looks like {_description(start)}; {_EXPECTED}")
+    return found
+
+
+def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
+    """Find the format of a folder's rank files, and those files in the order of their names.
+
+    Files named as rank files come first; other JSON counts only where there are none, and only if
+    it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over.
+    """
+    named = _matching(folder, "benchmark-data-*.json")
+    if named:
+        return _common_format(folder, {path: _sniff_named(path) for path in named})
+    formats = {path: _sniff_stray(path) for path in _matching(folder, "*.json")}
+    ranks = {path: found for path, found in formats.items() if found in RANK_FORMATS}
+    if not ranks:
+        raise InputError(f"no rank files in {folder}{_hint(folder)}; {_EXPECTED}")
+    return _common_format(folder, ranks)
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    try:
+        paths = [*folder.glob(pattern), *folder.glob(pattern + ".gz")]
+    except OSError as error:
+        raise InputError(f"cannot list {folder}: {error.strerror}; check permissions") from error
+    return sorted(path for path in paths if path.is_file())
+
+
+def _sniff_named(path: Path) -> Format | None:
+    """Find a rank file's format; None for an empty one, which a rank killed at its start leaves."""
+    return sniff_file(path) if read_start(path, 1) else None
+
+
+def _sniff_stray(path: Path) -> Format | None:
+    try:
+        return sniff_file(path)
+    except InputError:
+        return None
+
+
+def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[Format, list[Path]]:
+    formats = sorted({fmt for fmt in found.values() if fmt is not None})
+    if len(formats) > 1:
+        raise InputError(
+            f"{folder} holds files of several formats ({', '.join(formats)}); put each run into a "
+            "folder of its own"
+        )
+    return (formats[0] if formats else Format.RANK_FILES), sorted(found)
+
+
+def _hint(folder: Path) -> str:
+    """Say where the rank files are when they are one level deeper."""
+    inner = sorted({path.parent.name for path in folder.glob("*/benchmark-data-*.json*")})
+    return f" itself, but there are some in its subfolder {inner[0]}" if inner else ""
+
+
+def _json_format(start: bytes) -> Format | None:
+    if not _is_json(start):
+        return None
+    return next((found for found, sign in _JSON_SIGNS if sign.search(start)), None)
+
+
+def _is_json(start: bytes) -> bool:
+    return start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in (b"[", b"{")
+
+
+def _is_op_table(path: Path) -> bool:
+    from pyarrow import parquet  # takes longer to import than other formats take to find
+
+    try:
+        names = parquet.read_schema(path).names
+    except (pa.ArrowException, OSError):
+        return False
+    return {"optype", "start_ts", "duration", "rank", "step"} <= set(names)
+
+
+def _is_perfetto(start: bytes) -> bool:
+    """Tell a Trace message: repeated packets, each 0x0A and a length."""
+    return len(start) > 2 and start[0] == 0x0A and not start.isascii()
+
+
+def _description(start: bytes) -> str:
+    if _is_json(start):
+        chrome = b'"ph"' in start or b'"traceEvents"' in start
+        return "a Chrome trace of another tool" if chrome else "JSON that is no trace"
+    if start.startswith(b"PAR1"):
+        return "a Parquet file without the columns of an op table"
+    return "text" if b"\0" not in start and start.isascii() else "a binary file"
+
 
 Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
 """Reads the files of a format, as `load_segments` does."""
@@ -23,7 +465,8 @@ Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
 def load_segments(
     found: Format, files: Sequence[Path], spread: Spread = across_threads
 ) -> list[Segment]:
-    """What all files of one format hold, read on this machine."""
+    """Read what all files of one format hold, on this machine."""
+    pa.array([0])  # Arrow looks for pandas at its first array: here, not in every forked reader
     return _IMPORTERS[found](files, spread)
 
 

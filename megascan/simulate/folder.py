@@ -1,15 +1,24 @@
-"""A simulated trace as a folder: ordinary rank files, and the ground truth beside them."""
+"""From a job to its trace: span table, headers and windows, and a folder of ordinary rank files.
+
+Spans have the declared columns and whole nanoseconds, by each rank's own clock. Next to the rank
+files stands the ground truth: what was planted.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from megascan.arrays import Floats, Integers
 from megascan.errors import OutputError
-from megascan.header import Json
+from megascan.header import ClockOrigin, Device, Json, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import (
     RankFile,
     SpanRecord,
@@ -19,10 +28,331 @@ from megascan.rankfile import (
     rank_file_path,
     set_earlier_run_aside,
 )
-from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS
-from megascan.simulate.faults import Fault
-from megascan.simulate.job import JobModel
-from megascan.timeline import Trace
+from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Track
+from megascan.simulate.engine import Draws, Engine, Recording, empty_recording
+from megascan.simulate.job import Fault, JobModel, RankClocks
+from megascan.simulate.program import (
+    CROSS_STAGE_AXES,
+    STAGE_AXES,
+    Grid,
+    SpanTemplate,
+    StageProgram,
+    compile_job,
+)
+from megascan.timeline import TRACE_SCHEMA, Completeness, Trace
+
+_TEXT_FIELDS = ("kind", "name", "phase", "op", "direction")
+_NUMBER_FIELDS = ("track", "microbatch", "chunk", "layer", "sequence", "size_bytes")
+
+Code32 = npt.NDArray[np.int32]
+
+
+class _Texts:
+    """Codes of a text column, in order of first use."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+
+    def code(self, text: str) -> int:
+        return self.values.setdefault(text, len(self.values))
+
+    def array(self, codes: npt.NDArray[np.generic]) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(
+            pa.array(codes), pa.array(list(self.values), pa.string())
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where each row of a stage comes from, in the order of the table."""
+
+    place: Integers
+    iteration: Integers
+    """Index among the traced iterations."""
+    span: Integers
+
+    @classmethod
+    def of(cls, start: Floats, recorded_places: npt.NDArray[np.bool_]) -> _Rows:
+        """Spans that are there, by start within each iteration; parents stay before children.
+
+        The host of a GPU is ahead of it, so that its spans can start before earlier ones.
+        """
+        span = np.argsort(start, axis=2, kind="stable")
+        there = ~np.isnan(np.take_along_axis(start, span, axis=2))
+        there[~recorded_places] = False
+        place, iteration, _ = np.nonzero(there)
+        return cls(place, iteration, span[there])
+
+    def pick(self, values: Floats) -> Floats:
+        """Values of shape (place, iteration, span), one a row."""
+        picked: Floats = values[self.place, self.iteration, self.span]
+        return picked
+
+
+class TableBuilder:
+    """Assembles the span table of a job, stage by stage."""
+
+    def __init__(self, job: JobModel, grid: Grid, clocks: RankClocks) -> None:
+        self.job, self.grid, self.clocks = job, grid, clocks
+        self.texts = {name: _Texts() for name in (*_TEXT_FIELDS, "group")}
+        self.columns: dict[str, list[npt.NDArray[np.generic]]] = {
+            column.name: [] for column in SPAN_COLUMNS
+        }
+        used = [axis for axis in (*STAGE_AXES, *CROSS_STAGE_AXES) if grid.size(axis) > 1]
+        self.smallest = {axis: grid.smallest_members(axis) for axis in used}
+
+    def add_stage(
+        self, program: StageProgram, iterations: list[int], recordings: list[Recording]
+    ) -> None:
+        """Spans of a stage's ranks; `recordings` hold one traced iteration each."""
+        ranks = self.grid.ranks[program.stage]
+        start, end, launch, cpu = (
+            np.stack([getattr(recording, name) for recording in recordings]).transpose(2, 0, 1)
+            for name in ("start", "end", "launch", "cpu")
+        )
+        rows = _Rows.of(start, ~np.isin(ranks, self.job.missing_ranks))
+        of_row = ranks[rows.place]
+        begin_ns = self.clocks.local(rows.pick(start), of_row)
+        self._put("rank", of_row)
+        self._put("iteration", np.array(iterations)[rows.iteration])
+        self._put("start_ns", begin_ns + self.clocks.origins()[of_row])
+        self._put("duration_ns", self.clocks.local(rows.pick(end), of_row) - begin_ns)
+        launch[:, :, [span.track == Track.HOST for span in program.spans]] = np.nan
+        self._device_times(rows.pick(launch - start), rows.pick(cpu))
+        self._template_columns(program.spans, rows)
+        self._place_columns(program, rows)
+
+    def _put(self, name: str, values: npt.NDArray[np.generic]) -> None:
+        field_type = TRACE_SCHEMA.field(name).type
+        is_text = pa.types.is_dictionary(field_type)
+        dtype = np.int32 if is_text else field_type.to_pandas_dtype()
+        self.columns[name].append(values.astype(dtype, copy=False))
+
+    def _device_times(self, launch: Floats, cpu: Floats) -> None:
+        """CPU runs know CPU time, GPU runs when a span was launched."""
+        absent = np.full(len(launch), NOT_APPLICABLE, dtype=np.int64)
+        self._put("end_is_bound", absent)  # a model knows when its communication ends
+        if self.job.device == "cpu":
+            self._put("cpu_ns", np.rint(cpu).astype(np.int64))
+            self._put("launch_ns", absent)
+            return
+        values = np.rint(np.nan_to_num(launch)).astype(np.int64)
+        values[values == NOT_APPLICABLE] = 0  # -1 ns would mean "does not apply"
+        values[np.isnan(launch)] = NOT_APPLICABLE
+        self._put("cpu_ns", absent)
+        self._put("launch_ns", values)
+
+    def _template_columns(self, spans: list[SpanTemplate], rows: _Rows) -> None:
+        for name in _TEXT_FIELDS:
+            texts = self.texts[name]
+            codes = np.array([texts.code(str(getattr(span, name))) for span in spans], np.int32)
+            self._put(name, codes[rows.span])
+        for name in _NUMBER_FIELDS:
+            numbers = np.array([int(getattr(span, name)) for span in spans], np.int64)
+            self._put(name, numbers[rows.span])
+
+    def _place_columns(self, program: StageProgram, rows: _Rows) -> None:
+        """Peer and group: the same operation has other names for every rank of the stage."""
+        shape = (self.grid.num_places, len(program.spans))
+        peers = np.full(shape, NOT_APPLICABLE, dtype=np.int64)
+        groups = np.full(shape, self.texts["group"].code(""), dtype=np.int32)
+        axes: dict[str, Code32] = {}
+        for number, span in enumerate(program.spans):
+            if span.peer_stage != NOT_APPLICABLE:
+                peers[:, number] = self.grid.ranks[span.peer_stage]
+            if span.axis:
+                if span.axis not in axes:
+                    axes[span.axis] = self._group_codes(span.axis, program.stage)
+                groups[:, number] = axes[span.axis]
+        self._put("peer", peers[rows.place, rows.span])
+        self._put("group", groups[rows.place, rows.span])
+
+    def _group_codes(self, axis: str, stage: int) -> Code32:
+        texts = self.texts["group"]
+        return np.array(
+            [texts.code(f"{axis}@{first}") for first in self.smallest[axis][stage]], np.int32
+        )
+
+    def table(self) -> pa.Table:
+        """All spans, ordered by (rank, start_ns, -duration_ns)."""
+        merged = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        order = _order(merged["rank"], merged["start_ns"], merged["duration_ns"])
+        arrays = []
+        for column in SPAN_COLUMNS:
+            values = merged.pop(column.name)
+            if order is not None:
+                values = values[order]
+            texts = self.texts.get(column.name)
+            arrays.append(pa.array(values) if texts is None else texts.array(values))
+        return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
+
+
+def _order(
+    ranks: npt.NDArray[np.generic],
+    starts: npt.NDArray[np.generic],
+    durations: npt.NDArray[np.generic],
+) -> Integers | None:
+    """Row order of a trace, or None when the rows are in order already."""
+    rank, start = ranks.astype(np.int64), starts.astype(np.int64)
+    duration = durations.astype(np.int64)
+    same = rank[1:] == rank[:-1]
+    later = start[1:] > start[:-1]
+    tie = (start[1:] == start[:-1]) & (duration[1:] <= duration[:-1])
+    if bool(np.all((rank[1:] > rank[:-1]) | (same & (later | tie)))):
+        return None
+    return np.lexsort((-duration, start, rank))
+
+
+def rank_headers(
+    job: JobModel, grid: Grid, clocks: RankClocks, run_id: str
+) -> dict[int, RankHeader]:
+    """Headers of the recorded ranks."""
+    groups: dict[int, dict[str, tuple[int, ...]]] = {}
+    for axis in (*STAGE_AXES, *CROSS_STAGE_AXES):
+        for name, ranks in grid.members(axis).items() if grid.size(axis) > 1 else ():
+            for rank in ranks:
+                groups.setdefault(rank, {})[name] = ranks
+    settings = TraceSettings(granularity=job.granularity, interval=job.interval, window=job.window)
+    return {
+        rank: _rank_header(
+            job, clocks, run_id=run_id, rank=rank, groups=groups.get(rank, {}), settings=settings
+        )
+        for rank in range(job.layout.world_size)
+        if rank not in job.missing_ranks
+    }
+
+
+def _rank_header(
+    job: JobModel,
+    clocks: RankClocks,
+    *,
+    run_id: str,
+    rank: int,
+    groups: dict[str, tuple[int, ...]],
+    settings: TraceSettings,
+) -> RankHeader:
+    host, index = divmod(rank, job.ranks_per_host)
+    on_gpu = job.device == "cuda"
+    name = f"n{host:02d}"
+    return RankHeader(
+        run_id=run_id,
+        rank=rank,
+        world_size=job.layout.world_size,
+        layout=job.layout,
+        coordinates=job.layout.coordinates(rank),
+        groups=groups,
+        host=name,
+        process_id=10_000 + rank,
+        device=Device(
+            kind=job.device,
+            name="simulated GPU" if on_gpu else "simulated CPU",
+            index=index if on_gpu else 0,
+            uuid=f"SIM-{rank:06d}" if on_gpu else "",
+        ),
+        backend="nccl" if on_gpu else "gloo",
+        clock=ClockOrigin(
+            domain=name, source="simulated", origin_unix_ns=int(clocks.origins()[rank])
+        ),
+        trace=settings,
+        versions={"simulator": "1"},
+    )
+
+
+def rank_windows(
+    job: JobModel, run_id: str, iterations: list[int], table: pa.Table
+) -> dict[int, tuple[WindowRecord, ...]]:
+    """Finished windows of every recorded rank, with their span counts."""
+    ranks = table.column("rank").to_numpy()
+    numbers = (table.column("iteration").to_numpy() - 1) // job.interval
+    num_windows = (iterations[-1] - 1) // job.interval + 1
+    counts = np.bincount(
+        ranks.astype(np.int64) * num_windows + numbers,
+        minlength=job.layout.world_size * num_windows,
+    ).reshape(-1, num_windows)
+    spans = [
+        [i for i in iterations if (i - 1) // job.interval == window]
+        for window in range(num_windows)
+    ]
+    return {
+        rank: tuple(
+            WindowRecord(
+                run_id=run_id,
+                window=window,
+                first_iteration=traced[0],
+                last_iteration=traced[-1],
+                num_spans=int(counts[rank, window]),
+            )
+            for window, traced in enumerate(spans)
+        )
+        for rank in range(job.layout.world_size)
+        if rank not in job.missing_ranks
+    }
+
+
+def run_id_of(job: JobModel, faults: object, seed: int) -> str:
+    """The same job, faults and seed have the same run id."""
+    digest = hashlib.sha256(repr((job, faults, seed)).encode()).hexdigest()
+    return f"simulated-{digest[:12]}"
+
+
+def completeness_of(job: JobModel, num_spans: int) -> Completeness:
+    """What the trace holds."""
+    world = job.layout.world_size
+    missing = tuple(sorted(set(job.missing_ranks)))
+    return Completeness(
+        world_size=world,
+        ranks=tuple(rank for rank in range(world) if rank not in missing),
+        missing_ranks=missing,
+        num_spans=num_spans,
+    )
+
+
+def trace_of(builder: TableBuilder, run_id: str, iterations: list[int]) -> Trace:
+    """The finished trace of the stages that were added."""
+    job = builder.job
+    table = builder.table()
+    return Trace(
+        run_id=run_id,
+        layout=job.layout,
+        headers=rank_headers(job, builder.grid, builder.clocks, run_id),
+        spans=table,
+        windows=rank_windows(job, run_id, iterations, table),
+        completeness=completeness_of(job, table.num_rows),
+    )
+
+
+def simulate_trace(job: JobModel, faults: Sequence[Fault] = (), seed: int = 0) -> Trace:
+    """Run a job and return what its ranks would have recorded.
+
+    Deterministic: the same arguments give the same trace. Raises ConfigError for a job whose
+    sizes do not fit together or a fault outside it.
+
+        job = JobModel(layout=layout, costs=compute_bound(layout))
+        trace = simulate_trace(job, [parse_fault("rank=3,kind=compute,factor=1.5")], seed=1)
+    """
+    for fault in faults:
+        fault.check(job.layout)
+    grid = Grid(job.layout)
+    programs = compile_job(job)
+    engine = Engine(grid, programs)
+    draws = Draws(job, programs, tuple(faults), seed)
+    config = job.trace_config()
+    traced: list[int] = []
+    recorded: list[list[Recording]] = [[] for _ in programs]
+    for iteration in range(1, job.iterations + 1):
+        recordings = [empty_recording(len(p.spans), grid.num_places) for p in programs]
+        engine.run(draws.iteration(iteration), recordings)
+        if config.traces(iteration):
+            traced.append(iteration)
+            for stage, recording in enumerate(recordings):
+                recorded[stage].append(recording)
+    run_id = run_id_of(job, tuple(faults), seed)
+    builder = TableBuilder(job, grid, RankClocks.draw(job, seed))
+    for stage, program in enumerate(programs):
+        builder.add_stage(program, traced, recorded[stage])
+        recorded[stage].clear()
+    return trace_of(builder, run_id, traced)
+
 
 GROUND_TRUTH_FILE = "ground-truth.json"
 _FRAME = ("rank", "kind", "name", "track", "start_ns", "duration_ns")

@@ -1,16 +1,339 @@
-"""The job to simulate: its shape, its noise, its clocks, and what is uneven by its own making."""
+"""The job to simulate: its shape, costs, noise, clocks, its own unevenness, and its faults.
+
+Costs are nanoseconds and bytes on one rank before noise and faults, given number by number (tests)
+or derived from the sizes of a GPT and of the machine by `derive_costs`; `compute_bound` and
+`communication_heavy` are two such machines. Clocks of hosts are wrong by an offset and a drift.
+A fault says what is wrong with which rank, how much, and in which iterations:
+
+    rank=3,kind=compute,factor=1.5,from=5,to=10
+    rank=3,kind=link,peer=7,factor=4           only the connection of ranks 3 and 7
+    rank=3,kind=host,factor=1.4,period=4       on for four iterations, off for four, and so on
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
+import numpy as np
+import numpy.typing as npt
+
+from megascan.arrays import Floats, Integers
 from megascan.config import TraceConfig
 from megascan.errors import ConfigError, UsageError
 from megascan.header import Json
 from megascan.schema import Granularity
-from megascan.simulate.costs import CostModel
 from megascan.topology import Layout
+from megascan.vocabulary import FaultKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Durations of single operations on one rank of the layout.
+
+    Computation (`norm_ns` … `loss_ns`) is that of one microbatch in the forward pass; the
+    backward pass takes `backward_ratio` times as long. Communication is the transfer alone, once
+    everybody is there. Raises ConfigError for negative values.
+    """
+
+    norm_ns: float = 0.0
+    """Layer norm and residual, twice a transformer layer."""
+    attention_ns: float = 0.0
+    mlp_ns: float = 0.0
+    embedding_ns: float = 0.0
+    output_layer_ns: float = 0.0
+    loss_ns: float = 0.0
+    backward_ratio: float = 2.0
+    optimizer_ns: float = 0.0
+    load_ns: float = 0.0
+    """Host time to hand over one microbatch of data, on TP rank 0 of the first and last stage."""
+    between_iterations_ns: float = 0.0
+    """Host time after an iteration (logging) before the next begins."""
+    dispatch_ratio: float = 0.0
+    """Host time to launch an operation / its device time; above 1 the job is host-bound."""
+
+    tensor_ns: float = 0.0
+    """One all_reduce of a layer's activations over TP."""
+    context_ns: float = 0.0
+    expert_ns: float = 0.0
+    pipeline_ns: float = 0.0
+    """One activation or gradient between neighbouring stages."""
+    broadcast_ns: float = 0.0
+    gradient_ns: float = 0.0
+    """reduce_scatter (or all_reduce) of a rank's gradients over DP."""
+    parameter_ns: float = 0.0
+    embedding_sync_ns: float = 0.0
+    norm_sync_ns: float = 0.0
+    """Any small all_reduce: a scalar, latency only."""
+
+    activation_bytes: int = 0
+    gradient_bytes: int = 0
+    parameter_bytes: int = 0
+    embedding_bytes: int = 0
+    batch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (cost.name for cost in fields(self)):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"cost {name} is {getattr(self, name)}, expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Speeds of a cluster, as reached by a training job (not the data sheet's peaks).
+
+    Defaults: an H100 node, 40 % of 989 TFLOP/s bf16, NVLink all_reduce at 200 GB/s of bus
+    bandwidth, one 400 Gbit/s NIC a GPU at 90 %; latencies as NCCL tests show them.
+    """
+
+    teraflops: float = 400.0
+    memory_gbytes_per_s: float = 2_500.0
+    node_gbytes_per_s: float = 200.0
+    network_gbytes_per_s: float = 45.0
+    latency_ns: float = 15_000.0
+    dispatch_ratio: float = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """Sizes of a GPT, with Megatron's names."""
+
+    hidden_size: int = 4096
+    seq_length: int = 4096
+    micro_batch_size: int = 1
+    vocab_size: int = 50_304
+    num_layers: int = 16
+    bytes_per_element: int = 2
+
+
+def _ring(size: int, payload_bytes: float, gbytes_per_s: float, latency_ns: float) -> float:
+    """One pass around a ring of `size`, (n - 1) / n of the payload; an all_reduce takes two."""
+    if size < 2:
+        return 0.0
+    return latency_ns + payload_bytes * (size - 1) / size / gbytes_per_s
+
+
+def derive_costs(layout: Layout, model: ModelSize, machine: Machine) -> CostModel:
+    """Costs from sizes: FLOPs of dense layers (2 a weight and token, plus the attention matrix),
+    bytes over bandwidths for everything else.
+
+    Source of the FLOP counts: Narayanan et al., arXiv 2104.04473, appendix; 24 B s h² + 4 B s² h
+    a layer forward, split here into attention (8 B s h² + 4 B s² h) and MLP (16 B s h²).
+    """
+    hidden, element = model.hidden_size, model.bytes_per_element
+    tokens = model.micro_batch_size * model.seq_length / layout.cp
+    per_ns = machine.teraflops * 1e3
+    shard = tokens * hidden / layout.tp
+    activation = tokens * hidden * element
+    weights = 12 * hidden**2 * model.num_layers / (layout.pp * layout.tp)
+    table = model.vocab_size * hidden / layout.tp
+    replicas = layout.dp * layout.cp
+    latency, node, network = (
+        machine.latency_ns,
+        machine.node_gbytes_per_s,
+        machine.network_gbytes_per_s,
+    )
+    optimizer_bytes = weights / replicas * 28  # fp32 weight, two moments, gradient: read, write
+    return CostModel(
+        norm_ns=3 * activation / machine.memory_gbytes_per_s,
+        attention_ns=shard * (8 * hidden + 4 * model.seq_length) / per_ns,
+        mlp_ns=shard * 16 * hidden / per_ns,
+        embedding_ns=2 * activation / machine.memory_gbytes_per_s,
+        output_layer_ns=2 * tokens * table / per_ns,
+        loss_ns=4 * tokens * model.vocab_size / layout.tp * 4 / machine.memory_gbytes_per_s,
+        optimizer_ns=optimizer_bytes / machine.memory_gbytes_per_s,
+        load_ns=100_000.0,
+        between_iterations_ns=500_000.0,
+        dispatch_ratio=machine.dispatch_ratio,
+        tensor_ns=2 * _ring(layout.tp, activation, node, latency),
+        context_ns=_ring(layout.cp, 2 * activation / layout.tp, node, latency),
+        expert_ns=_ring(layout.ep, activation, network, latency),
+        pipeline_ns=latency + activation / network,
+        broadcast_ns=latency,
+        gradient_ns=_ring(replicas, weights * 4, network, latency),
+        parameter_ns=_ring(replicas, weights * element, network, latency),
+        embedding_sync_ns=2 * _ring(2, table * 4, network, latency),
+        norm_sync_ns=3 * latency,
+        activation_bytes=int(activation),
+        gradient_bytes=int(weights * 4),
+        parameter_bytes=int(weights * element),
+        embedding_bytes=int(table * 4),
+        batch_bytes=int(tokens * 8 * 3),
+    )
+
+
+def compute_bound(layout: Layout, model: ModelSize | None = None) -> CostModel:
+    """A job on fast links: computation is most of every step."""
+    return derive_costs(layout, model or ModelSize(), Machine())
+
+
+def communication_heavy(layout: Layout, model: ModelSize | None = None) -> CostModel:
+    """A job on slow links (TP over PCIe at 20 GB/s, 100 Gbit/s NICs): transfers take a third and
+    more of the step."""
+    machine = Machine(node_gbytes_per_s=20.0, network_gbytes_per_s=9.0, latency_ns=30_000.0)
+    return derive_costs(layout, model or ModelSize(), machine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault of one rank, in iterations first..last (from 1; both included, None: to the end).
+
+    COMPUTE multiplies every computation of the rank. LINK multiplies the transfer time of the
+    rank's communications, or of those with one peer. HOST makes the host need `factor` times the
+    device time to launch an operation, which starves the device (on the CPU: takes the thread away
+    for the excess). LOADER multiplies the time to load a microbatch. GC adds collector pauses of
+    `factor` - 1 times the rank's computation.
+
+    `peer` (links only) restricts it to one pair; `period` switches it on and off every so many
+    iterations. Raises ConfigError for values that mean nothing.
+    """
+
+    rank: int
+    kind: FaultKind
+    factor: float
+    first_iteration: int = 1
+    last_iteration: int | None = None
+    peer: int | None = None
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.factor < float("inf"):
+            raise ConfigError(f"fault factor is {self.factor}, expected 1 or more (1.5: slower)")
+        if self.first_iteration < 1:
+            raise ConfigError(f"fault begins at {self.first_iteration}, iterations count from 1")
+        if self.last_iteration is not None and self.last_iteration < self.first_iteration:
+            raise ConfigError(
+                f"fault ends at iteration {self.last_iteration}, before it begins at "
+                f"{self.first_iteration}"
+            )
+        if self.peer is not None and (self.kind != FaultKind.LINK or self.peer == self.rank):
+            raise ConfigError(f"fault peer is {self.peer}: give another rank, for kind=link only")
+        if self.period is not None and self.period < 1:
+            raise ConfigError(f"fault period is {self.period}, expected 1 iteration or more")
+
+    def active(self, iteration: int) -> bool:
+        """Whether the fault slows an iteration (from 1)."""
+        last = self.last_iteration
+        inside = self.first_iteration <= iteration and (last is None or iteration <= last)
+        if not inside or self.period is None:
+            return inside
+        return (iteration - self.first_iteration) // self.period % 2 == 0
+
+    def check(self, layout: Layout) -> None:
+        """Raise ConfigError when the job has no such rank, or the rank nothing to slow."""
+        for rank in (self.rank, self.peer):
+            if rank is not None and not 0 <= rank < layout.world_size:
+                raise ConfigError(
+                    f"fault names rank {rank}, the job has ranks 0 to {layout.world_size - 1}"
+                )
+        place = layout.coordinates(self.rank)
+        loads = place.tp == 0 and place.pp in (0, layout.pp - 1)
+        if self.kind == FaultKind.LOADER and not loads:
+            raise ConfigError(
+                f"rank {self.rank} loads no data, so that its loader cannot be slow; choose TP "
+                "rank 0 of the first or last stage"
+            )
+
+    def to_json(self) -> dict[str, Json]:
+        """As it stands in the ground truth, with the keys of `parse_fault`."""
+        record: dict[str, Json] = {
+            "rank": self.rank,
+            "kind": str(self.kind),
+            "factor": self.factor,
+            "from": self.first_iteration,
+            "to": self.last_iteration,
+        }
+        optional: dict[str, Json] = {"peer": self.peer, "period": self.period}
+        return record | {name: value for name, value in optional.items() if value is not None}
+
+
+def parse_fault(text: str) -> Fault:
+    """A fault from `rank=3,kind=compute,factor=1.5[,from=5][,to=10][,peer=7][,period=4]`.
+
+    Raises UsageError naming the part that cannot be read.
+    """
+    example = "expected for example rank=3,kind=compute,factor=1.5,from=5,to=10"
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if not equals or name in values:
+            raise UsageError(f"fault {text!r}: cannot read {part!r}, {example}")
+        values[name] = value.strip()
+    unknown = sorted(set(values) - {"rank", "kind", "factor", "from", "to", "peer", "period"})
+    missing = [name for name in ("rank", "kind", "factor") if name not in values]
+    if unknown or missing:
+        problem = f"unknown {', '.join(unknown)}" if unknown else f"missing {', '.join(missing)}"
+        raise UsageError(f"fault {text!r}: {problem}, {example}")
+    if values["kind"] not in list(FaultKind):
+        raise UsageError(
+            f"fault {text!r}: unknown kind {values['kind']!r}, expected one of "
+            f"{', '.join(FaultKind)}"
+        )
+    try:
+        return _fault_of(values)
+    except ValueError as error:
+        raise UsageError(f"fault {text!r}: {error}, {example}") from error
+
+
+def _fault_of(values: dict[str, str]) -> Fault:
+    def number(name: str) -> int | None:
+        return int(values[name]) if name in values else None
+
+    return Fault(
+        rank=int(values["rank"]),
+        kind=FaultKind(values["kind"]),
+        factor=float(values["factor"]),
+        first_iteration=int(values.get("from", "1")),
+        last_iteration=number("to"),
+        peer=number("peer"),
+        period=number("period"),
+    )
+
+
+def rank_factors(
+    faults: Iterable[Fault], kind: FaultKind, iteration: int, world_size: int
+) -> npt.NDArray[np.float64]:
+    """Product of the active whole-rank faults of a kind, shape (rank,); 1 where there is none."""
+    factors = np.ones(world_size)
+    for fault in faults:
+        if fault.kind == kind and fault.peer is None and fault.active(iteration):
+            factors[fault.rank] *= fault.factor
+    return factors
+
+
+ORIGIN_UNIX_NS = 1_767_225_600_000_000_000
+"""Start of a simulated job by the true clock: 2026-01-01 00:00 UTC."""
+_SETTLE_NS = 1_000_000_000
+"""Clock origins are taken this long before the first iteration."""
+
+
+@dataclass(frozen=True)
+class RankClocks:
+    """Offset and drift of every rank's clock, shape (rank): local = true + offset + drift·true."""
+
+    offset_ns: Floats
+    drift_ratio: Floats
+
+    @classmethod
+    def draw(cls, job: JobModel, seed: int) -> RankClocks:
+        """One draw a host; the ranks of a host share its clock."""
+        generator = np.random.default_rng([seed, 1])
+        world = job.layout.world_size
+        hosts = np.arange(world) // job.ranks_per_host
+        errors = generator.uniform(-1.0, 1.0, (2, int(hosts[-1]) + 1))[:, hosts]
+        return cls(
+            np.round(errors[0] * job.clocks.offset_ms * 1e6),
+            errors[1] * job.clocks.drift_ppm * 1e-6,
+        )
+
+    def local(self, true_ns: Floats, ranks: Integers) -> Integers:
+        """Whole ns since each rank's origin, of one time and rank a row."""
+        own_ns = true_ns * (1.0 + self.drift_ratio[ranks])
+        return np.rint(own_ns).astype(np.int64) + _SETTLE_NS
+
+    def origins(self) -> Integers:
+        """Unix time of every rank's origin by its own clock, shape (rank)."""
+        return ORIGIN_UNIX_NS - _SETTLE_NS + self.offset_ns.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,15 @@
-"""What one stage does in an iteration, compiled once: instructions, spans, and rows of costs.
+"""What each stage does in an iteration, compiled once: instructions, spans, and rows of costs.
 
 Every instruction acts on all ranks of the stage at once. Compute and transfer costs are numbered
-rows; `megascan.simulate.draws` gives each row a value per rank and iteration.
+rows; `megascan.simulate.engine` gives each row a value per rank and iteration. Modules, their order
+and names are those of Megatron-Core's local transformer layers as `megascan.instrument` sees them.
+
+    compile_job      one StageProgram a stage, from the order of `megascan.simulate.schedule`
+    Passes           forward and backward of a microbatch through the layers of a stage
+    Communications   collectives: which groups exist at all, and which are recorded
+    Grid             ranks as arrays. Within a stage they are the digits of a number
+                     (`Layout.order` without pp), so the members of a group lie at a fixed stride,
+                     and a maximum over a group is one reshape and one reduction
 """
 
 from __future__ import annotations
@@ -9,8 +17,148 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from functools import cached_property
 
-from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
+import numpy as np
+
+from megascan.arrays import Floats, Integers
+from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
+from megascan.simulate.job import JobModel
+from megascan.simulate.schedule import Exchange, Pass, Transfer, stage_steps
+from megascan.topology import Layout
+from megascan.vocabulary import (
+    ATTENTION,
+    BACKWARD,
+    BATCH_GENERATOR,
+    EMBEDDING,
+    FORWARD,
+    GRAD_SYNC,
+    ITERATION,
+    LOSS,
+    MESSAGES,
+    MLP,
+    MOE,
+    OPTIMIZER,
+    OUTPUT_LAYER,
+    RECV,
+    SAVE_CHECKPOINT,
+    TRANSFORMER_LAYER,
+    backward_of,
+    collection_of,
+    group_id,
+    message_name,
+)
+
+STAGE_AXES = ("tp", "cp", "ep", "dp", "dp_cp")
+CROSS_STAGE_AXES = ("mp", "embd", "intra_dist_opt", "pp")
+"""Names as `megascan.instrument` gives them; intra_dist_opt is everybody."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ranks of a layout as a matrix (stage, place), places ascending by rank."""
+
+    layout: Layout
+
+    @cached_property
+    def ranks(self) -> Integers:
+        """Global ranks, shape (stage, place)."""
+        layout = self.layout
+        stages = [[] for _ in range(layout.pp)]  # type: list[list[int]]
+        for rank in range(layout.world_size):
+            stages[layout.coordinates(rank).pp].append(rank)
+        return np.array(stages, dtype=np.int64)
+
+    @property
+    def num_places(self) -> int:
+        """Ranks of one stage."""
+        return self.layout.world_size // self.layout.pp
+
+    @cached_property
+    def _strides(self) -> dict[str, tuple[int, int]]:
+        """Stride and size of an axis among the places of a stage."""
+        strides: dict[str, tuple[int, int]] = {}
+        stride = 1
+        for axis in self.layout.order.split("-"):
+            if axis in ("tp", "cp", "dp"):
+                size = getattr(self.layout, axis)
+                strides[axis] = (stride, size)
+                stride *= size
+        return strides | {"ep": (1, self.layout.ep)}
+
+    def size(self, axis: str) -> int:
+        """Members of a group on an axis."""
+        sizes = {
+            "dp_cp": self.layout.dp * self.layout.cp,
+            "mp": self.layout.tp * self.layout.pp,
+            "embd": min(self.layout.pp, 2),
+            "intra_dist_opt": self.layout.world_size,
+            "pp": self.layout.pp,
+        }
+        return sizes[axis] if axis in sizes else self._strides[axis][1]
+
+    @staticmethod
+    def _axes(axis: str) -> tuple[str, ...]:
+        """Axes within a stage that a group spans."""
+        spanned = {
+            "dp_cp": ("dp", "cp"),
+            "mp": ("tp",),
+            "embd": (),
+            "pp": (),
+            "intra_dist_opt": ("tp", "cp", "dp"),
+        }
+        return spanned.get(axis, (axis,))
+
+    def group_max(self, values: Floats, axis: str) -> Floats:
+        """Largest value of each place's group within the stage, on the last dimension of
+        `values`."""
+        for single in self._axes(axis):
+            stride, size = self._strides[single]
+            if size > 1:
+                values = self._spread_max(values, stride, size)
+        return values
+
+    @staticmethod
+    def _spread_max(values: Floats, stride: int, size: int) -> Floats:
+        shape = values.shape
+        blocks = values.reshape(*shape[:-1], -1, size, stride)
+        largest = blocks.max(axis=-2, keepdims=True)
+        spread: Floats = np.broadcast_to(largest, blocks.shape).reshape(shape)
+        return spread
+
+    def first_member(self, values: Floats, axis: str) -> Floats:
+        """Each group's first member's value for all its members (one draw a group)."""
+        for single in self._axes(axis):
+            stride, size = self._strides[single]
+            if size > 1:
+                shape = values.shape
+                blocks = values.reshape(*shape[:-1], -1, size, stride)
+                values = np.broadcast_to(blocks[..., :1, :], blocks.shape).reshape(shape)
+        return values
+
+    def stages_of(self, axis: str) -> tuple[int, ...]:
+        """Stages that a cross-stage axis joins."""
+        last = self.layout.pp - 1
+        return (0, last) if axis == "embd" else tuple(range(last + 1))
+
+    def smallest_members(self, axis: str) -> Integers:
+        """Smallest rank of each rank's group, shape (stage, place)."""
+        ranks = self.ranks
+        if axis in CROSS_STAGE_AXES:
+            ranks = np.broadcast_to(ranks[list(self.stages_of(axis))].min(axis=0), ranks.shape)
+        smallest = -self.group_max(-ranks.astype(np.float64), axis)
+        return smallest.astype(np.int64)
+
+    def members(self, axis: str) -> dict[str, tuple[int, ...]]:
+        """All groups of an axis by id (`tp@4`), their members in ascending order."""
+        smallest = self.smallest_members(axis)
+        stages = list(self.stages_of(axis)) if axis in CROSS_STAGE_AXES else slice(None)
+        groups: dict[str, list[int]] = {}
+        for rank, first in zip(
+            self.ranks[stages].ravel().tolist(), smallest[stages].ravel().tolist(), strict=True
+        ):
+            groups.setdefault(group_id(axis, [first]), []).append(rank)
+        return {name: tuple(sorted(ranks)) for name, ranks in groups.items()}
 
 
 class Code(IntEnum):
@@ -224,3 +372,391 @@ class StageProgram:
             self.spans.append(template)
             span = len(self.spans) - 1
         self.instructions.append(Instruction(code, span))
+
+
+class Communications:
+    """Adds collectives to a program; on an axis of size 1 there are none."""
+
+    def __init__(self, job: JobModel, program: StageProgram) -> None:
+        self._costs, self._grid, self._program = job.costs, Grid(job.layout), program
+        self._full = job.granularity == Granularity.FULL
+
+    def _template(self, op: str, axis: str, size_bytes: int) -> SpanTemplate | None:
+        """Span of a collective; base granularity records only those over data parallelism."""
+        if not self._full and axis != "dp_cp":
+            return None
+        return SpanTemplate(
+            kind=Kind.COLLECTIVE, name=op, track=Track.COMMUNICATION, size_bytes=size_bytes
+        )
+
+    def collective(
+        self,
+        op: str,
+        axis: str,
+        nominal_ns: float,
+        size_bytes: int,
+        *,
+        step: Pass | None = None,
+        layer: int = NOT_APPLICABLE,
+    ) -> None:
+        """One within the stage; `step` and `layer` say where in the iteration it stands."""
+        if self._grid.size(axis) < 2:
+            return
+        template = self._template(op, axis, size_bytes)
+        if template is not None and step is not None:
+            template = replace(
+                template,
+                microbatch=step.microbatch,
+                chunk=step.chunk,
+                phase=str(step.phase),
+                layer=layer,
+            )
+        self._program.collective(op, axis, nominal_ns, template)
+
+    def tensor_all_reduce(self, step: Pass, layer: int = NOT_APPLICABLE) -> None:
+        """The sum of partial activations over tensor parallelism."""
+        costs = self._costs
+        self.collective(
+            "all_reduce", "tp", costs.tensor_ns, costs.activation_bytes, step=step, layer=layer
+        )
+
+    def launch_tensor_all_reduce(self, step: Pass) -> Instruction | None:
+        """The sum of partial gradients, beside the weights' gradients; None without TP."""
+        if self._grid.size("tp") < 2:
+            return None
+        template = self._template("all_reduce", "tp", self._costs.activation_bytes)
+        if template is not None:
+            template = replace(
+                template,
+                track=Track.OVERLAPPED,
+                microbatch=step.microbatch,
+                chunk=step.chunk,
+                phase=str(step.phase),
+            )
+        return self._program.launch("all_reduce", "tp", self._costs.tensor_ns, template)
+
+    def join(self, axis: str, nominal_ns: float, size_bytes: int) -> None:
+        """An all_reduce across stages."""
+        if self._grid.size(axis) > 1:
+            template = self._template("all_reduce", axis, size_bytes)
+            self._program.join("all_reduce", axis, nominal_ns, template)
+
+
+_ROUTER_SHARE = 0.05
+"""Part of an expert layer's computation that comes before its first all_to_all."""
+_WEIGHT_SHARE = 0.25
+"""Part of a module's backward in the weight gradients of its first linear layer, the last thing it
+does; Megatron-Core overlaps the all_reduce of the input's gradients with it."""
+_LOSS_FUNCTION_SHARE = 0.1
+"""Part of the loss outside the model, in the trainer's loss function."""
+_EXTRA_BACKWARD_RATIO = 0.83
+"""Backward / forward excess of a heavy last stage, measured on a production job (60 to 73 ms)."""
+
+
+class Passes:
+    """Adds the passes of one stage to its program."""
+
+    def __init__(self, job: JobModel, program: StageProgram) -> None:
+        self.job, self.program, self.costs = job, program, job.costs
+        self.stage = program.stage
+        self.full = job.granularity == Granularity.FULL
+        self.communications = Communications(job, program)
+        self.layers_extra_ns, self.ends_extra_ns = self._stage_extra()
+
+    def _stage_extra(self) -> tuple[float, float]:
+        """Uneven stage: extra forward time a chunk, (in its layers, in embedding or output)."""
+        ratio = self.job.imbalance.stage_ratio.get(self.stage, 1.0)
+        costs = self.costs
+        layer = 2 * costs.norm_ns + costs.attention_ns + costs.mlp_ns
+        extra = (ratio - 1.0) * layer * self.job.layers_per_chunk * self.job.layout.vpp
+        if self.stage in (0, self.job.layout.pp - 1):
+            return 0.0, extra
+        return extra / self.job.num_layers * self.job.layout.pp, 0.0
+
+    def _is_first(self, step: Pass) -> bool:
+        return self.stage == 0 and step.chunk == 0
+
+    def _is_last(self, step: Pass) -> bool:
+        layout = self.job.layout
+        return self.stage == layout.pp - 1 and step.chunk == layout.vpp - 1
+
+    def _compute_span(self, step: Pass, name: str, layer: int = -1) -> SpanTemplate:
+        is_module = name not in (FORWARD, BACKWARD)
+        return SpanTemplate(
+            kind=Kind.COMPUTE,
+            name=backward_of(name) if is_module and step.phase == Phase.BACKWARD else name,
+            microbatch=step.microbatch,
+            chunk=step.chunk,
+            layer=layer,
+            phase=str(step.phase),
+        )
+
+    def forward(self, step: Pass) -> None:
+        """Load, embedding, layers, output layer, loss; as far as the stage has them."""
+        program = self.program
+        whole = program.open(self._compute_span(step, FORWARD))
+        if self._is_first(step) or self._is_last(step):
+            self._load(step)
+        if self._is_first(step):
+            self._embedding(step)
+        for layer in self._layers(step):
+            self._layer(step, layer)
+        if self._is_last(step):
+            self._output_layer(step)
+            self._loss(step)
+        program.close(whole)
+
+    def backward(self, step: Pass) -> None:
+        """The same in reverse."""
+        program = self.program
+        whole = program.open(self._compute_span(step, BACKWARD))
+        if self._is_last(step):
+            self._output_layer(step)
+        for layer in reversed(self._layers(step)):
+            self._layer(step, layer)
+        if self._is_first(step):
+            self._embedding(step)
+        program.close(whole)
+
+    def _layers(self, step: Pass) -> list[int]:
+        """Global numbers, from 1, of the layers of a chunk."""
+        per_chunk = self.job.layers_per_chunk
+        first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk
+        return [first + index + 1 for index in range(per_chunk)]
+
+    def _scaled(self, step: Pass, forward_ns: float) -> float:
+        return forward_ns * (self.costs.backward_ratio if step.phase == Phase.BACKWARD else 1.0)
+
+    def _load(self, step: Pass) -> None:
+        """TP rank 0 loads a microbatch and hands it to its TP peers, who wait for it."""
+        program, costs = self.program, self.costs
+        template = SpanTemplate(
+            kind=Kind.DATA,
+            name=BATCH_GENERATOR,
+            track=Track.HOST,
+            microbatch=step.microbatch,
+            chunk=step.chunk,
+        )
+        span = program.open(template)
+        program.compute(costs.load_ns, step.microbatch, Work.LOAD)
+        self.communications.collective(
+            "broadcast", "tp", costs.broadcast_ns, costs.batch_bytes, step=step
+        )
+        program.close(span)
+
+    def _module(
+        self, step: Pass, name: str, forward_ns: float, layer: int = -1, extra_ns: float = 0.0
+    ) -> int:
+        """Compute of a module and its span, which stays open; NO_SPAN at base granularity."""
+        leaf = self._compute_span(step, name, layer) if self.full else None
+        if step.phase == Phase.BACKWARD:
+            extra_ns *= _EXTRA_BACKWARD_RATIO
+        cost_ns = self._scaled(step, forward_ns) + extra_ns
+        return self.program.compute(cost_ns, step.microbatch, leaf=leaf)
+
+    def _embedding(self, step: Pass) -> None:
+        extra = self.ends_extra_ns if self.job.layout.pp > 1 and not self._is_last(step) else 0.0
+        span = self._module(step, EMBEDDING, self.costs.embedding_ns, extra_ns=extra)
+        if step.phase == Phase.FORWARD:
+            self.communications.tensor_all_reduce(step)
+        self.program.close(span)
+
+    def _output_layer(self, step: Pass) -> None:
+        cost, extra = self.costs.output_layer_ns, self.ends_extra_ns
+        if step.phase == Phase.FORWARD:
+            self.program.close(self._module(step, OUTPUT_LAYER, cost, extra_ns=extra))
+        else:
+            self._split_backward(step, OUTPUT_LAYER, cost, extra_ns=extra, weight_share=0.5)
+
+    def _split_backward(
+        self,
+        step: Pass,
+        name: str,
+        forward_ns: float,
+        layer: int = -1,
+        *,
+        extra_ns: float = 0.0,
+        weight_share: float = _WEIGHT_SHARE,
+    ) -> None:
+        """A module's backward; its first layer's weight gradients hide the TP all_reduce."""
+        early = 1.0 - weight_share
+        span = self._module(step, name, forward_ns * early, layer, extra_ns * early)
+        pending = self.communications.launch_tensor_all_reduce(step)
+        late = extra_ns * _EXTRA_BACKWARD_RATIO * weight_share
+        self.program.compute(self._scaled(step, forward_ns * weight_share) + late, step.microbatch)
+        if pending is not None:
+            self.program.finish(pending)
+        self.program.close(span)
+
+    def _loss(self, step: Pass) -> None:
+        """Cross entropy over the split vocabulary, then the trainer's own loss function."""
+        program, costs = self.program, self.costs
+        program.compute(costs.loss_ns * (1 - _LOSS_FUNCTION_SHARE), step.microbatch)
+        for _ in range(3):  # largest logit, the label's logit, sum of exponentials
+            self.communications.collective("all_reduce", "tp", costs.norm_sync_ns, 4, step=step)
+        leaf = self._compute_span(step, LOSS)
+        span = program.compute(costs.loss_ns * _LOSS_FUNCTION_SHARE, step.microbatch, leaf=leaf)
+        program.close(span)
+
+    def _layer(self, step: Pass, layer: int) -> None:
+        program, costs = self.program, self.costs
+        extra = self.layers_extra_ns
+        whole = NO_SPAN
+        if self.full:
+            whole = program.open(self._compute_span(step, TRANSFORMER_LAYER, layer))
+        norm_ns = self._scaled(step, costs.norm_ns + extra / 2)
+        modules = [self._attention, self._mlp]
+        for module in modules if step.phase == Phase.FORWARD else reversed(modules):
+            program.compute(norm_ns, step.microbatch)
+            module(step, layer)
+        program.close(whole)
+
+    def _attention(self, step: Pass, layer: int) -> None:
+        costs = self.costs
+        if step.phase == Phase.BACKWARD and self.job.layout.cp == 1:
+            self._split_backward(step, ATTENTION, costs.attention_ns, layer)
+            return
+        span = self._module(step, ATTENTION, costs.attention_ns, layer)
+        op = "all_gather" if step.phase == Phase.FORWARD else "reduce_scatter"
+        self.communications.collective(
+            op, "cp", costs.context_ns, costs.activation_bytes, step=step, layer=layer
+        )
+        self.communications.tensor_all_reduce(step, layer)
+        self.program.close(span)
+
+    def _mlp(self, step: Pass, layer: int) -> None:
+        if self.job.layout.ep > 1:
+            self._experts(step, layer)
+        elif step.phase == Phase.BACKWARD:
+            self._split_backward(step, MLP, self.costs.mlp_ns, layer)
+        else:
+            span = self._module(step, MLP, self.costs.mlp_ns, layer)
+            self.communications.tensor_all_reduce(step, layer)
+            self.program.close(span)
+
+    def _experts(self, step: Pass, layer: int) -> None:
+        """Router, all_to_all to the experts, experts, all_to_all back."""
+        costs = self.costs
+        span = self._module(step, MOE, costs.mlp_ns * _ROUTER_SHARE, layer)
+        self.communications.collective(
+            "all_to_all", "ep", costs.expert_ns, costs.activation_bytes, step=step, layer=layer
+        )
+        self.program.compute(
+            self._scaled(step, costs.mlp_ns * (1 - _ROUTER_SHARE)), step.microbatch
+        )
+        self.communications.collective(
+            "all_to_all", "ep", costs.expert_ns, costs.activation_bytes, step=step, layer=layer
+        )
+        self.program.close(span)
+
+
+def _recorded_order(transfer: Transfer) -> int:
+    return MESSAGES.index(message_name(transfer.op, transfer.direction))
+
+
+def compile_job(job: JobModel) -> list[StageProgram]:
+    """One program a stage. Raises ConfigError for sizes that the schedule refuses."""
+    layout = job.layout
+    orders = stage_steps(layout.pp, layout.vpp, job.num_microbatches)
+    programs = []
+    for stage, order in enumerate(orders):
+        compiler = _StageCompiler(job, stage)
+        compiler.iteration(order)
+        programs.append(compiler.program)
+    return programs
+
+
+class _StageCompiler:
+    """Writes the program of one stage."""
+
+    def __init__(self, job: JobModel, stage: int) -> None:
+        self.job, self.stage, self.costs = job, stage, job.costs
+        self.full = job.granularity == Granularity.FULL
+        self.program = StageProgram(stage)
+        self.passes = Passes(job, self.program)
+        self.communications = Communications(job, self.program)
+
+    def iteration(self, order: tuple[Pass | Exchange, ...]) -> None:
+        """All of it, from first load to checkpoint."""
+        program = self.program
+        whole = program.open(SpanTemplate(kind=Kind.ITERATION, name=ITERATION))
+        pause = (
+            SpanTemplate(kind=Kind.GC, name=collection_of(2), track=Track.HOST)
+            if self.full
+            else None
+        )
+        for number, step in enumerate(order):
+            if number == len(order) // 2:
+                program.simple(Code.PAUSE, pause)
+            if isinstance(step, Exchange):
+                self._exchange(step)
+            elif step.phase == Phase.FORWARD:
+                self.passes.forward(step)
+            else:
+                self.passes.backward(step)
+        self._gradient_sync()
+        self._optimizer()
+        program.simple(Code.SYNCHRONIZE)
+        program.close(whole)
+        if self.job.imbalance.checkpoint_interval:
+            save = SpanTemplate(kind=Kind.CHECKPOINT, name=SAVE_CHECKPOINT, track=Track.HOST)
+            program.simple(Code.SAVE, save if self.full else None)
+        program.compute(self.costs.between_iterations_ns, work=Work.HOST)
+        program.simple(Code.SYNCHRONIZE)
+
+    def _exchange(self, step: Exchange) -> None:
+        """Spans of a batch stand in the tracer's order: previous stage first, sends first."""
+        ends, templates = [], []
+        for transfer in sorted(step.transfers, key=_recorded_order):
+            if transfer.op == RECV:
+                self.program.transfer_rows.append(
+                    TransferRow(self.costs.pipeline_ns, "pp", transfer.peer_stage)
+                )
+            row = len(self.program.transfer_rows) - 1
+            ends.append(
+                ExchangeEnd(
+                    transfer.peer_stage, transfer.op, transfer.direction, transfer.sequence, row
+                )
+            )
+            templates.append(
+                SpanTemplate(
+                    kind=Kind.P2P,
+                    name=message_name(transfer.op, transfer.direction),
+                    track=Track.COMMUNICATION,
+                    microbatch=transfer.microbatch,
+                    chunk=transfer.chunk,
+                    op=transfer.op,
+                    direction=str(transfer.direction),
+                    peer_stage=transfer.peer_stage,
+                    axis="pp",
+                    sequence=transfer.sequence,
+                    size_bytes=self.costs.activation_bytes,
+                )
+            )
+        self.program.exchange(tuple(ends), templates)
+
+    def _gradient_sync(self) -> None:
+        program, costs, layout = self.program, self.costs, self.job.layout
+        last = self.stage == layout.pp - 1
+        span = program.open(SpanTemplate(kind=Kind.OPTIMIZER, name=GRAD_SYNC))
+        op = "reduce_scatter" if self.job.distributed_optimizer else "all_reduce"
+        ratio = 1 if self.job.distributed_optimizer else 2
+        self.communications.collective(op, "dp_cp", costs.gradient_ns * ratio, costs.gradient_bytes)
+        if self.job.tied_embeddings and layout.pp > 1 and (last or self.stage == 0):
+            self.communications.join("embd", costs.embedding_sync_ns, costs.embedding_bytes)
+        program.close(span)
+        if last:  # the trainer averages the loss of its replicas
+            self.communications.collective("all_reduce", "dp_cp", costs.norm_sync_ns, 8)
+
+    def _optimizer(self) -> None:
+        """Gradient norm, update, and the gathering of parameters that were updated in shards."""
+        program, costs = self.program, self.costs
+        span = program.open(SpanTemplate(kind=Kind.OPTIMIZER, name=OPTIMIZER))
+        axis = "intra_dist_opt" if self.job.distributed_optimizer else "mp"
+        self.communications.join(axis, costs.norm_sync_ns, 4)
+        program.compute(costs.optimizer_ns)
+        if self.job.distributed_optimizer:
+            self.communications.collective(
+                "all_gather", "dp_cp", costs.parameter_ns, costs.parameter_bytes
+            )
+        program.close(span)

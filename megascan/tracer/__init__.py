@@ -1,12 +1,20 @@
-"""Spans in memory while a window is open, timers, and the hand-over to the writer's thread."""
+"""The tracer: spans in memory while a window is open, their times, the writer's thread.
+
+Owns what happens between the call `tracer.add(...)` and the bytes of the rank file. Fed by
+`megascan.instrument` (and by a trainer's own `with tracer.span(...)`); hands finished windows to
+`megascan.rankfile`. Knows nothing of megatron.core, and of torch only in `cuda`.
+
+    tracer.py   which iterations are traced, the spans of the open window: start reading here
+    timer.py    marks and spans; the timer of work on the CPU
+    cuda.py     the timer of work on a GPU: events, and their way onto the host's clock
+    writer.py   the background thread: from a finished window to lines of the file
+    budget.py   full becomes base, then windows become fewer, when tracing costs too much
+"""
 
 from megascan.tracer.budget import Board, Budget, Level
-from megascan.tracer.interface import IterationListener, Tracer
-from megascan.tracer.recording import RecordingTracer
-from megascan.tracer.span import Arguments, Mark, Span
-from megascan.tracer.timer import AsyncWork, ClockCheck, CpuTimer, Timer
-from megascan.tracer.voice import Voice
-from megascan.tracer.writer import TraceWriter
+from megascan.tracer.timer import Arguments, AsyncWork, ClockCheck, CpuTimer, Mark, Span, Timer
+from megascan.tracer.tracer import IterationListener, RecordingTracer, Tracer
+from megascan.tracer.writer import TraceWriter, Voice
 
 __all__ = [
     "Arguments",

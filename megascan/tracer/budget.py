@@ -1,4 +1,4 @@
-"""Keeps the cost of tracing below a budget: full becomes base, then windows become fewer.
+"""Keep the cost of tracing below a budget: full becomes base, then windows become fewer.
 
 Rank 0 decides, since the iterations of a synchronous job last equally long on all ranks, and
 announces which iteration the decision holds from; the others look it up after each window. Both
@@ -7,7 +7,7 @@ goes over the training network and no iteration waits. The iteration lies so far
 ranks change together; one that learns of it too late changes a window later, and its records say
 so.
 
-A decision needs evidence: it is looked for after 10, 15, 22, 33, … windows at one level, and the
+A decision needs evidence: rank 0 looks for it after 10, 15, 22, 33, … windows at one level, and the
 lower end of the cost's 99 % interval must lie above the budget.
 """
 

@@ -1,4 +1,10 @@
-"""GPU time: CUDA events from a pool, tied to the host's clock once a window.
+"""Readings of a GPU by NVML: clocks, power, temperature, and why the clock is what it is.
+
+What the timer needs of a GPU, and the events that it takes time with.
+
+From the events of a window to times on the host's clock.
+
+GPU time: CUDA events from a pool, tied to the host's clock once a window.
 
 Nothing in here waits for the device inside a traced iteration. Events are recorded on the current
 stream while training runs, and read back by the writer's thread after the window.
@@ -14,29 +20,233 @@ differs from rank to rank: every rank's GPU is a clock domain of its own.
 An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
 share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
 done in between.
+
+The GPU of this process, as torch.cuda and NVML show it.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import importlib
 import os
-from collections.abc import Sequence
-from typing import cast
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Protocol, cast
+
+import torch
 
 from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
-from megascan.tracer.device import Device, EventPool, TensorState
-from megascan.tracer.device_times import (
-    CudaMark,
-    DeviceTimes,
-    HostMark,
-    Tie,
-    distinct_marks,
-    wait_for,
-)
-from megascan.tracer.span import Mark, Span
-from megascan.tracer.timer import AsyncWork, ClockCheck, Step, WindowTimes, no_step
+from megascan.tracer.timer import AsyncWork, ClockCheck, Mark, Span, Step, WindowTimes, no_step
+
+
+class Nvml:
+    """One device, found by its UUID; without the pynvml package or a driver it reads nothing."""
+
+    def __init__(self, uuid: str) -> None:
+        self._readings: dict[str, Callable[[], float]] = {}
+        with contextlib.suppress(Exception):  # absent package, driver or permission
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+
+    def read(self) -> dict[str, float]:
+        """What this device tells; a reading that it does not support is left out."""
+        values: dict[str, float] = {}
+        for name, reading in self._readings.items():
+            with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device
+                values[name] = float(reading())
+        return values
+
+
+def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], float]]:
+    clock, temperature = nvml.NVML_CLOCK_SM, nvml.NVML_TEMPERATURE_GPU
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or (
+        nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # its name before driver 535
+    )
+    return {
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, clock),
+        "sm_clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, clock),
+        "clock_event_reasons": lambda: reasons(handle),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, temperature),
+    }
+
+
+class Event(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self, stream: object = None) -> None:
+        """Take the time when the stream (the current one) gets here."""
+
+    def query(self) -> bool:
+        """Whether the time is taken."""
+
+    def synchronize(self) -> None:
+        """Wait until the time is taken."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds until another event."""
+
+
+class TensorState(Protocol):
+    """A tensor's memory and what was done to it, at some time."""
+
+    def is_that_of(self, tensor: object) -> bool:
+        """Whether a tensor lies in the same memory, and nothing was done to it since."""
+
+
+class Device(Protocol):
+    """What the timer needs of a GPU; `TorchDevice` has it from torch.cuda."""
+
+    name: str
+    can_wait_aside: bool
+    """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
+
+    def new_event(self) -> Event:
+        """An event that takes time."""
+
+    def record(self, event: Event) -> None:
+        """Record on the current stream, with as little ado as can be."""
+
+    def state_of(self, tensor: object) -> TensorState | None:
+        """What tells whether anything is done to a tensor; None for what is none."""
+
+    def record_aside(self, event: Event) -> None:
+        """Record on a stream of the timer's own, on which nothing else ever runs."""
+
+    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+        """Record when `work` is done, on a stream of the timer's own, one for each lane."""
+
+    def counters(self) -> dict[str, float]:
+        """Readings of the device, empty without NVML."""
+
+
+class EventPool:
+    """Events that are used again: making one costs more than recording it.
+
+    Taken on the training thread, given back by the writer's; a deque needs no lock for that.
+    """
+
+    def __init__(self, make: Callable[[], Event]) -> None:
+        self._make = make
+        self._free: deque[Event] = deque()
+
+    def take(self) -> Event:
+        """A free event, or a new one."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, events: Sequence[Event]) -> None:
+        """These have been read."""
+        self._free.extend(events)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+
+_MAX_REFERENCE_DISTANCE_MS = 250.0
+_RATE_TOLERANCE = 5e-6
+"""Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
+
+
+@dataclass(slots=True)
+class CudaMark:
+    """An event, and when the host launched it."""
+
+    event: Event
+    launch_ns: int
+
+
+@dataclass(slots=True)
+class HostMark:
+    """A time of the host's clock."""
+
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Tie:
+    """The device passed `event` when the host's clock read `host_ns`, give or take `width_ns`/2."""
+
+    event: Event
+    host_ns: int
+    width_ns: int
+
+
+class DeviceTimes:
+    """Host times of the events of one window.
+
+    CUDA gives differences of events as float32 milliseconds, which is exact to 30 ns below half a
+    second only. Marks are therefore measured against a reference that moves along with them.
+    """
+
+    def __init__(self, marks: Sequence[CudaMark], opened: Tie, closed: Tie, step: Step) -> None:
+        ordered = [mark.event for mark in sorted(marks, key=lambda mark: mark.launch_ns)]
+        self._times, closing_ms = self._read(ordered, opened.event, closed.event, step)
+        self._start_ns, self._ns_per_ms = _fit(opened, closed, closing_ms)
+
+    def _read(
+        self, events: Sequence[Event], opened: Event, closed: Event, step: Step
+    ) -> tuple[dict[int, float], float]:
+        """Milliseconds from the opening tie, by the identity of the event and to the closing tie.
+
+        Waits for those events that are still to come.
+        Launch order is nearly device order, so the reference moves forward along with the events.
+        """
+        times: dict[int, float] = {}
+        reference, reference_ms = opened, 0.0
+        for event in events:
+            wait_for(event)
+            elapsed_ms = reference.elapsed_time(event)
+            times[id(event)] = reference_ms + elapsed_ms
+            if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
+                reference, reference_ms = event, times[id(event)]
+            step()
+        return times, reference_ms + reference.elapsed_time(closed)
+
+    def host_ns(self, mark: Mark) -> int:
+        """Host time of a mark, rounded to ns."""
+        if isinstance(mark, HostMark):
+            return mark.time_ns
+        elapsed_ms = self._times[id(cast(CudaMark, mark).event)]
+        return round(self._start_ns + elapsed_ms * self._ns_per_ms)
+
+
+def wait_for(event: Event) -> None:
+    """Wait for an event; the query spares those that are done, nearly all, a change of threads."""
+    if not event.query():
+        event.synchronize()
+
+
+def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
+    """Host time of the opening tie, and ns a device millisecond.
+
+    The rate is taken from the ties only when they are far enough apart for their width to leave it
+    accurate; before that both clocks are taken to run alike, and the ties are averaged.
+    """
+    host_ns = closed.host_ns - opened.host_ns
+    if host_ns > 0 and (opened.width_ns + closed.width_ns) / host_ns < _RATE_TOLERANCE:
+        return float(opened.host_ns), host_ns / distance_ms
+    return opened.host_ns + (host_ns - distance_ms * 1e6) / 2, 1e6
+
+
+def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
+    """Each mark once: the messages of one exchange share theirs."""
+    marks = {
+        id(mark): mark
+        for span in spans
+        for mark in (span.begin, span.end)
+        if isinstance(mark, CudaMark)
+    }
+    return list(marks.values())
+
 
 _TIE_ATTEMPTS = 5
 _TIE_TIMEOUT_NS = 10_000_000_000
@@ -189,3 +399,127 @@ def _in_lanes(spans: Sequence[Span], records: Sequence[SpanRecord]) -> list[Span
         result[number] = (kind, name, track, start, end_ns - start, arguments)
         bisect.insort(earlier, end_ns)
     return result
+
+
+class TorchDevice:
+    """The current device, with streams that only the tracer uses."""
+
+    def __init__(self) -> None:
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        self.name = f"GPU-{uuid}"
+        self.can_wait_aside = can_wait_aside()
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._from = torch.zeros(1, device="cuda")
+        self._to = torch.zeros(1).pin_memory()
+        self._after: dict[str, torch.cuda.Stream] = {}
+        self._current = CurrentStream(torch.cuda.current_device())
+        self._nvml = Nvml(self.name)
+
+    def new_event(self) -> Event:
+        """An event that takes time."""
+        event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,assignment]
+        return event
+
+    def record(self, event: Event) -> None:
+        """Record on the stream that is current for this thread."""
+        event.record(self._current.find())
+
+    @staticmethod
+    def state_of(tensor: object) -> TensorState | None:
+        """Of a plain tensor; what others hold is in the memory of others."""
+        if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
+            return None
+        return _TensorState(tensor, _WEAK_REFERENCE(tensor))
+
+    def record_aside(self, event: Event) -> None:
+        """Record on the stream for ties, behind a copy of one number to the host.
+
+        Copies to the host have a queue of their own on the device. Without one the event would
+        queue up behind all kernels launched so far where all streams share one queue, as Megatron
+        has it (CUDA_DEVICE_MAX_CONNECTIONS=1): 40 ms instead of 40 µs with 40 ms of kernels ahead.
+        """
+        with torch.cuda.stream(self._aside):
+            self._to.copy_(self._from, non_blocking=True)
+            event.record()
+
+    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+        """Record when the work is done; a lane's stream holds nothing but such waits."""
+        stream = self._after.get(lane)
+        if stream is None:
+            stream = self._after[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            work.wait()
+            event.record()
+
+    def counters(self) -> dict[str, float]:
+        """Clock, power and temperature."""
+        return self._nvml.read()
+
+
+class _WeakReference(Protocol):
+    def expired(self) -> bool: ...
+
+
+_WEAK_REFERENCE: Callable[[torch.Tensor], _WeakReference] | None = getattr(
+    torch._C, "_WeakTensorRef", None
+)
+"""Torch's own kind: Python's goes with the Python object, of which a tensor may have several."""
+
+
+class _TensorState:
+    """Where a tensor lies, and torch's count of changes to it.
+
+    The weak reference tells whether it still lies there: later tensors get the memory of earlier
+    ones, but not while those live.
+    """
+
+    __slots__ = ("_pointer", "_reference", "_version")
+
+    def __init__(self, tensor: torch.Tensor, reference: _WeakReference) -> None:
+        self._pointer, self._version = tensor.data_ptr(), tensor._version
+        self._reference = reference
+
+    def is_that_of(self, tensor: object) -> bool:
+        """Whether it is the same memory, or a part of it from its begin on, and unchanged."""
+        return (
+            type(tensor) is torch.Tensor
+            and tensor.data_ptr() == self._pointer
+            and tensor._version == self._version
+            and not self._reference.expired()
+        )
+
+
+class CurrentStream:
+    """The current stream of a thread, without building a new Python object for it every time.
+
+    torch makes one of each `current_stream()`, which takes longer than recording an event. By its
+    raw handle, which is to be had cheaply, the one made first is found again. Where torch does not
+    tell the handle, it is asked for the stream.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._handle_of: Callable[[int], int] | None = getattr(
+            torch._C, "_cuda_getCurrentRawStream", None
+        )
+        self._known: dict[int, torch.cuda.Stream] = {}
+
+    def find(self) -> torch.cuda.Stream:
+        """The stream on which the calling thread launches now."""
+        if self._handle_of is None:
+            return torch.cuda.current_stream(self._device)
+        handle = self._handle_of(self._device)
+        stream = self._known.get(handle)
+        if stream is None:
+            stream = self._known[handle] = torch.cuda.current_stream(self._device)
+        return stream
+
+
+def can_wait_aside() -> bool:
+    """Not where a wait stops the host, nor where all streams share one hardware queue.
+
+    Megatron sets CUDA_DEVICE_MAX_CONNECTIONS=1 to order its kernels; a wait on any stream then
+    holds up the kernels launched after it, and the overlap that the setting is there for is gone.
+    """
+    blocking = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0")
+    return not blocking and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"

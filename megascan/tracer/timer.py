@@ -1,4 +1,8 @@
-"""How time is taken: the protocol every timer follows, and the one for work on the CPU."""
+"""Marks and spans in memory, and how time is taken: the protocol of timers, and the CPU's timer.
+
+A mark is a moment that is written down now and turned into a time later. Which track a span stands
+on follows from its kind.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,45 @@ from typing import Protocol, TypeAlias, cast
 
 from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
-from megascan.schema import Track
-from megascan.tracer.span import Mark, Span
+from megascan.schema import Kind, Track
+
+Arguments: TypeAlias = dict[str, int | str]
+"""Arguments of a span by the names of `schema.SPAN_COLUMNS`; only those that apply."""
+
+Mark: TypeAlias = object
+"""A moment as its timer knows it; opaque to everybody else."""
+
+_TRACKS = dict.fromkeys(Kind, Track.COMPUTE) | {
+    Kind.COLLECTIVE: Track.COMMUNICATION,
+    Kind.P2P: Track.COMMUNICATION,
+    Kind.DATA: Track.HOST,
+    Kind.HOST: Track.HOST,
+    Kind.GC: Track.HOST,
+    Kind.CHECKPOINT: Track.HOST,
+}
+
+
+def track_of(kind: Kind) -> Track:
+    """Track of a synchronous span."""
+    return _TRACKS[kind]
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """One recorded span; `end` is None while asynchronous communication is under way.
+
+    `lane` names what executes asynchronous spans one after the other (a process group): on a
+    device, the next one of a lane starts no earlier than the last one ended.
+    """
+
+    kind: Kind
+    name: str
+    track: Track
+    begin: Mark
+    end: Mark | None
+    arguments: Arguments
+    lane: str = ""
+
 
 Step: TypeAlias = Callable[[], None]
 """Called after a small piece of work."""

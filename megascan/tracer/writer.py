@@ -1,8 +1,18 @@
-"""The background thread that turns finished windows into lines of the rank file."""
+"""The background thread that turns finished windows into lines of the rank file.
+
+Python's threads take turns: whoever asks for the interpreter while another computes waits up to 5
+ms, and training asks after every kernel that it launches. So the writer computes for a few ten µs
+at a time and rests in between; whoever waits gets its turn then. It also starts late: many trainers
+wait for the device at the end of an iteration, and their launches are urgent right after it.
+
+A warning that hundreds of ranks have at once is said by one of them (`Voice`).
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +33,82 @@ from megascan.rankfile import (
 )
 from megascan.schema import Granularity, Kind
 from megascan.topology import rank_file_name
-from megascan.tracer.pace import Pace
-from megascan.tracer.span import Mark, Span
-from megascan.tracer.timer import Timer, WindowTimes
-from megascan.tracer.voice import Voice
+from megascan.tracer.timer import Mark, Span, Timer, WindowTimes
+
+logger = logging.getLogger("megascan")
+
+_FINISH_S = 5.0
+
+
+class Voice:
+    """Says each warning of a run once, by the first rank that has it.
+
+    `claim` asks whether this rank is the first with a topic. Asking goes over the job's key-value
+    store and may take long when the job is in trouble, so it is done by a thread of its own:
+    neither training nor the writer waits. Without `claim` everything is said at once.
+    """
+
+    def __init__(self, rank: int = 0, claim: Callable[[str], bool] | None = None) -> None:
+        self._rank = rank
+        self._claim = claim
+        self._topics: set[str] = set()
+        self._threads: list[threading.Thread] = []
+
+    def warn(self, topic: str, text: str) -> None:
+        """Say it, unless this or another rank has spoken on the topic."""
+        if topic in self._topics:
+            return
+        self._topics.add(topic)
+        if self._claim is None:
+            logger.warning("%s", text)
+            return
+        thread = threading.Thread(target=self._say, args=(self._claim, topic, text), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _say(self, claim: Callable[[str], bool], topic: str, text: str) -> None:
+        if claim(topic):
+            logger.warning(
+                "%s (said by rank %d; ranks with the same trouble do not repeat it)",
+                text,
+                self._rank,
+            )
+
+    def finish(self) -> None:
+        """Wait a bounded time for what is still to be said."""
+        for thread in self._threads:
+            thread.join(_FINISH_S)
+
+
+SLICE_NS = 40_000
+REST_S = 100e-6
+"""Long enough that a thread that waits has woken up and taken over."""
+FIRST_REST_S = 0.02
+
+
+class Pace:
+    """Called between small pieces of work; rests when it is time to, unless in a hurry.
+
+    `hurried` says whether work is piling up: then the writer competes like any other thread.
+    """
+
+    def __init__(self, hurried: Callable[[], bool]) -> None:
+        self._hurried = hurried
+        self._since_ns = 0
+
+    def begin(self) -> None:
+        """Let training get going before the work on a window starts."""
+        if not self._hurried():
+            time.sleep(FIRST_REST_S)
+        self._since_ns = time.perf_counter_ns()
+
+    def step(self) -> None:
+        """A piece of the work is done."""
+        if time.perf_counter_ns() - self._since_ns > SLICE_NS:
+            if not self._hurried():
+                time.sleep(REST_S)
+            self._since_ns = time.perf_counter_ns()
+
 
 MAX_WAITING_WINDOWS = 4
 """Windows in memory behind a disk that does not keep up; further ones are dropped and counted."""

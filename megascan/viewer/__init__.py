@@ -1,9 +1,13 @@
-"""Looking at a timeline: in the Perfetto UI, and with SQL."""
+"""Look at a timeline: in the Perfetto UI, and with SQL.
 
-from megascan.viewer.engine import run_query
-from megascan.viewer.presets import PRESETS
-from megascan.viewer.rows import Rows
-from megascan.viewer.serving import serve
-from megascan.viewer.spot import Spot
+Owns what `megascan view` and `megascan query` do with a file that `megascan.export` wrote; knows of
+its spans only what the file says.
+
+    serving.py    hand a file to the UI in a browser, at a rank and an iteration; start here
+    query.py      rows of PerfettoSQL, with ready queries and the view `megascan_span`
+"""
+
+from megascan.viewer.query import PRESETS, Rows, run_query
+from megascan.viewer.serving import Spot, serve
 
 __all__ = ["PRESETS", "Rows", "Spot", "run_query", "serve"]

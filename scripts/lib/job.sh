@@ -12,7 +12,7 @@ source "$root/scripts/environment.sh"
 
 num_gpus='' model=small tensor_size='' pipeline_size=1 context_size=1 train_iters=20
 micro_batch_size='' global_batch_size='' data_path='' vocab_file='' merge_file='' tokenizer_model=''
-trace=true trace_dir='' save='' save_interval='' max_restarts=0 use_cpu=false
+trace=true trace_dir='' save='' save_interval='' max_restarts=0 use_cpu=false use_dpp=false
 dry_run=${MEGASCAN_DRY_RUN:-} extra=()
 
 shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; without GPUs 4 processes on the CPU)
@@ -20,6 +20,7 @@ shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; withou
   --tensor-model-parallel-size N, --tp N     (default: 2 if the ranks are even, else 1)
   --pipeline-model-parallel-size N, --pp N   (default: 1)
   --context-parallel-size N, --cp N          (default: 1)
+  --use-dpp         plan in which order the pipeline works (docs/dynamic-pipeline.md); needs --pp 2 or more
   --model NAME      small (default: 1.7 B parameters on GPUs, 2 M on the CPU) or 8b (the shape of Llama 3 8B)
   --train-iters N   iterations (default: 20)
   --micro-batch-size N, --global-batch-size N   (default: 4 micro-batches a replica)
@@ -43,6 +44,7 @@ take_option() { # the words that are left; sets `taken`, the number of words tha
     --dry-run) dry_run=1 && return ;;
     --no-trace) trace=false && return ;;
     --cpu) use_cpu=true && return ;;
+    --use-dpp) use_dpp=true && return ;;
     --)
         extra=("${@:2}") taken=$#
         return ;;
@@ -99,6 +101,7 @@ plan_job() { # lowest and highest number of nodes
     choose_batch "$1" "$2" "$model_parallel"
     training=(--tensor-model-parallel-size "$tensor_size" --pipeline-model-parallel-size "$pipeline_size")
     ((context_size == 1)) || training+=(--context-parallel-size "$context_size")
+    ! $use_dpp || training+=(--use-dpp)
     training+=("${model_flags[@]}" "${data_flags[@]}" --micro-batch-size "$micro_batch_size"
         --global-batch-size "$global_batch_size"
         --train-iters "$train_iters" --lr 1e-4 --log-interval 5 --eval-iters 0)
@@ -160,7 +163,7 @@ refuse_doubles() { # an option of these scripts behind -- would be checked as if
         option=${word%%=*}
         is_one_of "$option" --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size \
             --train-iters --micro-batch-size --global-batch-size --data-path --mock-data --vocab-file --merge-file \
-            --tokenizer-model --trace --trace-dir --save --save-interval || continue
+            --tokenizer-model --trace --trace-dir --save --save-interval --use-dpp || continue
         fail "$option is an option of this script; give it before --" 2
     done
 }

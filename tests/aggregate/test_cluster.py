@@ -22,7 +22,8 @@ pytest.importorskip("distributed", reason="the extra `cluster` is not installed"
 
 from distributed import LocalCluster
 
-from aggregate.cluster import connect, connection
+from aggregate import cluster as connection
+from aggregate.cluster import connect
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -239,7 +240,7 @@ def test_an_address_where_nobody_listens(address, error, words, monkeypatch):
 
 
 def test_other_versions_are_refused(two, monkeypatch):
-    monkeypatch.setattr("aggregate.cluster.tasks.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("aggregate.cluster.SCHEMA_VERSION", 99)
     with pytest.raises(MissingError, match="install the same versions"), connect(two.address):
         raise AssertionError
 
@@ -247,7 +248,7 @@ def test_other_versions_are_refused(two, monkeypatch):
 def test_without_dask_only_the_flag_is_an_error(traced, tmp_path):
     code = (
         "import sys; sys.modules['distributed'] = None\n"
-        "from megascan.cli import main\n"
+        "from megascan.cli.main import main\n"
         f"words = ['aggregate', '-b', {str(traced)!r}, '-o', {str(tmp_path / 'a.json')!r}]\n"
         "assert main(words) == 0\n"
         "sys.exit(main([*words, '--force', '--scheduler', 'tcp://127.0.0.1:9']))"
@@ -268,7 +269,7 @@ def test_without_dask_only_the_flag_is_an_error(traced, tmp_path):
 
 def test_dask_is_not_imported_without_the_flag():
     code = (
-        "import sys, megascan, aggregate, detect, megascan.commands.aggregate\n"
+        "import sys, megascan, aggregate, detect, megascan.cli.aggregate\n"
         "assert not {'dask', 'distributed'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), check=False)

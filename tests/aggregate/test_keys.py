@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregate.keys import by_name, combine, group_lengths, group_starts
+from megascan.arrays import by_name, combine, group_lengths, group_starts
 
 integers = st.integers(min_value=-(2**62), max_value=2**62)
 

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline
-from aggregate.accuracy import Accuracy
-from aggregate.clocks import Alignment
-from aggregate.decompose import rank_blocks
-from aggregate.shares import iteration_shares
+from aggregate.clocks import Accuracy, Alignment
+from aggregate.summary import iteration_shares
+from megascan.arrays import rank_blocks
 from megascan.errors import InputError
 from megascan.timeline import TIMELINE_SCHEMA, TRACE_SCHEMA, numbers
 from megascan.topology import Layout
@@ -133,9 +132,10 @@ def test_a_span_of_an_unknown_rank_is_an_error(build):
 def test_working_on_some_ranks_at_a_time_changes_nothing(build, monkeypatch):
     trace = small_job(build)
     whole = build_timeline(trace)
-    monkeypatch.setattr("aggregate.decompose._BLOCK_ROWS", 60)
+    for module in ("decompose", "summary"):
+        monkeypatch.setattr(f"aggregate.{module}.BLOCK_ROWS", 60)
     parts = build_timeline(trace)
-    assert len(rank_blocks(numbers(parts.spans, "rank"))) == 3
+    assert len(rank_blocks(numbers(parts.spans, "rank"), 60)) == 3
     assert parts.spans.equals(whole.spans)
     shares = iteration_shares(parts)
     monkeypatch.undo()
@@ -144,5 +144,6 @@ def test_working_on_some_ranks_at_a_time_changes_nothing(build, monkeypatch):
 
 def test_blocks_hold_whole_ranks():
     rank = np.repeat([0, 3, 4], [5, 2, 9])
-    assert rank_blocks(rank) == [slice(0, 16)]
-    assert rank_blocks(rank[:0]) == []
+    assert rank_blocks(rank, 100) == [slice(0, 16)]
+    assert rank_blocks(rank, 6) == [slice(0, 7), slice(7, 16)]
+    assert rank_blocks(rank[:0], 100) == []

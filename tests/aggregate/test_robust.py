@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from aggregate.anchors import Anchors
-from aggregate.line_problem import LineProblem, conjugate_gradients
-from aggregate.robust import estimate_noise, fit_lines, unmoved_lines
+from aggregate.fitting import (
+    LineProblem,
+    conjugate_gradients,
+    estimate_noise,
+    fit_lines,
+    unmoved_lines,
+)
 
 
 def ring_anchors(num_domains, num_events, noise_ns, seed=0):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregate import build_timeline, render_text, summarise
-from aggregate.shares import SHARES, iteration_shares
+from aggregate.summary import SHARES, iteration_shares
 from megascan.schema import Track
 from megascan.topology import Layout
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -14,6 +16,7 @@ from megascan.reader import Format, read_trace, sniff
 from megascan.timeline import numbers
 from megascan.topology import Layout
 
+ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 JOB = ScaleJob(layout=LAYOUT, num_spans=3_000, num_microbatches=2, num_layers=4)
 
@@ -69,7 +72,7 @@ def test_cases_reach_from_8_to_16384_ranks_and_to_20_million_spans():
 def test_the_benchmark_prints_its_tables(tmp_path, capsys):
     code = main(
         ["--sizes", "0.004", "--max-spans", "4000", "--json", str(tmp_path / "r.json"),
-         "--work-dir", str(tmp_path)]
+         "--work-dir", str(tmp_path), "--against", str(ROOT), "--turns", "1"]
     )  # fmt: skip
     text = capsys.readouterr().out
     assert code == 0
@@ -86,6 +89,8 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
         assert sum(cpu for _, cpu in row["stages"].values()) > 0
         assert f"{row['num_events']:,}" in text
     assert "times faster than the original's 26.8 s" in text
+    compared = text.partition("The other checkout over this one, 1 turns")[2]
+    assert compared.count("| rank files |") == compared.count("| original |") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megascan.cli import COMMANDS
+from megascan.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -244,7 +244,7 @@ def test_a_foreign_package_of_the_same_name_is_recognised(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
     words = ["aggregate", "-b", "x", *(["-d"] if name == "detect" else [])]
-    program = f"import sys; from megascan.cli import main; sys.exit(main({words}))"
+    program = f"import sys; from megascan.cli.main import main; sys.exit(main({words}))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

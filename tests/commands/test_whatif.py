@@ -69,7 +69,7 @@ def test_op_tables_say_what_mending_saves(megascan, tmp_path, flag, name, ranks)
 
 def test_a_replay_of_an_op_table_needs_no_statistics():
     """What takes long to import is not imported for what does not use it."""
-    code = "import detect.whatif, megascan.commands.whatif, sys; print(*sys.modules)"
+    code = "import detect.whatif, megascan.cli.whatif, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from megascan.errors import ConfigError
-from training.data.batches import SequentialSampler, build_data_iterator
+from training.data.datasets import SequentialSampler, build_data_iterator
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):

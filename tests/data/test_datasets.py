@@ -277,7 +277,7 @@ def test_flags_reach_the_settings() -> None:
 
 RANK_PROGRAM = """
 import json, sys, torch.distributed
-from training.data.batches import build_data_iterator
+from training.data.datasets import build_data_iterator
 from training.data.datasets import build_datasets
 from training.data.settings import DataSettings
 from training.data.tokenizers import ByteTokenizer

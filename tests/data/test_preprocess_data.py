@@ -19,9 +19,8 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megascan.errors import ConfigError
-from training.data.documents import read_line_batches
-from training.data.encoding import EncodingSettings, encode_batches
+from megascan.errors import MissingError
+from training.data.documents import EncodingSettings, encode_batches, read_line_batches
 from training.data.indexed import read_index
 from training.data.tokenizers import TokenizerSettings, TokenizerType
 from training.preprocess_data import main
@@ -229,7 +228,7 @@ def test_wrong_arguments_are_one_sentence(
 def test_workers_load_no_torch() -> None:
     """What a spawned worker imports is what the command imports: it must start quickly."""
     probe = (
-        "import sys, training.preprocess_data, training.data.subword\n"
+        "import sys, training.preprocess_data, training.data.tokenizers\n"
         "print([name for name in ('torch', 'megatron') if name in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -249,7 +248,7 @@ def test_a_killed_worker_is_one_sentence(jsonl: Path) -> None:
     encoded = encode_batches(settings, endless, num_workers=2)
     next(encoded)
     multiprocessing.active_children()[0].kill()
-    with pytest.raises(ConfigError, match="pass fewer --workers"):
+    with pytest.raises(MissingError, match="pass fewer --workers"):
         for _ in encoded:
             pass
     assert not multiprocessing.active_children()

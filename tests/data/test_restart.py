@@ -26,7 +26,7 @@ OFTEN = """
 import sys
 from megascan.errors import report_errors
 from training import preprocess_data
-from training.data import restart
+from training.data import preprocessing as restart
 restart.CHECKPOINT_INTERVAL_S = 0.1
 sys.exit(report_errors(preprocess_data.main))
 """

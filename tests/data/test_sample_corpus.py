@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from training.data.corpus import (
+from training.data.tokenizers import TokenizerSettings, TokenizerType, build_tokenizer
+from training.sample_corpus import (
     Document,
     distinct,
     docstrings_of,
     documents_under,
+    first_documents,
     is_prose,
     pieces_of,
 )
-from training.data.tokenizers import TokenizerSettings, TokenizerType, build_tokenizer
-from training.sample_corpus import first_documents
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

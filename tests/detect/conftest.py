@@ -59,6 +59,7 @@ class Job:
     gap_ms: Effect | None = None
     transfer: Callable[[int, int, int], float] | None = None
     """(rank, rank, iteration) to a factor on the 1 ms of a p2p message between the two."""
+    message_bytes: int = 4096
     launch_lead_ns: Callable[[int], int] | None = None
     counters: dict[int, dict[str, float]] = field(default_factory=dict)
     hosts: int = 8
@@ -278,8 +279,8 @@ class _Builder:
             self._add(
                 rank=one, kind="p2p", name=f"{op}_forward", track=2, start_ns=start,
                 duration_ns=length, iteration=iteration, microbatch=microbatch, chunk=0, op=op,
-                peer=other, direction="forward", size_bytes=4096, match=self.match, wait_ns=0,
-                transfer_ns=length,
+                peer=other, direction="forward", size_bytes=self.job.message_bytes,
+                match=self.match, wait_ns=0, transfer_ns=length,
             )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from detect.observations import BACKWARD
-from detect.observe.entangled import Entanglement, own_times
+from detect.observe.observations import BACKWARD
+from detect.observe.work import Entanglement, own_times
 
 PASSES = 5
 

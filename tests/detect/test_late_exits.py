@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from detect.observe.span_index import SpanIndex
+from detect.observe.spans import SpanIndex
 from detect.observe.transfers import transfers_of
 from megascan.schema import Track
 from megascan.timeline import TIMELINE_SCHEMA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detect import Owner, render_text
+from detect import DetectorSettings, Owner, render_text
 from megascan.topology import Layout
 
 
@@ -36,6 +36,12 @@ def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
     report = job(layout=Layout(tp=2), work=chips((1.0, 1.035))).report()
     assert owners(report) == [((1,), Owner.UNDECIDED)]
     assert "two sound devices may differ by as much" in " ".join(render_text(report).split())
+
+
+@pytest.mark.parametrize(("least", "owner"), [(1.03, Owner.NODE), (1.05, Owner.UNDECIDED)])
+def test_what_is_ordinary_follows_the_floor_that_the_user_asks_for(job, least, owner):
+    pair = job(layout=Layout(tp=2), work=chips((1.0, 1.06)))
+    assert owners(pair.report(DetectorSettings(min_slowdown=least))) == [((1,), owner)]
 
 
 @pytest.mark.parametrize(("factor", "owner"), [(1.05, Owner.UNDECIDED), (1.15, Owner.NODE)])

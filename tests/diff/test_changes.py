@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from detect.comparison import Outcome, Side, compare, render_text
-from detect.comparison.comparison import Direction, Kind
+from detect.comparison.changes import Direction, Quantity
 from megascan.schema import Granularity
 from megascan.simulate import Imbalance, Noise
 from megascan.topology import Layout
@@ -45,11 +45,11 @@ def test_a_slow_rank_is_named_alone(factor: float, healthy: Side, side: MakeSide
     after = side(1, f"rank=5,kind=compute,factor={factor}")
     result = compare(healthy, after)
     assert result.outcome == Outcome.REGRESSED
-    (rank,) = result.of_kind(Kind.RANK, Direction.SLOWER)
+    (rank,) = result.of_kind(Quantity.RANK, Direction.SLOWER)
     assert rank.ranks == (5,)
     assert rank.ratio == pytest.approx(factor, rel=0.02)
     assert rank.interval[0] < factor < rank.interval[1]
-    assert result.of_kind(Kind.ROLE, Direction.SLOWER) == ()
+    assert result.of_kind(Quantity.ROLE, Direction.SLOWER) == ()
     assert "rank 5 (DP0 PP1 TP1, host n00, GPU 5)" in render_text(result).splitlines()[0]
 
 
@@ -58,7 +58,7 @@ def test_a_mended_rank_is_no_regression(healthy: Side, side: MakeSide) -> None:
     result = compare(before, healthy)
     assert result.outcome == Outcome.FASTER
     assert result.regressions == ()
-    assert [one.ranks for one in result.of_kind(Kind.RANK, Direction.FASTER)] == [(5,)]
+    assert [one.ranks for one in result.of_kind(Quantity.RANK, Direction.FASTER)] == [(5,)]
     assert [one.ranks for one in result.findings.gone] == [(5,)]
     assert render_text(result).startswith("FASTER: ")
 
@@ -76,8 +76,8 @@ def test_two_of_a_pair_only_the_slower_one(side: MakeSide) -> None:
     result = compare(
         side(1, layout=layout), side(2, "rank=1,kind=compute,factor=1.2", layout=layout)
     )
-    assert [one.ranks for one in result.of_kind(Kind.RANK, Direction.SLOWER)] == [(1,)]
-    assert result.of_kind(Kind.RANK, Direction.FASTER) == ()
+    assert [one.ranks for one in result.of_kind(Quantity.RANK, Direction.SLOWER)] == [(1,)]
+    assert result.of_kind(Quantity.RANK, Direction.FASTER) == ()
 
 
 def test_a_lone_rank_of_a_pipeline_is_judged_by_its_past(side: MakeSide) -> None:
@@ -85,14 +85,14 @@ def test_a_lone_rank_of_a_pipeline_is_judged_by_its_past(side: MakeSide) -> None
     result = compare(
         side(1, layout=layout), side(2, "rank=2,kind=compute,factor=1.15", layout=layout)
     )
-    assert [one.ranks for one in result.of_kind(Kind.RANK, Direction.SLOWER)] == [(2,)]
+    assert [one.ranks for one in result.of_kind(Quantity.RANK, Direction.SLOWER)] == [(2,)]
 
 
 def test_everybody_slower_is_the_operation_not_a_rank(healthy: Side, side: MakeSide) -> None:
     faults = [f"rank={rank},kind=compute,factor=1.1" for rank in range(8)]
     result = compare(healthy, side(3, *faults))
-    assert result.of_kind(Kind.RANK, Direction.SLOWER) == ()
-    names = {one.subject for one in result.of_kind(Kind.ROLE, Direction.SLOWER)}
+    assert result.of_kind(Quantity.RANK, Direction.SLOWER) == ()
+    names = {one.subject for one in result.of_kind(Quantity.ROLE, Direction.SLOWER)}
     assert {f"{name} of stage PP{s}" for name in ("forward", "backward") for s in (0, 1)} <= names
     step = result.step
     assert step is not None and 1.05 < step.ratio < 1.11  # communication is as it was
@@ -101,21 +101,21 @@ def test_everybody_slower_is_the_operation_not_a_rank(healthy: Side, side: MakeS
 def test_a_heavier_stage_is_its_operations(healthy: Side, side: MakeSide) -> None:
     heavy = Imbalance(stage_ratio={1: 1.4})
     result = compare(healthy, side(4, imbalance=heavy))
-    slower = result.of_kind(Kind.ROLE, Direction.SLOWER)
+    slower = result.of_kind(Quantity.ROLE, Direction.SLOWER)
     assert slower and all("stage PP1" in one.subject for one in slower)
-    assert result.of_kind(Kind.RANK, Direction.SLOWER) == ()
+    assert result.of_kind(Quantity.RANK, Direction.SLOWER) == ()
 
 
 def test_a_slow_link_is_named_with_its_ranks(healthy: Side, side: MakeSide) -> None:
     result = compare(healthy, side(5, "rank=1,peer=5,kind=link,factor=8"))
-    links = result.of_kind(Kind.LINK, Direction.SLOWER)
+    links = result.of_kind(Quantity.LINK, Direction.SLOWER)
     assert (1, 5) in [one.ranks for one in links]
     assert all({1, 5} <= set(one.ranks) for one in links)
 
 
 def test_a_slow_loader_is_named(healthy: Side, side: MakeSide) -> None:
     result = compare(healthy, side(6, "rank=4,kind=loader,factor=200"))
-    (loss,) = result.of_kind(Kind.LOSS, Direction.SLOWER)
+    (loss,) = result.of_kind(Quantity.LOSS, Direction.SLOWER)
     assert loss.subject.startswith("data loading of rank 4 ")
     assert "of the iteration more" in render_text(result).splitlines()[0]
 
@@ -157,11 +157,11 @@ def test_other_layouts_are_compared_by_what_they_share(
 ) -> None:
     result = compare(healthy, side(7, layout=layout, num_layers=8))
     assert result.step is None
-    assert result.of_kind(Kind.RANK) == ()
-    assert roles <= {one.subject for one in result.of_kind(Kind.ROLE)}
+    assert result.of_kind(Quantity.RANK) == ()
+    assert roles <= {one.subject for one in result.of_kind(Quantity.ROLE)}
     assert reason in " ".join(result.not_compared)
     assert "not compared: " in render_text(result)
-    assert [one for one in result.regressions if one.kind == Kind.ROLE] == []
+    assert [one for one in result.regressions if one.kind == Quantity.ROLE] == []
 
 
 def test_more_layers_are_no_regression(healthy: Side, side: MakeSide) -> None:
@@ -198,5 +198,5 @@ def test_noise_widens_what_can_be_seen(side: MakeSide) -> None:
         )
         for ratio in (0.01, 0.2)
     )
-    assert noisy.least_visible[Kind.RANK] > calm.least_visible[Kind.RANK]
+    assert noisy.least_visible[Quantity.RANK] > calm.least_visible[Quantity.RANK]
     assert noisy.outcome == Outcome.SAME

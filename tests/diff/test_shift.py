@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detect.comparison.shift import q_values, shift
+from detect.comparison.measures import q_values, shift
 
 
 def sample(seed: int, rows: int, number: int, level: float = 0.0) -> np.ndarray:

@@ -14,16 +14,16 @@ import pytest
 
 from megascan.errors import OutputError, UsageError
 from megascan.export import check_output, leftovers, write_timeline
-from megascan.export.destination import Encoding, Format, format_of, replacing
+from megascan.export.writing import Encoding, FileFormat, format_of, replacing
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("a.json", Format(Encoding.CHROME, False)),
-        ("a.b.JSON.gz", Format(Encoding.CHROME, True)),
-        ("a.pftrace", Format(Encoding.PERFETTO, False)),
-        ("a.pftrace.gz", Format(Encoding.PERFETTO, True)),
+        ("a.json", FileFormat(Encoding.CHROME, False)),
+        ("a.b.JSON.gz", FileFormat(Encoding.CHROME, True)),
+        ("a.pftrace", FileFormat(Encoding.PERFETTO, False)),
+        ("a.pftrace.gz", FileFormat(Encoding.PERFETTO, True)),
     ],
 )
 def test_suffix_decides(tmp_path, name, expected):
@@ -104,7 +104,7 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path
     path = tmp_path / "t.json"
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from megascan.export.destination import replacing\n"
+        "from megascan.export.writing import replacing\n"
         "with replacing(Path(sys.argv[1]), force=False) as file:\n"
         "    file.write(b'half'); file.flush(); print('ready', flush=True); time.sleep(60)\n"
     )

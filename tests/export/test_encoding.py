@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from megascan.export import write_timeline
-from megascan.export.compression import gzip_member
-from megascan.export.perfetto_packets import begin, int_argument, packets, real_argument
-from megascan.export.text_columns import (
-    coded_numbers,
-    microsecond_texts,
-    number_texts,
-    row_texts,
+from megascan.export.chrome import coded_numbers, microsecond_texts, number_texts, row_texts
+from megascan.export.perfetto import (
+    begin,
+    int_argument,
+    interleaved,
+    packets,
+    real_argument,
+    varint,
+    varints,
 )
-from megascan.export.wire import interleaved, varint, varints
-from megascan.pipeline import ordered_map
+from megascan.export.writing import gzip_member
+from megascan.parallel import across_threads
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -108,7 +110,7 @@ def test_members_in_a_row_are_one_file():
     assert gzip_member(blocks[0]) == gzip_member(blocks[0])
 
 
-def test_ordered_map_keeps_order_and_a_bounded_number_in_flight():
+def test_across_threads_keeps_order_and_a_bounded_number_in_flight():
     asked = 0
     done = 0
     lock = threading.Lock()
@@ -122,15 +124,15 @@ def test_ordered_map_keeps_order_and_a_bounded_number_in_flight():
                 most = max(most, asked - done)
             yield number
 
-    for place, result in enumerate(ordered_map(lambda number: number * number, items(), 2)):
+    for place, result in enumerate(across_threads(lambda number: number * number, items(), 2)):
         done += 1
         assert result == place * place
     assert (done, most <= 5) == (50, True)
 
 
-def test_ordered_map_passes_errors_on():
+def test_across_threads_passes_errors_on():
     def work(number: int) -> int:
         return 1 // (3 - number)
 
     with pytest.raises(ZeroDivisionError):
-        list(ordered_map(work, range(10), 2))
+        list(across_threads(work, range(10), 2))

@@ -25,7 +25,7 @@ from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Layout
 from megascan.viewer import PRESETS, run_query
-from megascan.viewer.presets import span_view
+from megascan.viewer.query import span_view
 
 pytestmark = pytest.mark.browser
 
@@ -220,7 +220,7 @@ def test_wait_shares_are_drawn_for_each_iteration(case: Case) -> None:
 @pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
 def test_suspects_alone(suffix, tmp_path, trace_processor) -> None:
     """--focus: the slow rank and those that share a group with it, in the engine."""
-    from megascan.cli import main
+    from megascan.cli.main import main
 
     trace, output = tmp_path / "trace", tmp_path / f"focus{suffix}"
     words = "--tp 2 --pp 2 --dp 4 --layers 4 --microbatches 4 --iterations 12"

@@ -13,7 +13,7 @@ from megascan.export import Mark, write_timeline
 from megascan.schema import TIMELINE_COLUMNS
 from megascan.timeline import Timeline
 from megascan.viewer import PRESETS, run_query
-from megascan.viewer.presets import span_view
+from megascan.viewer.query import span_view
 
 pytestmark = pytest.mark.browser
 

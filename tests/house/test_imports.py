@@ -15,12 +15,12 @@ MAY_IMPORT = {
     "aggregate": {"megascan", "aggregate"},
     "detect": {"megascan", "detect"},
 }
-COMPOSERS = ("megascan/cli.py", "megascan/commands/")
-# Lower rooms never import higher ones; commands stand above all.
+COMPOSERS = ("megascan/cli/", "megascan/watch/", "megascan/api.py")
+# Lower rooms never import higher ones; composers stand above all.
 LEVELS = (
-    {"errors", "fault_kinds", "memory", "parcels", "pipeline", "rank_lists", "typed"},
-    {"processes"},
+    {"errors", "arrays", "parallel"},
     {"schema"},
+    {"vocabulary"},
     {"topology"},
     {"header", "clock", "config"},
     {"rankfile", "overhead"},
@@ -69,7 +69,7 @@ def test_rooms_of_the_core_import_downwards_only():
     for path in sources("megascan"):
         room = path.relative_to(ROOT / "megascan").parts[0].removesuffix(".py")
         if room not in level_of:
-            assert room in ("__init__", "__main__", "cli", "commands"), f"give {room} a level"
+            assert room in ("__init__", "__main__", "api", "cli", "watch"), f"give {room} a level"
             continue
         for module in imported(path):
             parts = module.split(".")
@@ -77,6 +77,33 @@ def test_rooms_of_the_core_import_downwards_only():
             if level_of.get(other, 0) > level_of[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports megascan.{other}")
     assert not wrong
+
+
+MEASURING = ("detect/observe", "detect/stats")
+SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device"}
+
+
+def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():
+    above = ("detect.causes", "detect.page", "detect.text", "detect.comparison", "detect.detector")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for folder in MEASURING
+        for path in (ROOT / folder).glob("*.py")
+        for module in imported(path)
+        if module.startswith(above)
+    ]
+    assert wrong == []
+
+
+def test_causes_do_not_import_each_other():
+    wrong = []
+    for path in sorted((ROOT / "detect" / "causes").glob("*.py")):
+        others = {
+            module.split(".")[2] for module in imported(path) if module.startswith("detect.causes.")
+        }
+        if path.stem != "registry":
+            wrong += [f"{path.stem} imports {one}" for one in others - SHARED_BY_CAUSES]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("package", ["megascan", "aggregate", "detect"])
@@ -94,7 +121,7 @@ def test_only_tracing_and_training_touch_torch(package):
     ("statement", "heavy"),
     [
         ("import megascan", {"torch", "pandas", "pyarrow", "scipy", "numpy"}),
-        ("import megascan.cli", {"torch", "pandas", "pyarrow", "scipy"}),
+        ("import megascan.cli.main", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import megascan.rankfile, megascan.config", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import aggregate, detect", {"torch", "megatron"}),
     ],

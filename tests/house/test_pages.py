@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megascan.cli import COMMANDS
+from megascan.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from megascan.errors import ConfigError
-from megascan.instrument.mesh import topology_of
-from megascan.instrument.reduction import reduces_in_backward
-from megascan.instrument.watched import layers_of
+from megascan.instrument.collectives import reduces_in_backward
+from megascan.instrument.groups import topology_of
+from megascan.instrument.plain_torch import layers_of
 
 
 class Wrapper(nn.Module):

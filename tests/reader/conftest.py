@@ -9,13 +9,7 @@ import pyarrow as pa
 import pytest
 
 from megascan.export import write_timeline
-from megascan.header import (
-    ClockOrigin,
-    Device,
-    RankHeader,
-    TraceSettings,
-    WindowRecord,
-)
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import (
     RankFile,
     SpanRecord,

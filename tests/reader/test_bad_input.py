@@ -11,7 +11,7 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.reader import read_trace
-from megascan.reader.bytestream import read_blocks
+from megascan.reader.lines import read_blocks
 from megascan.topology import Layout
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_file(
     """A file of any size is read in blocks: none is larger than asked for plus a line."""
     path = folder.write_rank(0, windows=40)
     longest = max(map(len, path.read_bytes().split(b"\n")))
-    monkeypatch.setattr("megascan.reader.bytestream.BLOCK_BYTES", 500)
+    monkeypatch.setattr("megascan.reader.lines.BLOCK_BYTES", 500)
     sizes = [len(block.text) for block in read_blocks(path)]
     assert len(sizes) > 20
     assert max(sizes) <= 500 + longest

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from megascan.header import WindowRecord
-from megascan.reader.building import span_table
-from megascan.reader.comparable import comparable
-from megascan.reader.segments import Segment
+from megascan.reader.segments import Segment, span_table
+from megascan.reader.trace import comparable
 from megascan.schema import Granularity
 from megascan.timeline import numbers
 

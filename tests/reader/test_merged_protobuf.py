@@ -17,9 +17,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as PerfettoT
 from aggregate import build_timeline
 from megascan.errors import InputError
 from megascan.export import Mark, Selection, write_timeline
-from megascan.export.wire import varint, varints
-from megascan.reader import merged_protobuf, read_timeline
-from megascan.reader.protobuf import Wire
+from megascan.export.perfetto import varint, varints
+from megascan.reader import read_timeline
+from megascan.reader import timeline_files as merged_protobuf
+from megascan.reader.timeline_files import Wire
 from megascan.schema import Kind
 from megascan.simulate import Clocks, JobModel, compute_bound, simulate_trace
 from megascan.timeline import Timeline

@@ -64,6 +64,14 @@ def test_microbatch_is_handed_down_and_messages_are_numbered(original: Original)
     assert second[second["group"] == "tp@4"]["sequence"].tolist() == [0, 1]
 
 
+def test_misnumbered_message_names_no_microbatch(original: Original) -> None:
+    table = spans(original.write())
+    sent = table[(table["rank"] == 7) & (table["name"] == "send_backward")]
+    received = table[(table["rank"] == 7) & (table["name"] == "recv_forward")]
+    assert set(sent["microbatch"]) == {-1}
+    assert set(received["microbatch"]) == {0, 1}
+
+
 def test_steps_lie_one_after_the_other_on_an_axis_all_ranks_share(original: Original) -> None:
     table = spans(original.write())
     steps = table[table["kind"] == "iteration"].set_index(["rank", "iteration"])
@@ -101,7 +109,9 @@ def test_identical_copies_of_a_step_are_left_out(original: Original) -> None:
 
     def copy_first_step(records: list[dict[str, object]]) -> None:
         length = next(n for n, record in enumerate(records) if "duration_wall" in record) + 1
-        records[length:length] = records[:length] * 3
+        for number in range(3):  # the host looks at its clock again for each copy
+            end = {**records[length - 1], "duration_wall": 1_000 + number}
+            records[length:length] = [*records[: length - 1], end]
 
     path = edit(original, copy_first_step)
     trace = read_trace(path)
@@ -152,7 +162,7 @@ def test_other_layouts_of_the_json(original: Original) -> None:
 def test_blocks_cut_between_records(original: Original, monkeypatch: pytest.MonkeyPatch) -> None:
     path = original.write_rank(1, 1, 1)
     expected = spans(path)
-    monkeypatch.setattr("megascan.reader.bytestream.BLOCK_BYTES", 250)
+    monkeypatch.setattr("megascan.reader.lines.BLOCK_BYTES", 250)
     pd.testing.assert_frame_equal(spans(path), expected)
 
 

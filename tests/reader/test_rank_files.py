@@ -221,7 +221,7 @@ def test_a_file_of_many_blocks_reads_as_one(
 ) -> None:
     path = folder.write_rank(0, windows=30)
     expected = read_trace(path)
-    monkeypatch.setattr("megascan.reader.bytestream.BLOCK_BYTES", 97)
+    monkeypatch.setattr("megascan.reader.lines.BLOCK_BYTES", 97)
     trace = read_trace(path)
     assert trace.spans.to_pylist() == expected.spans.to_pylist()
     assert trace.windows == expected.windows

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from megascan.errors import InputError
 from megascan.export import write_timeline
-from megascan.header import RankHeader
-from megascan.rank_lists import packed, unpacked
+from megascan.header import RankHeader, packed, unpacked
 from megascan.reader import read_timeline, read_trace
 
 if TYPE_CHECKING:

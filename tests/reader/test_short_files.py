@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from megascan.errors import InputError
-from megascan.processes import across_processes
-from megascan.reader.columns import event_schema
-from megascan.reader.rank_file import read_rank_file, read_rank_files
-from megascan.reader.segments import Segment
-from megascan.reader.short_files import read_short_files
+from megascan.parallel import across_processes
+from megascan.reader.rank_files import read_rank_file, read_rank_files, read_short_files
+from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
 from megascan.schema import SPAN_COLUMNS
 from megascan.simulate import CostModel, JobModel, simulate_trace, write_rank_files

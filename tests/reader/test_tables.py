@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from megascan.reader import read_timeline, run_tables
+from megascan.api import run_tables
+from megascan.reader import read_timeline
 from megascan.schema import Kind, Track
 from megascan.timeline import TIMELINE_SCHEMA, Timeline
 

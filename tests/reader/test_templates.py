@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascan.reader.lines import Bounds, GeneralParser
+from megascan.arrays import Integers
+from megascan.reader.lines import GeneralParser
 from megascan.reader.templates import Templates
 
 SCHEMA = pa.schema(
@@ -26,7 +27,7 @@ SCHEMA = pa.schema(
 FIELDS = ("name", "ts", "pid", "args.layer", "args.launch_ns", "args.op")
 
 
-def bounds_of(lines: list[bytes]) -> Bounds:
+def bounds_of(lines: list[bytes]) -> Integers:
     bounds = np.cumsum([0, *(len(line) + 1 for line in lines)])
     bounds[-1] -= 1
     return bounds
@@ -54,7 +55,7 @@ def by_template(*lines: bytes) -> list[dict[str, object]] | None:
 
 
 class Refusing(GeneralParser):
-    def table(self, text: bytes | bytearray, bounds: Bounds) -> pa.Table | None:
+    def table(self, text: bytes | bytearray, bounds: Integers) -> pa.Table | None:
         return None
 
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from aggregate import build_timeline, summarise
-from detect import DetectorSettings
-from detect.examination import Examination, examine, examine_observations
-from detect.observations import Members, Observations, Work, place_of
+from detect import Cause, DetectorSettings
+from detect.detector import Examination, examine, examine_observations
+from detect.observe.observations import Members, Observations, Work, place_of
 from detect.page import PageInputs, facts_of_timeline, render_page
 from detect.whatif import analyze, replay_of_timeline, savings_of
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
@@ -101,6 +101,7 @@ def _inputs(timeline: Timeline) -> PageInputs:
         shares=summarise(timeline).ranks,
         whatif=analyze(replay),
         savings=savings_of(replay, examined.report.findings),
+        timeline=timeline,
     )
 
 
@@ -170,7 +171,7 @@ def large() -> Callable[..., Examination]:
             ),
             "busy_ns": busy,
             "optimizer_ns": np.full((number, iterations), 1e6),
-            "loader_ns": np.full((number, iterations), np.nan),
+            "lost_ns": {Cause.GC: nothing, Cause.HOST: nothing},
         }
         seen = Observations(**(dict.fromkeys(required, nothing) | given))
         return examine_observations(seen, DetectorSettings())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).parents[2]
 PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), ""
-)
 
 
 @pytest.fixture(scope="module")
@@ -97,27 +93,5 @@ def test_production_traces_have_pages(
     assert done.returncode == 0, done.stderr
     page = document((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert page.problems == []
-    assert answer in page.text
+    assert done.stdout.startswith(answer) and answer.partition(": ")[2] in page.text
     assert "an op table holds no bytes, groups or host spans" in page.text
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(not BROWSER, reason="no Chromium")
-@pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_draws_it_without_complaint(
-    megascan: Run, folder: Path, tmp_path: Path, width: int
-) -> None:
-    page, picture = tmp_path / "report.html", tmp_path / "page.png"
-    assert megascan("report", folder, "-o", page).returncode == 0
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
-            f"--window-size={width},3000", f"--screenshot={picture}", page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000  # an empty page is a tenth of it
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert complaints == []

@@ -110,6 +110,13 @@ def test_what_a_single_node_would_run(
     assert expected.items() <= flags.items()
 
 
+def test_the_pipeline_is_planned_where_that_is_asked_for(
+    plan: Callable[..., dict[str, str]],
+) -> None:
+    assert "--use-dpp" in plan(SINGLE, "--tp", "1", "--pp", "4", "--use-dpp")
+    assert "--use-dpp" not in plan(SINGLE, "--tp", "1", "--pp", "4")
+
+
 def test_no_trace_means_no_trace_flag(plan: Callable[..., dict[str, str]]) -> None:
     assert not [flag for flag in plan(SINGLE, "--no-trace") if "trace" in flag]
 

@@ -16,7 +16,7 @@ from megascan.errors import ConfigError
 from megascan.header import WindowRecord
 from megascan.overhead import Activity
 from megascan.reader import read_trace
-from megascan.reader.rank_file import read_rank_files
+from megascan.reader.rank_files import read_rank_files
 from megascan.schema import Granularity
 from megascan.tracer import Budget, Level
 

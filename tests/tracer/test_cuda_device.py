@@ -15,8 +15,7 @@ import torch
 from megascan.clock import HostClock, now_ns
 from megascan.schema import Kind, Track
 from megascan.tracer.cuda import CudaTimer
-from megascan.tracer.span import Span
-from megascan.tracer.timer import WindowTimes
+from megascan.tracer.timer import Span, WindowTimes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -26,7 +25,7 @@ NUM_SPANS = 20
 
 @pytest.fixture
 def timer():
-    from megascan.tracer.torch_device import TorchDevice
+    from megascan.tracer.cuda import TorchDevice
 
     torch.cuda.init()
     clock = HostClock(domain="host:boot", offset_ns=0, origin_ns=now_ns())
@@ -142,7 +141,7 @@ _TIES = """
 import time, torch
 from megascan.clock import HostClock, now_ns
 from megascan.tracer.cuda import CudaTimer
-from megascan.tracer.torch_device import TorchDevice
+from megascan.tracer.cuda import TorchDevice
 
 clock = HostClock(domain="host:boot", offset_ns=0, origin_ns=now_ns())
 timer = CudaTimer(clock, TorchDevice(), record_launches=True)
@@ -194,8 +193,8 @@ def test_moments_are_the_same_only_while_nothing_is_done_to_a_tensor(timer):
 
 def test_layers_in_a_row_share_the_mark_between_them(timer, make_tracer):
     """In forward order by the tensor that is handed on, in backward by its gradient."""
-    from megascan.instrument.modules import BackwardSpans, Modules
-    from megascan.instrument.position import Position
+    from megascan.instrument.megatron import BackwardSpans, Modules
+    from megascan.instrument.place import Position
 
     tracer, _ = make_tracer(timer=timer, interval=5, window=3)
     position = Position()

@@ -12,10 +12,8 @@ import torch
 from megascan.clock import HostClock
 from megascan.schema import Kind, Track
 from megascan.tracer import cuda
-from megascan.tracer.cuda import CudaTimer
-from megascan.tracer.span import Span
-from megascan.tracer.timer import WindowTimes
-from megascan.tracer.torch_device import CurrentStream, can_wait_aside
+from megascan.tracer.cuda import CudaTimer, CurrentStream, can_wait_aside
+from megascan.tracer.timer import Span, WindowTimes
 
 
 class Gpu:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from megascan.reader.rank_file import read_rank_files
+from megascan.reader.rank_files import read_rank_files
 
 LIMIT = 200_000
 WRITER = """

@@ -17,7 +17,7 @@ from megascan.rankfile import (
     encode_window,
     rank_file_path,
 )
-from megascan.reader.rank_file import read_rank_files
+from megascan.reader.rank_files import read_rank_files
 
 LIMIT = 100_000
 

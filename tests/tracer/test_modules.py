@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from megascan.instrument.modules import BackwardSpans, Modules
-from megascan.instrument.passes import Passes
-from megascan.instrument.position import Position
+from megascan.instrument.megatron import BackwardSpans, Modules, Passes
+from megascan.instrument.place import Position
 
 NUM_LAYERS = 3
 
@@ -204,7 +203,7 @@ def test_modules_that_hand_on_one_tensor_lie_in_each_other(make_tracer, read_ran
         source = torch.ones(3, requires_grad=True)
         result = source * 2
         for name in ("inner", "outer"):
-            spans.watch(name, {}, source, result)
+            spans.watch(f"{name}-backward", {}, source, result)
         assert len(result._backward_hooks) == len(source._backward_hooks) == 1
         result.sum().backward()
     tracer.close()

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from megascan.tracer.nvml import Nvml
+from megascan.tracer.cuda import Nvml
 
 UUID = "GPU-3f9a"
 

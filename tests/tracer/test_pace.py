@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from megascan.tracer import pace
-from megascan.tracer.pace import Pace
+from megascan.tracer import writer as pace
+from megascan.tracer.writer import Pace
 
 
 @pytest.fixture

@@ -17,12 +17,9 @@ from megascan.config import TraceConfig
 from megascan.instrument import start
 from megascan.instrument.collectives import Collectives
 from megascan.instrument.groups import Groups
-from megascan.instrument.host import Host
-from megascan.instrument.job import find_order
-from megascan.instrument.modules import BackwardSpans, Modules
-from megascan.instrument.p2p import PointToPoint
-from megascan.instrument.passes import Passes
-from megascan.instrument.position import Position
+from megascan.instrument.megatron import BackwardSpans, Host, Modules, Passes, PointToPoint
+from megascan.instrument.place import Position
+from megascan.instrument.session import find_order
 from megascan.instrument.table import places
 from megascan.schema import Granularity
 from megascan.topology import Layout

@@ -12,11 +12,11 @@ import pytest
 
 from megascan.config import TraceConfig
 from megascan.instrument import start
-from megascan.instrument.host import GarbageCollections
+from megascan.instrument.megatron import GarbageCollections
 from megascan.overhead import Activity
 from megascan.schema import Kind, Track
 from megascan.tracer import TraceWriter
-from megascan.tracer.recording import MAX_TIMED_BETWEEN
+from megascan.tracer.tracer import MAX_TIMED_BETWEEN
 
 
 def train(tracer, iterations):

@@ -12,15 +12,11 @@ import pytest
 import torch
 
 from megascan.errors import OutputError
-from training.faults.compute import _mark_boundary
-from training.faults.garbage import GarbagePressure
-from training.faults.ground_truth import write_ground_truth
-from training.faults.host import BusyHost
+from training.faults.compute import CpuSlowness, _mark_boundary, burn_cpu_time
+from training.faults.host import BusyHost, GarbagePressure, SlowLoader
 from training.faults.link import GLOO, SlowLink, SlowWork
-from training.faults.loader import SlowLoader
 from training.faults.plan import FaultCallback
-from training.faults.slowness import CpuSlowness, burn_cpu_time
-from training.faults.spec import FaultSpec, parse_fault
+from training.faults.spec import FaultSpec, parse_fault, write_ground_truth
 
 MS = 1_000_000
 

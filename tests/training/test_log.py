@@ -13,9 +13,7 @@ import pytest
 from megascan.errors import OutputError
 from training.arguments import parse_settings, resolve_sizes
 from training.callback import Callback, Callbacks
-from training.flops import iteration_flops
-from training.log import LogLine, TrainingLog
-from training.memory import memory_line
+from training.log import LogLine, TrainingLog, iteration_flops, memory_line
 
 LOG_LINE = LogLine(
     iteration=100,

@@ -13,12 +13,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megascan.errors import ConfigError, MissingError
 from training.arguments import parse_settings, resolve_sizes
-from training.checkpoint.damage import reason_of
-from training.distributed import Launch, choose_device, read_launch
-from training.failure import end_alike, end_alone, is_lost_connection
-from training.noise import silence
-from training.refusal import refusals_as_errors
-from training.summary import Share, layout_line, parameter_lines
+from training.checkpoint import reason_of
+from training.distributed import Launch, choose_device, read_launch, silence
+from training.failure import end_alike, end_alone, is_lost_connection, refusals_as_errors
+from training.log import Share, layout_line, parameter_lines
 
 FLAGS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "

@@ -11,8 +11,7 @@ import pytest
 
 from megascan.errors import InputError, UsageError
 from megascan.viewer import Spot
-from megascan.viewer.record import read_record
-from megascan.viewer.spot import address, view_of
+from megascan.viewer.serving import address, read_record, view_of
 
 NAMES = ["t.json", "t.json.gz", "t.pftrace", "t.pftrace.gz"]
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from detect.whatif import replay_of_timeline
-from detect.whatif.blocking import messages_hold_up
-from detect.whatif.marks import BEGIN, COMMUNICATION, END, Marks
+from detect.whatif.marks import BEGIN, COMMUNICATION, END, Marks, messages_hold_up
 from megascan.timeline import Timeline
 from megascan.topology import Layout
 

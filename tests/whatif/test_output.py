@@ -25,7 +25,7 @@ from detect.whatif import (
     to_json,
     worst_ranks,
 )
-from detect.whatif.heatmap import colours, heat_grid
+from detect.whatif.render import colours, heat_grid
 from megascan.schema import Kind
 from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.timeline import TIMELINE_SCHEMA, Timeline, codes, numbers

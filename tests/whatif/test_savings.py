@@ -18,7 +18,7 @@ from detect.whatif import (
     savings_of_standouts,
     to_json,
 )
-from detect.whatif.saving import heavy_stages
+from detect.whatif.metrics import heavy_stages
 
 MakeReplay = Callable[[Sequence[float]], Replay]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from detect.whatif.graph import Graph, partition_of
-from detect.whatif.sweep import sweep
+from detect.whatif.graph import Graph, partition_of, sweep
 from megascan.errors import InputError
 
 

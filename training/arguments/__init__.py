@@ -1,6 +1,5 @@
 """The trainer's flags, their groups, and the check that they fit together."""
 
-from training.arguments.idle import idle_flags
 from training.arguments.settings import (
     Settings,
     TrainerParser,
@@ -8,7 +7,7 @@ from training.arguments.settings import (
     parse_settings,
     read_settings,
 )
-from training.arguments.sizes import Sizes, resolve_sizes
+from training.arguments.sizes import Sizes, idle_flags, resolve_sizes
 
 __all__ = [
     "Settings",

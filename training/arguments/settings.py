@@ -1,18 +1,262 @@
-"""All flags of the trainer in one value."""
+"""What the network looks like.
+
+How the job is spread over ranks.
+
+How long, on what, and at which learning rate is trained.
+
+What a run leaves behind: checkpoints, log lines, TensorBoard events.
+
+All flags of the trainer in one value.
+"""
+
+# ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from megascan.errors import UsageError
-from training.arguments.flags import add_group, read_group
-from training.arguments.model import ModelSettings, MoeSettings, RecomputeSettings
-from training.arguments.output import CheckpointSettings, LogSettings
-from training.arguments.parallel import ParallelSettings
-from training.arguments.schedule import BatchSettings, OptimizerSettings, PrecisionSettings
+from training.arguments.flags import add_group, flag, read_group
+from training.arguments.pipeline import PipelineSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Sizes and options of the GPT model; sizes that are None must be given or are derived."""
+
+    num_layers: int | None = flag(None, "transformer layers")
+    hidden_size: int | None = flag(None, "size of the hidden states")
+    ffn_hidden_size: int | None = flag(
+        None, "inner size of the MLP; left out: 4 x hidden size, with --swiglu 8/3 of it"
+    )
+    num_attention_heads: int | None = flag(None, "attention heads")
+    kv_channels: int | None = flag(None, "size of one head; left out: hidden size / heads")
+    group_query_attention: bool = flag(False, "grouped-query attention")
+    num_query_groups: int = flag(1, "key-value groups with --group-query-attention")
+    seq_length: int | None = flag(None, "tokens in one sample")
+    max_position_embeddings: int | None = flag(
+        None, "longest sequence the position embedding knows; left out: --seq-length"
+    )
+    model_vocab_size: int | None = flag(
+        None, "ids that the embedding knows, before padding; left out: the tokenizer's"
+    )
+    make_vocab_size_divisible_by: int = flag(
+        128, "the vocabulary is padded to a multiple of this times the tensor-parallel size"
+    )
+    position_embedding_type: str = flag(
+        "learned_absolute", "position embedding", choices=("learned_absolute", "rope", "none")
+    )
+    rotary_base: int = flag(10000, "base period of the rotary embedding")
+    rotary_percent: float = flag(1.0, "share of a head that is rotated")
+    rotary_seq_len_interpolation_factor: int | None = flag(
+        None, "rotate as if positions were this many times closer together"
+    )
+    use_rope_scaling: bool = flag(False, "stretch the slow rotations as Llama 3.1 does")
+    rope_scaling_factor: float = flag(8.0, "how far, with --use-rope-scaling")
+    normalization: str = flag("LayerNorm", "normalization", choices=("LayerNorm", "RMSNorm"))
+    norm_epsilon: float = flag(1e-5, "epsilon of the normalization")
+    qk_layernorm: bool = flag(False, "normalize queries and keys")
+    swiglu: bool = flag(False, "gated linear units with SiLU instead of GELU")
+    openai_gelu: bool = flag(False, "the tanh form of GELU, as GPT-2 was trained with")
+    add_bias_linear: bool = flag(
+        True, "leave the bias of linear layers away", option="--disable-bias-linear"
+    )
+    add_qkv_bias: bool = flag(False, "bias of the query-key-value projection only")
+    untie_embeddings_and_output_weights: bool = flag(
+        False, "give the output layer weights of its own"
+    )
+    hidden_dropout: float = flag(0.1, "dropout of hidden states")
+    attention_dropout: float = flag(0.1, "dropout of attention weights")
+    init_method_std: float = flag(0.02, "standard deviation of the initial weights")
+    transformer_impl: str = flag(
+        "local",
+        "layers of Megatron-Core itself, or those of Transformer Engine (GPU only)",
+        choices=("local", "transformer_engine"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeSettings:
+    """Mixture of experts; without ``--num-experts`` the model is dense."""
+
+    num_experts: int | None = flag(None, "experts of a mixture-of-experts layer")
+    moe_router_topk: int = flag(2, "experts that each token is sent to")
+    moe_router_pre_softmax: bool = flag(
+        False, "softmax before the choice of experts; needed with --moe-router-topk 1"
+    )
+    moe_router_load_balancing_type: str = flag(
+        "aux_loss",
+        "how the router balances its load",
+        choices=("aux_loss", "seq_aux_loss", "sinkhorn", "none"),
+    )
+    moe_aux_loss_coeff: float = flag(0.0, "weight of the balancing loss")
+    moe_token_dispatcher_type: str = flag(
+        "allgather", "how tokens reach their experts", choices=("allgather", "alltoall")
+    )
+    moe_grouped_gemm: bool = flag(False, "one grouped matrix product for all local experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeSettings:
+    """Activations that are computed again in the backward pass instead of kept."""
+
+    recompute_granularity: str | None = flag(
+        None, "what is computed again", choices=("full", "selective")
+    )
+    recompute_method: str | None = flag(
+        None, "which layers, with granularity full", choices=("uniform", "block")
+    )
+    recompute_num_layers: int | None = flag(None, "layers of one recomputed unit, or how many")
+    recompute_modules: tuple[str, ...] | None = flag(
+        None, "modules that selective recomputes; left out: core_attn"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings:
+    """Sizes of the parallel axes; data parallelism is what remains of the world size."""
+
+    tensor_model_parallel_size: int = flag(1, "ranks that share each layer")
+    pipeline_model_parallel_size: int = flag(1, "pipeline stages")
+    num_layers_per_virtual_pipeline_stage: int | None = flag(
+        None, "layers of one chunk of the interleaved pipeline schedule"
+    )
+    num_virtual_stages_per_pipeline_rank: int | None = flag(
+        None, "chunks on one rank; another way to ask for the interleaved schedule"
+    )
+    context_parallel_size: int = flag(1, "ranks that share each sequence")
+    expert_model_parallel_size: int = flag(1, "ranks that share the experts")
+    sequence_parallel: bool = flag(
+        False, "split norms and dropout along the sequence over the tensor-parallel ranks"
+    )
+    use_distributed_optimizer: bool = flag(
+        False, "split the optimizer state over the data-parallel ranks"
+    )
+    overlap_grad_reduce: bool = flag(False, "reduce gradients while the backward pass goes on")
+    overlap_param_gather: bool = flag(
+        False, "gather parameters while the forward pass goes on (distributed optimizer)"
+    )
+    ddp_bucket_size: int | None = flag(None, "parameters in one gradient bucket")
+    overlap_p2p_comm: bool = flag(
+        True,
+        "interleaved schedule: do not overlap pipeline communication with compute",
+        option="--no-overlap-p2p-communication",
+    )
+    distributed_backend: str | None = flag(
+        None,
+        "nccl trains on GPUs, gloo on the CPU; left out: nccl where there are GPUs",
+        choices=("nccl", "gloo"),
+    )
+    distributed_timeout_minutes: int = flag(10, "longest wait for a collective")
+    use_cpu_initialization: bool = flag(
+        False, "make the initial weights on the CPU; then they do not depend on the TP size"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """Batch sizes, the length of the run and its seed."""
+
+    micro_batch_size: int | None = flag(None, "samples of one microbatch on one rank")
+    global_batch_size: int | None = flag(
+        None, "samples of one iteration; left out: micro-batch size x data-parallel size"
+    )
+    train_iters: int | None = flag(None, "iterations to train, counted from the very first run")
+    exit_interval: int | None = flag(None, "end after the first iteration divisible by this")
+    eval_interval: int = flag(1000, "iterations between two evaluations on the validation set")
+    eval_iters: int = flag(100, "iterations of one evaluation; 0: never evaluate")
+    seed: int = flag(1234, "seed of weights, dropout and the order of the data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Adam or SGD and its learning-rate schedule."""
+
+    optimizer: str = flag("adam", "optimizer", choices=("adam", "sgd"))
+    lr: float | None = flag(None, "highest learning rate")
+    min_lr: float = flag(0.0, "lowest learning rate after warm-up")
+    lr_decay_style: str = flag(
+        "linear",
+        "how the learning rate falls",
+        choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+    )
+    lr_decay_iters: int | None = flag(
+        None, "iterations over which it falls; left out: --train-iters"
+    )
+    lr_wsd_decay_style: str = flag(
+        "exponential",
+        "shape of the last phase with WSD",
+        choices=("exponential", "linear", "cosine", "minus_sqrt"),
+    )
+    lr_wsd_decay_iters: int | None = flag(None, "iterations of the last phase with WSD")
+    lr_warmup_fraction: float | None = flag(
+        None, "share of --lr-decay-iters in which the learning rate rises"
+    )
+    lr_warmup_iters: int = flag(0, "iterations in which the learning rate rises")
+    lr_warmup_init: float = flag(0.0, "learning rate at the start of the warm-up")
+    weight_decay: float = flag(0.01, "weight decay")
+    clip_grad: float = flag(1.0, "largest norm of the gradient; 0: no limit")
+    adam_beta1: float = flag(0.9, "decay of Adam's first moment")
+    adam_beta2: float = flag(0.999, "decay of Adam's second moment")
+    adam_eps: float = flag(1e-8, "Adam's epsilon")
+    sgd_momentum: float = flag(0.9, "momentum of SGD")
+    optimizer_cpu_offload: bool = flag(False, "keep optimizer state and step on the CPU")
+    optimizer_offload_fraction: float = flag(1.0, "share of it that is offloaded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionSettings:
+    """Number formats; without a switch everything is float32."""
+
+    bf16: bool = flag(False, "train in bfloat16")
+    fp16: bool = flag(False, "train in float16 with loss scaling")
+    loss_scale: float | None = flag(None, "constant loss scale; left out: dynamic (fp16)")
+    initial_loss_scale: float = flag(2**32, "first dynamic loss scale")
+    min_loss_scale: float = flag(1.0, "lowest dynamic loss scale")
+    loss_scale_window: float = flag(1000, "iterations after which the loss scale is raised")
+    hysteresis: int = flag(2, "overflows until the loss scale is lowered")
+    accumulate_allreduce_grads_in_fp32: bool = flag(
+        False, "sum gradients in float32 (always so with --bf16)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Where and when the state of the training is written and read."""
+
+    save: Path | None = flag(None, "folder to write checkpoints to, also at the end of the run")
+    save_interval: int | None = flag(None, "iterations between two checkpoints")
+    load: Path | None = flag(None, "folder to resume from; empty or missing: start at 1")
+    load_hf: Path | None = flag(
+        None, "Hugging Face folder to start from: its model, weights and tokenizer"
+    )
+    use_checkpoint_args: bool = flag(
+        False, "take the model's and the tokenizer's flags from the checkpoint in --load"
+    )
+    exit_on_missing_checkpoint: bool = flag(False, "end when --load holds no checkpoint")
+    finetune: bool = flag(False, "take only the weights from --load and start at iteration 1")
+    load_optim: bool = flag(
+        True, "do not load the optimizer and its schedule", option="--no-load-optim"
+    )
+    load_rng: bool = flag(True, "do not load random states", option="--no-load-rng")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is reported while training."""
+
+    log_interval: int = flag(100, "iterations between two log lines")
+    timing_log_level: int = flag(
+        0,
+        "Megatron-Core's timers: 0 none, 1 coarse, 2 fine (they synchronize the device)",
+        choices=(0, 1, 2),
+    )
+    tensorboard_dir: Path | None = flag(None, "folder for TensorBoard events")
+    tensorboard_log_interval: int = flag(1, "iterations between two TensorBoard points")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +267,7 @@ class Settings:
     moe: MoeSettings
     recompute: RecomputeSettings
     parallel: ParallelSettings
+    pipeline: PipelineSettings
     batch: BatchSettings
     optimizer: OptimizerSettings
     precision: PrecisionSettings
@@ -35,6 +280,7 @@ _GROUPS: tuple[tuple[str, str, type], ...] = (
     ("moe", "mixture of experts", MoeSettings),
     ("recompute", "activation recomputation", RecomputeSettings),
     ("parallel", "parallelism", ParallelSettings),
+    ("pipeline", "pipeline schedule", PipelineSettings),
     ("batch", "batches and length", BatchSettings),
     ("optimizer", "optimizer", OptimizerSettings),
     ("precision", "precision", PrecisionSettings),

@@ -4,12 +4,14 @@ Everything a user can get wrong is checked here, on every rank and with the same
 the builder runs: its own checks are assertions, and for a split without documents it computes
 the number of epochs for ever. The builder makes the sample indices on rank 0 and lets the other
 ranks read them after a barrier.
+
+Samples to microbatches: in order, dealt to the data-parallel ranks, from any point on.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,6 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from torch.utils.data import DataLoader, Dataset
 
 from megascan.errors import ConfigError, OutputError
 from training.data.indexed import IndexSummary, read_index
@@ -170,3 +173,142 @@ def _check_sizes(settings: DataSettings, datasets: Datasets) -> None:
                 f"the {name} data has {len(dataset)} samples and {num_samples} are asked: a blend "
                 "without weights is read once, so give weights (--data-path 1 A 1 B)"
             )
+
+
+class SequentialSampler:
+    """Numbers of the samples of one data-parallel rank's microbatches.
+
+    The samples ``consumed_samples, …`` are cut into groups of ``micro_batch_size × dp_size``;
+    of each group rank r gets the r-th part. The order depends on nothing else, so a run that
+    is resumed with the same sizes sees exactly what the uninterrupted run would have seen.
+
+    Example: 8 samples, microbatch 2, 2 ranks, none consumed: rank 0 gets [0, 1] and [4, 5],
+    rank 1 gets [2, 3] and [6, 7].
+
+    What remains at the end is dropped; with ``drop_last=False`` it is dealt out as evenly
+    sized smaller microbatches, and only the less than ``dp_size`` samples beyond are dropped,
+    because all ranks must run the same number of microbatches.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        micro_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        consumed_samples: int = 0,
+        drop_last: bool = True,
+    ) -> None:
+        if micro_batch_size < 1 or dp_size < 1 or not 0 <= dp_rank < dp_size:
+            raise ConfigError(
+                f"expected a microbatch of at least 1 and a rank below the data-parallel size, "
+                f"got microbatch {micro_batch_size}, rank {dp_rank} of {dp_size}"
+            )
+        if not 0 <= consumed_samples <= num_samples:
+            raise ConfigError(
+                f"{consumed_samples} samples are consumed already, but the data has {num_samples}: "
+                "resume with the data and --train-iters that the checkpoint was trained with"
+            )
+        self._range = range(consumed_samples, num_samples)
+        self._micro_batch_size = micro_batch_size
+        self._dp_rank = dp_rank
+        self._dp_size = dp_size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        num_full, num_left = divmod(len(self._range), self._micro_batch_size * self._dp_size)
+        return num_full + (not self._drop_last and num_left >= self._dp_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        group_size = self._micro_batch_size * self._dp_size
+        for begin in range(0, len(self) * group_size, group_size):
+            group = self._range[begin : begin + group_size]
+            share = len(group) // self._dp_size
+            yield list(group[self._dp_rank * share : (self._dp_rank + 1) * share])
+
+
+class DealtSampler:
+    """Numbers of the samples of one replica's microbatches where replicas take unequal shares.
+
+    `positions` are the numbers of its microbatches within a step of `step_microbatches`; of the
+    samples ``consumed_samples, …`` each step takes as many as all its microbatches hold.
+
+    Example: 8 samples, microbatch 1, steps of 4, positions 0, 2, 3: [0], [2], [3], [4], [6], [7].
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        micro_batch_size: int,
+        positions: Sequence[int],
+        step_microbatches: int,
+        consumed_samples: int,
+    ) -> None:
+        self._step_size = step_microbatches * micro_batch_size
+        self._begins = range(consumed_samples, num_samples - self._step_size + 1, self._step_size)
+        self._positions = tuple(positions)
+        self._micro_batch_size = micro_batch_size
+
+    def __len__(self) -> int:
+        return len(self._begins) * len(self._positions)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size = self._micro_batch_size
+        for begin in self._begins:
+            for position in self._positions:
+                first = begin + position * size
+                yield list(range(first, first + size))
+
+
+def build_dealt_iterator(
+    dataset: TokenDataset, sampler: DealtSampler, *, num_workers: int = 0
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Microbatches as `build_data_iterator` gives them, those that `sampler` names."""
+    loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(
+        _as_torch_dataset(dataset), batch_sampler=sampler, num_workers=num_workers
+    )
+    return iter(loader)
+
+
+def build_data_iterator(
+    dataset: TokenDataset,
+    *,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+    consumed_samples: int = 0,
+    num_workers: int = 0,
+    drop_last: bool = True,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Microbatches of one data-parallel rank, starting after ``consumed_samples``.
+
+    Each is a dict of tensors on the CPU with the leading shape (micro_batch_size,):
+    tokens, labels, loss_mask, position_ids (…, seq_length) and, unless it is left to the kernel,
+    attention_mask (…, 1, seq_length, seq_length). ``consumed_samples`` counts over all ranks.
+    With ``num_workers`` that many processes read ahead. Raises ConfigError.
+    """
+    if num_workers < 0:
+        raise ConfigError(f"--num-workers is {num_workers}, expected at least 0")
+    sampler = SequentialSampler(
+        num_samples=len(dataset),
+        micro_batch_size=micro_batch_size,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        consumed_samples=consumed_samples,
+        drop_last=drop_last,
+    )
+    loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(
+        _as_torch_dataset(dataset),
+        batch_sampler=sampler,
+        num_workers=num_workers,
+    )
+    return iter(loader)
+
+
+def _as_torch_dataset(dataset: TokenDataset) -> Dataset[dict[str, torch.Tensor]]:
+    """The same object under torch's type; megatron.core's datasets are torch datasets."""
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"{type(dataset).__name__} is not a torch dataset")
+    return dataset

@@ -1,24 +1,33 @@
-"""JSON Lines files to batches of raw lines, and one raw line to its texts.
+"""Turn JSON Lines files into token ids, in this process or in several, in the order of the input.
 
-Reading is split in two because it runs in two places: one process reads and unpacks the files
-(`read_line_batches`), many processes parse and tokenize the lines (`texts_of_line`).
+    files ─ read_line_batches ─ batches of raw lines ─ encode_batches ─ ids by document and key
+            one process         256 KiB each           one or many processes
+
+Only a few batches are under way at any time, so memory stays flat whatever the size of the input,
+and the number of workers never changes the output.
 """
 
 from __future__ import annotations
 
 import bz2
+import functools
 import io
+import itertools
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 from isal import igzip
 
 from megascan.errors import InputError
+from megascan.parallel import in_order, process_pool
+from training.data.tokenizers import Tokenizer, TokenizerSettings, build_tokenizer
 
 BATCH_BYTES = 256 * 1024
 """A batch is closed when it holds this much: large against the cost of sending it to a worker,
@@ -145,3 +154,100 @@ def _text_under(document: dict[str, object], key: str) -> str:
     if not isinstance(text, str):
         raise InputError(f"key {key!r} holds {type(text).__name__}, expected a string")
     return text
+
+
+_BATCHES_PER_WORKER = 4  # enough that no worker waits while the results are written in order
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingSettings:
+    """How a line becomes ids: which texts of it, by which tokenizer, with an end or without."""
+
+    tokenizer: TokenizerSettings
+    json_keys: tuple[str, ...]
+    append_eod: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedTexts:
+    """Ids of consecutive documents: ``ids`` (all tokens,), ``lengths`` (documents,)."""
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedBatch:
+    """What became of one `LineBatch`: texts by key, and what could not be used.
+
+    ``invalid`` has one sentence, ``file:line: what is wrong``, for each line left out; ``end`` is
+    where the batch ends in the input.
+    """
+
+    by_key: tuple[EncodedTexts, ...]
+    num_lines: int
+    size_bytes: int
+    invalid: tuple[str, ...]
+    end: Position
+
+
+def encode_batch(settings: EncodingSettings, batch: LineBatch) -> EncodedBatch:
+    """Parse and tokenize the lines of a batch; blank lines and empty texts give no document."""
+    tokenizer = _tokenizer(settings.tokenizer)
+    documents: list[list[list[int]]] = [[] for _ in settings.json_keys]
+    invalid: list[str] = []
+    for number, line in enumerate(batch.lines, start=batch.first_line):
+        if not line.strip():
+            continue
+        try:
+            for ids_of_key, ids in zip(
+                documents, _encode_line(settings, tokenizer, line), strict=True
+            ):
+                if ids:
+                    ids_of_key.append(ids)
+        except InputError as error:
+            invalid.append(f"{batch.path}:{number}: {error}")
+    return EncodedBatch(
+        by_key=tuple(_packed(ids) for ids in documents),
+        num_lines=len(batch.lines),
+        size_bytes=sum(len(line) for line in batch.lines),
+        invalid=tuple(invalid),
+        end=batch.end,
+    )
+
+
+def encode_batches(
+    settings: EncodingSettings, batches: Iterable[LineBatch], *, num_workers: int
+) -> Generator[EncodedBatch, None, None]:
+    """Encode batches with ``num_workers`` processes; results in the order of the input.
+
+    Raises MissingError when a worker is killed from outside.
+    """
+    encode = functools.partial(encode_batch, settings)
+    if num_workers == 1:
+        yield from map(encode, batches)
+        return
+    # Spawned, not forked: the parent may have torch's threads by then.
+    with process_pool(num_workers, "spawn", "pass fewer --workers") as pool:
+        most_waiting = num_workers * _BATCHES_PER_WORKER
+        yield from in_order(pool, encode, batches, most_waiting=most_waiting)
+
+
+@functools.cache
+def _tokenizer(settings: TokenizerSettings) -> Tokenizer:
+    """One tokenizer a process: loading it takes longer than a batch."""
+    return build_tokenizer(settings)
+
+
+def _encode_line(settings: EncodingSettings, tokenizer: Tokenizer, line: bytes) -> list[list[int]]:
+    """Ids by key; all keys of a line are good or none is used."""
+    encoded = [tokenizer.tokenize(text) for text in texts_of_line(line, settings.json_keys)]
+    if settings.append_eod:
+        return [[*ids, tokenizer.eod] if ids else ids for ids in encoded]
+    return encoded
+
+
+def _packed(documents: list[list[int]]) -> EncodedTexts:
+    lengths = np.fromiter((len(ids) for ids in documents), dtype=np.int32, count=len(documents))
+    ids = np.fromiter(itertools.chain.from_iterable(documents), dtype=np.int32)
+    return EncodedTexts(ids=ids, lengths=lengths)

@@ -4,10 +4,9 @@
 kind about; `plan` installs those of this rank; `ground_truth` writes down what was planted.
 """
 
-from megascan.fault_kinds import FaultKind
-from training.faults.ground_truth import write_ground_truth
+from megascan.vocabulary import FaultKind
 from training.faults.plan import FaultCallback, install_faults
-from training.faults.spec import FaultSpec, parse_faults
+from training.faults.spec import FaultSpec, parse_faults, write_ground_truth
 
 __all__ = [
     "FaultCallback",

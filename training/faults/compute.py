@@ -1,4 +1,11 @@
-"""A rank that computes slowly: every operation takes ``factor`` times as long.
+"""Wrapping functions of other packages in place.
+
+Two ways of making an operation take longer: burning CPU time, or letting the GPU spin.
+
+Both see operations as calls that may hold other operations, and the backward pass as a walk from
+boundary to boundary (the tensors between modules).
+
+A rank that computes slowly: every operation takes ``factor`` times as long.
 
 Wrapped are classes of Megatron-Core, before any object is made and before a tracer wraps its own
 places around them, so that traced spans contain the added time: the model, its layers, attention,
@@ -8,12 +15,244 @@ the outputs and inputs of these. Communication is not slowed: see `slowness` for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Protocol, TypeVar
 
 import torch
 
-from training.faults.slowness import Slowness
-from training.faults.wrap import Function, wrap_attribute
+Function = Callable[..., object]
+Wrapper = Callable[[Function], Function]
+
+
+def wrap_attribute(owner: object, name: str, wrapper: Wrapper) -> None:
+    """Replace ``owner.name`` by ``wrapper(owner.name)``; names that are not there are left out."""
+    original = getattr(owner, name, None)
+    if original is not None:
+        setattr(owner, name, functools.wraps(original)(wrapper(original)))
+
+
+def wrap_everywhere(module: ModuleType, name: str, wrapper: Wrapper) -> None:
+    """Replace ``module.name``, and wherever Megatron-Core has already imported it from there."""
+    original = getattr(module, name, None)
+    if original is None:
+        return
+    replacement = functools.wraps(original)(wrapper(original))
+    setattr(module, name, replacement)
+    for holder_name, holder in list(sys.modules.items()):
+        if not holder_name.startswith("megatron.core"):
+            continue
+        for alias, value in list(vars(holder).items()):
+            if value is original:
+                setattr(holder, alias, replacement)
+
+
+Result = TypeVar("Result")
+
+
+class Slowness(Protocol):
+    """Makes everything it is told about take ``1 + excess`` times as long while it acts."""
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Say whether the fault acts in the iteration that begins."""
+
+    def run(self, key: Hashable, call: Callable[[], Result]) -> Result:
+        """Run an operation that is named `key`, and whatever it holds, slowly."""
+
+    def run_backward(self, call: Callable[[], Result]) -> Result:
+        """Run a backward pass slowly, from boundary to boundary."""
+
+    def boundary(self, key: Hashable) -> None:
+        """Pass a boundary of the backward pass that is named `key`."""
+
+
+def burn_cpu_time(duration_ns: float) -> None:
+    """Keep this thread computing until it has used so much CPU time."""
+    end_ns = time.thread_time_ns() + duration_ns
+    value = 1.0
+    while time.thread_time_ns() < end_ns:
+        for _ in range(50):
+            value = value * 1.0000001 + 1e-9
+
+
+class CpuSlowness:
+    """Slow arithmetic on the CPU: each operation's own CPU time is burnt again, `excess` times.
+
+    CPU time of the calling thread is what an operation computed; waiting for other ranks costs
+    none, so waits are not stretched. The extra time is spent at the end of the operation, and is
+    CPU time as well. What an outer operation holds besides inner ones (norms, residuals) is
+    stretched too; an operation never is twice.
+    """
+
+    def __init__(self, excess: float) -> None:
+        self._excess = excess
+        self._acts = False
+        self._held_ns: list[int] = []  # one per operation under way: CPU time of those it holds
+        self._boundary_ns: int | None = None  # thread time at the last boundary
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Say whether the fault acts in the iteration that begins."""
+        self._acts = acts
+        self._held_ns.clear()
+        self._boundary_ns = None
+
+    def run(self, key: Hashable, call: Callable[[], Result]) -> Result:
+        """Run an operation, then burn its own CPU time again."""
+        del key
+        if not self._acts:
+            return call()
+        self._held_ns.append(0)
+        begin_ns = time.thread_time_ns()
+        result = call()
+        own_ns = time.thread_time_ns() - begin_ns - self._held_ns.pop()
+        burn_cpu_time(self._excess * own_ns)
+        total_ns = time.thread_time_ns() - begin_ns
+        if self._held_ns:
+            self._held_ns[-1] += total_ns
+        elif self._boundary_ns is not None:  # recomputed in the backward pass, paid for already
+            self._boundary_ns += total_ns
+        return result
+
+    def run_backward(self, call: Callable[[], Result]) -> Result:
+        """Run a backward pass; each boundary pays for the way to it."""
+        if not self._acts:
+            return call()
+        self._boundary_ns = time.thread_time_ns()
+        result = call()
+        self.boundary("end")
+        self._boundary_ns = None
+        return result
+
+    def boundary(self, key: Hashable) -> None:
+        """Burn the CPU time since the last boundary again."""
+        del key
+        if not self._acts or self._boundary_ns is None:
+            return
+        burn_cpu_time(self._excess * (time.thread_time_ns() - self._boundary_ns))
+        self._boundary_ns = time.thread_time_ns()
+
+
+@dataclass
+class _Measured:
+    """GPU times of one operation: pairs of events, and the operations that one run of it held."""
+
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    held: list[Hashable] = field(default_factory=list)
+
+    def shortest_ms(self) -> float:
+        return min((begin.elapsed_time(end) for begin, end in self.events), default=0.0)
+
+
+# The first iteration warms up, the second one is measured, the fault acts from the third on.
+_MEASURED_ITERATION = 2
+
+
+class GpuSlowness:
+    """A slow GPU: after each operation a kernel spins on its stream, `excess` times as long.
+
+    How long each operation takes is measured once, with CUDA events in the second iteration of the
+    run (the shortest of its microbatches, so that waits inside count least); from the third on
+    the spinning kernels are launched and nothing synchronizes. Communication inside an operation
+    counts with it. A fault that is to begin earlier begins with the third iteration.
+    """
+
+    def __init__(self, excess: float) -> None:
+        self._excess = excess
+        self._acts = False
+        self._measures = False
+        self._iteration = 0
+        self._measured: defaultdict[Hashable, _Measured] = defaultdict(_Measured)
+        self._under_way: list[Hashable] = []
+        self._last_boundary: torch.cuda.Event | None = None
+        self._cycles: dict[Hashable, int] = {}
+        self._cycles_per_ms = spin_cycles_per_ms()
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Say whether the fault acts in the iteration that begins."""
+        self._iteration += 1
+        self._measures = self._iteration == _MEASURED_ITERATION
+        if self._iteration == _MEASURED_ITERATION + 1:
+            self._take_stock()
+        self._acts = acts and self._iteration > _MEASURED_ITERATION
+
+    def run(self, key: Hashable, call: Callable[[], Result]) -> Result:
+        """Run an operation, then let the GPU spin."""
+        result = self._measure(key, call) if self._measures else call()
+        self._spin(key)
+        if self._last_boundary is not None:  # recomputed in the backward pass, paid for already
+            self._last_boundary = _record_event()
+        return result
+
+    def run_backward(self, call: Callable[[], Result]) -> Result:
+        """Run a backward pass; each boundary pays for the way to it."""
+        if self._measures:
+            self._last_boundary = _record_event()
+        result = call()
+        self.boundary("end")
+        self._last_boundary = None
+        return result
+
+    def boundary(self, key: Hashable) -> None:
+        """Let the GPU spin for the way from the last boundary."""
+        name = ("backward", key)
+        if self._last_boundary is not None:
+            here = _record_event()
+            self._measured[name].events.append((self._last_boundary, here))
+            self._last_boundary = here
+        self._spin(name)
+
+    def _measure(self, key: Hashable, call: Callable[[], Result]) -> Result:
+        measured = self._measured[key]
+        if self._under_way and not measured.events:
+            self._measured[self._under_way[-1]].held.append(key)
+        self._under_way.append(key)
+        begin = _record_event()
+        result = call()
+        measured.events.append((begin, _record_event()))
+        self._under_way.pop()
+        return result
+
+    def _spin(self, key: Hashable) -> None:
+        cycles = self._cycles.get(key, 0) if self._acts else 0
+        if cycles:
+            spin(cycles)
+
+    def _take_stock(self) -> None:
+        """Turn measured times into spinning cycles, each operation less what it held."""
+        torch.cuda.synchronize()
+        totals_ms = {key: measured.shortest_ms() for key, measured in self._measured.items()}
+        for key, measured in self._measured.items():
+            own_ms = totals_ms[key] - sum(totals_ms[held] for held in measured.held)
+            self._cycles[key] = int(max(0.0, own_ms) * self._excess * self._cycles_per_ms)
+        self._measured.clear()
+
+
+def spin(cycles: int) -> None:
+    """Let the GPU spin on the current stream."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def spin_cycles_per_ms() -> float:
+    """How many cycles the spinning kernel counts in a millisecond, on this GPU, at this clock."""
+    cycles = 20_000_000
+    spin(cycles)  # the first launch loads the kernel
+    begin = _record_event()
+    spin(cycles)
+    end = _record_event()
+    end.synchronize()
+    duration_ms: float = begin.elapsed_time(end)
+    return cycles / duration_ms
 
 
 def install(slowness: Slowness) -> None:

@@ -5,17 +5,25 @@ step. It sleeps as if other work had its core: over many stalls, ``factor - 1`` 
 that the thread itself has used since the last one, each time a random share of it. No CPU time is
 used, and no operation takes longer: what grows are the gaps between operations, on a GPU the time
 it waits for the next launch.
+
+A rank on which Python's garbage collector has much to look through, in every iteration.
+
+A rank whose data come late: a slow disk, a busy file server, too few loader processes.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from training.faults.wrap import Function, wrap_attribute
+from training.faults.compute import Function, wrap_attribute
+from training.faults.spec import FaultSpec
 
 
 class BusyHost:
@@ -73,3 +81,93 @@ def _stalled_layer(original: Function, host: BusyHost) -> Function:
         return result
 
     return forward
+
+
+_FIRST_NUM_OBJECTS = 20_000
+_MOST_OBJECTS = 20_000_000
+_LEAST_ITERATION_S = 0.05
+
+
+class GarbagePressure:
+    """Keeps a large graph of objects and collects garbage at the begin of each iteration.
+
+    The graph grows until a collection takes as long as was asked: ``delay`` milliseconds, or
+    ``factor - 1`` times the iteration without it. The collections are real ones, so that whoever
+    listens to Python's collector sees them.
+    """
+
+    def __init__(self, fault: FaultSpec) -> None:
+        self._fault = fault
+        self._graph: list[list[None]] = []
+        self._begun_s: float | None = None
+        self._iteration_s = _LEAST_ITERATION_S
+        self._pause_s = 0.0
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Collect garbage, and adjust the graph to how long it took."""
+        now_s = time.perf_counter()
+        if self._begun_s is not None:
+            self._iteration_s = max(_LEAST_ITERATION_S, now_s - self._begun_s - self._pause_s)
+        self._begun_s = now_s
+        self._pause_s = 0.0
+        if not acts:
+            self._graph.clear()
+            return
+        if not self._graph:
+            self._grow(self._wanted_objects(_FIRST_NUM_OBJECTS, self._collect(_FIRST_NUM_OBJECTS)))
+        took_s = self._collect(len(self._graph))
+        self._grow(self._wanted_objects(len(self._graph), took_s))
+        self._pause_s = time.perf_counter() - now_s
+
+    def _collect(self, num_objects: int) -> float:
+        self._grow(num_objects)
+        begin_s = time.perf_counter()
+        gc.collect()
+        return time.perf_counter() - begin_s
+
+    def _wanted_objects(self, num_objects: int, took_s: float) -> int:
+        wanted_s = self._fault.excess * self._iteration_s
+        if self._fault.delay_ms is not None:
+            wanted_s = self._fault.delay_ms * 1e-3
+        # At most tenfold at a time: a first estimate holds what else the process keeps.
+        growth = min(10.0, wanted_s / max(took_s, 1e-6))
+        return min(_MOST_OBJECTS, max(1, int(num_objects * growth)))
+
+    def _grow(self, num_objects: int) -> None:
+        del self._graph[num_objects:]
+        missing = num_objects - len(self._graph)
+        self._graph.extend([None] for _ in range(missing))
+
+
+# Loading tokens from a warm page cache takes so little that no factor of it would be seen.
+_LEAST_LOADING_S = 0.02
+
+
+class SlowLoader:
+    """Delays the loading of each microbatch.
+
+    With ``delay`` by that many milliseconds; with ``factor`` by ``factor - 1`` times what loading
+    took, or times 20 ms if it took less.
+    """
+
+    def __init__(self, fault: FaultSpec) -> None:
+        self._fault = fault
+        self._acts = False
+
+    def begin_iteration(self, *, acts: bool) -> None:
+        """Say whether the fault acts in the iteration that begins."""
+        self._acts = acts
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Surround the loading of one microbatch."""
+        begin_s = time.perf_counter()
+        yield
+        if self._acts:
+            took_s = time.perf_counter() - begin_s
+            time.sleep(self._extra_s(took_s))
+
+    def _extra_s(self, took_s: float) -> float:
+        if self._fault.delay_ms is not None:
+            return self._fault.delay_ms * 1e-3
+        return self._fault.excess * max(took_s, _LEAST_LOADING_S)

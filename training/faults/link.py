@@ -25,9 +25,14 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 
-from training.faults.slowness import spin, spin_cycles_per_ms
+from training.faults.compute import (
+    Function,
+    spin,
+    spin_cycles_per_ms,
+    wrap_attribute,
+    wrap_everywhere,
+)
 from training.faults.spec import FaultSpec
-from training.faults.wrap import Function, wrap_attribute, wrap_everywhere
 
 _COLLECTIVES = (
     "all_reduce", "all_gather_into_tensor", "_all_gather_base", "all_gather_single",

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
-from megascan.fault_kinds import FaultKind
+from megascan.vocabulary import FaultKind
 from training.callback import Callback
-from training.faults.garbage import GarbagePressure
-from training.faults.loader import SlowLoader
+from training.faults.host import GarbagePressure, SlowLoader
 from training.faults.spec import FaultSpec
 
 
@@ -63,7 +62,7 @@ def _install(fault: FaultSpec, seed: int) -> ActiveFault:
     import torch
 
     from training.faults import compute, host, link
-    from training.faults.slowness import CpuSlowness, GpuSlowness
+    from training.faults.compute import CpuSlowness, GpuSlowness
 
     match fault.kind:
         case FaultKind.COMPUTE:

@@ -1,0 +1,183 @@
+"""Mend clocks that jump: a time service sets a host's clock while it is traced.
+
+No line fits such a clock. A robust fit keeps to one side of the jump, or between both, and takes
+the ends of the other side for wrong matches. They give the jump away: so many of one clock, and in
+one row in time:
+
+    distance of an end     ████████▏                 believed, before the jump
+    from its event's                 ▁▁▁▁▁▁▁▁▁       not believed, after it
+                           ─────────┴────────── time
+
+The jump is the largest difference between the medians of the ends shortly before and after a
+moment. Later times of that clock are moved back by it, and the fit is made anew; it is kept if it
+then refuses a fifth fewer ends. What cannot be mended widens the clock's error bar.
+
+A link that becomes slow makes ends late, too, but by making the spans longer, and in one group. A
+clock that jumps leaves every span but one as long as it was, and is the same for all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aggregate.causality import Ties
+from aggregate.fitting import Lines
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+
+MOST_STEPS = 16
+MENDED_SHARE = 0.8
+"""A jump is believed when without it the fit refuses at most this part of the ends it refused."""
+_SUSPICIOUS_SHARE = 0.1
+_FAULTY_SHARE = 0.25
+"""A rank that pauses for a while has fewer refused ends, and its clock is right."""
+_FEWEST_ENDS = 40
+_NEAR_ENDS = 15
+"""Ends on each side of a moment whose medians are compared."""
+_LINE_ENDS = 60
+"""Ends on each side that say how far the clock has jumped."""
+_NOISE_MULTIPLE = 8.0
+_SMALLEST_NS = 10e3
+_CERTAIN_QUANTILE = 0.99
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockStep:
+    """A jump of one clock domain: by its own clock, times after `at_ns` are `jump_ns` too large."""
+
+    domain: int
+    at_ns: int
+    jump_ns: int
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A domain and those of its ends, in the order of time, that another domain shares; (end,)."""
+
+    domain: int
+    label: Integers
+    time_ns: Integers
+    length_ns: Integers
+    distance_ns: Floats
+    refused: Flags
+
+    def at(self, low: int, high: int) -> Suspect:
+        """Return the ends from one place to another."""
+        part = slice(low, high)
+        return Suspect(
+            self.domain, self.label[part], self.time_ns[part], self.length_ns[part],
+            self.distance_ns[part], self.refused[part],
+        )  # fmt: skip
+
+    def line_at(self, time_ns: int) -> float:
+        """Return the distance at a time on the line through the ends, by medians."""
+        half = len(self.time_ns) // 2
+        age = (self.time_ns - time_ns).astype(np.float64)
+        run = np.maximum(age[half : 2 * half] - age[:half], 1.0)
+        slope = np.median((self.distance_ns[half : 2 * half] - self.distance_ns[:half]) / run)
+        return float(np.median(self.distance_ns - slope * age))
+
+
+def num_refused(ties: Ties, lines: Lines) -> Integers:
+    """Return (domain,) how many ends of collectives were not believed."""
+    refused = np.flatnonzero(lines.weights[: ties.num_collective] == 0)
+    domain = ties.domain[ties.anchors.rank[refused]]
+    return np.bincount(domain, minlength=ties.num_domains).astype(np.int64)
+
+
+def find_step(suspects: Sequence[Suspect]) -> ClockStep | None:
+    """Find the largest jump among the clocks whose ends are refused in numbers."""
+    found = [step for each in suspects for step in _steps(each)]
+    return max(found, key=lambda step: abs(step.jump_ns), default=None)
+
+
+def unmended_ns(suspects: Sequence[Suspect], num_domains: int) -> Floats:
+    """Return (domain,) what error bars must hold at least: how far refused ends lie, 0 where
+    none count.
+
+    A clock is at fault where ends of every class that it has in numbers are refused.
+    """
+    error = np.zeros(num_domains)
+    for each in suspects:
+        count = np.bincount(each.label)
+        many = count >= _NEAR_ENDS
+        shares = np.bincount(each.label, each.refused)[many] / count[many]
+        longer = np.median(each.length_ns[each.refused]) - np.median(each.length_ns[~each.refused])
+        late = np.median(each.distance_ns[each.refused])
+        if len(shares) and (shares > _FAULTY_SHARE).all() and not 0 < late < 2 * longer:
+            low, high = np.quantile(each.distance_ns, [1 - _CERTAIN_QUANTILE, _CERTAIN_QUANTILE])
+            error[each.domain] = high - low
+    return error
+
+
+def suspicious(ties: Ties, lines: Lines, refused: Integers) -> tuple[Suspect, ...]:
+    """Return domains with many refused ends, by `num_refused`; ends that no other domain shares say
+    nothing."""
+    return tuple(_suspects(ties, lines, refused))
+
+
+def _suspects(ties: Ties, lines: Lines, refused: Integers) -> Iterator[Suspect]:
+    if ties.num_domains < 2 or not (refused >= _SUSPICIOUS_SHARE * _FEWEST_ENDS).any():
+        return
+    anchors, num_ends = ties.anchors, ties.num_collective
+    domain, event = ties.domain[anchors.rank[:num_ends]], anchors.event[:num_ends]
+    starts = group_starts(event)
+    mixed = np.minimum.reduceat(domain, starts) != np.maximum.reduceat(domain, starts)
+    shared = np.repeat(mixed, group_lengths(starts, num_ends))
+    num_shared = np.bincount(domain[shared], minlength=ties.num_domains)
+    enough = (num_shared >= _FEWEST_ENDS) & (refused > _SUSPICIOUS_SHARE * num_shared)
+    enough &= refused < num_shared
+    for each in np.flatnonzero(enough).tolist():
+        rows = np.flatnonzero(shared & (domain == each))
+        rows = rows[np.argsort(anchors.end_ns[rows], kind="stable")]
+        yield Suspect(
+            domain=each,
+            label=anchors.label[rows],
+            time_ns=anchors.end_ns[rows],
+            length_ns=anchors.end_ns[rows] - ties.start_ns[rows],
+            distance_ns=_level(anchors.end_ns[rows], _distances(ties, lines, rows)),
+            refused=lines.weights[rows] == 0,
+        )
+
+
+def _distances(ties: Ties, lines: Lines, rows: Integers) -> Floats:
+    """Return how far a domain's ends (row,) lie from the mean of the others of their events."""
+    anchors = ties.anchors
+    domain = ties.domain[anchors.rank]
+    others = np.flatnonzero(domain[: ties.num_collective] != domain[rows[0]])
+    event = anchors.event[others]
+    count = np.bincount(event, minlength=anchors.num_events)
+    common = lines.common(domain[others], anchors.end_ns[others])
+    mean = np.bincount(event, common, anchors.num_events) / np.maximum(count, 1)
+    own = lines.common(domain[rows], anchors.end_ns[rows])
+    return np.asarray(own - mean[anchors.event[rows]])
+
+
+def _level(time_ns: Integers, distance_ns: Floats) -> Floats:
+    """Return the distances without the slope that nearly all neighbours share.
+
+    The fitted line of a clock that jumps may be anything, for nearly all of its ends are refused.
+    """
+    run = np.maximum(time_ns[_NEAR_ENDS:] - time_ns[:-_NEAR_ENDS], 1)
+    slope = np.median((distance_ns[_NEAR_ENDS:] - distance_ns[:-_NEAR_ENDS]) / run)
+    level: Floats = distance_ns - slope * (time_ns - time_ns[0]).astype(np.float64)
+    return level - np.median(level)
+
+
+def _steps(suspect: Suspect) -> Iterator[ClockStep]:
+    """Yield the largest jump of one clock, where it stands out from how its ends scatter."""
+    windows = np.lib.stride_tricks.sliding_window_view(suspect.distance_ns, _NEAR_ENDS)
+    medians = np.median(windows, axis=1)
+    place = int(np.argmax(np.abs(medians[_NEAR_ENDS:] - medians[:-_NEAR_ENDS])))
+    first = place + _NEAR_ENDS  # the first end after the moment
+    low, high = max(first - _LINE_ENDS, 0), first + _LINE_ENDS
+    before, after = suspect.at(low, first), suspect.at(first, high)
+    gap_ns = int(after.time_ns[0] - before.time_ns[-1])
+    at_ns = int(before.time_ns[-1]) + gap_ns // 2
+    jump = after.line_at(at_ns) - before.line_at(at_ns)
+    scatter = float(np.median(np.abs(np.diff(suspect.at(low, high).distance_ns))))
+    longer = float(np.median(after.length_ns) - np.median(before.length_ns))
+    if abs(jump) > max(_NOISE_MULTIPLE * scatter, _SMALLEST_NS) and not 0 < jump < 2 * longer:
+        yield ClockStep(domain=suspect.domain, at_ns=at_ns, jump_ns=round(jump))

@@ -1,0 +1,196 @@
+"""Generating text: this project's engine beside Hugging Face's `generate` and Megatron-Core's own.
+
+    python -m benchmarks.generation [--device cpu|gpu] [--size small|large] [-o RESULT.md]
+
+A model of the Llama family with random weights is written as a Hugging Face folder. Three workers,
+each a process of its own, read it and generate greedily for batches of 1, 8 and 32 prompts:
+
+- this project's engine, as `training.serve` runs it;
+- `transformers`, `model.generate` with its default cache and attention;
+- Megatron-Core's static engine, as its text generation server runs it.
+
+Each worker first generates once per batch without being timed. Then the workers take turns, so that
+a machine that others use disturbs all alike; the median over the rounds is reported. A first token
+takes as long as a whole generation of one token, a next one the rest of a long generation divided
+by its tokens. All three must give the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.jobs import environment_line, publish
+
+WORKERS = ("ours", "transformers", "megatron-core")
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model and what it generates."""
+
+    config: dict[str, int]
+    num_prompt_tokens: int
+    num_new_tokens: int
+    num_rounds: int
+
+
+SIZES = {
+    "small": Size(
+        config={
+            "hidden_size": 384,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "vocab_size": 8000,
+            "max_position_embeddings": 512,
+        },
+        num_prompt_tokens=64,
+        num_new_tokens=33,
+        num_rounds=5,
+    ),
+    "large": Size(
+        config={
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 2048,
+        },
+        num_prompt_tokens=512,
+        num_new_tokens=129,
+        num_rounds=5,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One batch of one worker in one round."""
+
+    first_token_s: float
+    total_s: float
+    tokens: list[list[int]]
+
+
+class Worker:
+    """A process that generates when it is told to."""
+
+    def __init__(self, name: str, folder: Path, device: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.generation_worker", name, str(folder), device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Timed:
+        """Generate `num_tokens` for each prompt, and before that one."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order = json.dumps({"prompts": prompts, "num_tokens": num_tokens})
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return Timed(**json.loads(line))
+        raise SystemExit(f"the worker {self.name} has ended; see what it wrote")
+
+    def close(self) -> None:
+        """Let the process end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> int:
+    """Measure and write the table; exit 1 when the workers disagree about the tokens."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--size", choices=tuple(SIZES), default="small")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--workers", nargs="+", choices=WORKERS, default=list(WORKERS))
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    size = SIZES[given.size]
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        make = [sys.executable, "-m", "benchmarks.generation_worker", "make", folder, given.device]
+        subprocess.run([*make, json.dumps(size.config)], check=True)
+        workers = [Worker(name, Path(folder), given.device) for name in given.workers]
+        for worker in workers:
+            stack.callback(worker.close)
+        rows, same = [], True
+        for batch in given.batches:
+            measured, agree = measure(workers, size, batch)
+            rows += measured
+            same = same and agree
+    publish(page(given.device, given.size, size, rows, same), given.output)
+    return 0 if same else 1
+
+
+def measure(workers: Sequence[Worker], size: Size, batch: int) -> tuple[list[str], bool]:
+    """Lines of the table for one batch size, and whether all gave the same tokens."""
+    vocabulary = size.config["vocab_size"]
+    prompts = [
+        [(row * 7919 + place * 104729 + 11) % vocabulary for place in range(size.num_prompt_tokens)]
+        for row in range(batch)
+    ]
+    for worker in workers:
+        worker.generate(prompts, size.num_new_tokens)
+    rounds = [
+        [worker.generate(prompts, size.num_new_tokens) for worker in workers]
+        for _ in range(size.num_rounds)
+    ]
+    lines = []
+    for worker, timed in zip(workers, zip(*rounds, strict=True), strict=True):
+        first = statistics.median(one.first_token_s for one in timed)
+        total = statistics.median(one.total_s for one in timed)
+        following = statistics.median(
+            (one.total_s - one.first_token_s) / (size.num_new_tokens - 1) for one in timed
+        )
+        lines.append(
+            f"| {batch} | {worker.name} | {1e3 * first:.1f} | {1e3 * following:.2f} "
+            f"| {batch * size.num_new_tokens / total:.0f} |"
+        )
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines, all(one.tokens == rounds[0][0].tokens for each in rounds for one in each)
+
+
+def page(device: str, name: str, size: Size, rows: Sequence[str], same: bool) -> str:
+    """The result as a page."""
+    config = size.config
+    agreement = "All gave the same tokens." if same else "They did NOT all give the same tokens."
+    return "\n".join(
+        [
+            f"# Generating text, {device.upper()}",
+            "",
+            environment_line(device),
+            "",
+            f"Model `{name}`: {config['num_hidden_layers']} layers of {config['hidden_size']}, "
+            f"{config['num_attention_heads']} heads, {config['num_key_value_heads']} groups, "
+            f"vocabulary {config['vocab_size']}, {'float32' if device == 'cpu' else 'bfloat16'}. "
+            f"Prompts of {size.num_prompt_tokens} tokens, {size.num_new_tokens} new ones, greedy; "
+            f"median of {size.num_rounds} rounds in turns. {agreement}",
+            "",
+            "| batch | engine | first token (ms) | each next token (ms) | tokens/s |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

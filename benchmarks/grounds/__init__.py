@@ -1,0 +1,1 @@
+"""Generate traces to judge the detector on, by people who have not read the detector."""

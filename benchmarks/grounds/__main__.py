@@ -1,0 +1,119 @@
+"""python -m benchmarks.grounds: judge the detector on ground that its authors have not made.
+
+Three generators of traced jobs, written from physics by people who have not read the detector:
+`kernels` (roofline costs), `original` (the original MegaScan's files) and `cluster` (hosts, NICs
+and loaders as shared resources). Development cases are judged by default; `--unseen` judges the
+third that is kept back until the detector is finished. Tables on stdout, one row a family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import orjson
+
+from benchmarks.grounds.ground import Case, Ground
+from benchmarks.grounds.outcome import Outcome, judge_case, table_of
+from megascan.errors import UsageError, report_errors
+
+GROUNDS = ("kernels", "original", "cluster")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grounds", description=__doc__)
+    parser.add_argument(
+        "--ground", choices=GROUNDS, action="append", help="only this one; repeatable"
+    )
+    parser.add_argument("--unseen", action="store_true", help="the third that was kept back")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case")
+    parser.add_argument("--only", metavar="TEXT", help="only cases whose family or name holds TEXT")
+    parser.add_argument("--baselines", action="store_true", help="judge by other tools' rules, too")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="append outcomes to FILE (JSON lines); go on from it",
+    )
+    parser.add_argument("--wrong", action="store_true", help="list every case that went wrong")
+    return parser
+
+
+def ground_named(name: str) -> Ground:
+    """Return the module of one ground."""
+    return cast(Ground, importlib.import_module(f"benchmarks.grounds.{name}"))
+
+
+def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases that the flags ask for, the same ones in every call."""
+    cases = [
+        case
+        for name in arguments.ground or GROUNDS
+        for case in ground_named(name).cases()
+        if case.unseen == arguments.unseen
+        and (not arguments.only or arguments.only in f"{case.family} {case.name}")
+    ]
+    if not cases:
+        raise UsageError("no case is left; see --only and --ground")
+    return cases[:: arguments.every]
+
+
+def run_case(case: Case, with_baselines: bool) -> Outcome:
+    """Write one case into a folder of its own, read it back and judge it."""
+    with tempfile.TemporaryDirectory() as folder:
+        planted = ground_named(case.ground).write(case, Path(folder))
+        return judge_case(case, planted, Path(folder), with_baselines=with_baselines)
+
+
+def outcomes_of(
+    cases: Sequence[Case], *, workers: int, with_baselines: bool, kept: Path | None
+) -> Iterator[Outcome]:
+    """Yield the outcomes of `cases`; what stands in `kept` already is not judged again."""
+    done = {}
+    if kept and kept.exists():
+        for line in kept.read_bytes().splitlines():
+            outcome = Outcome.from_json(orjson.loads(line))
+            done[outcome.ground, outcome.name] = outcome
+    left = [case for case in cases if (case.ground, case.name) not in done]
+    with ProcessPoolExecutor(workers) as pool:
+        fresh = pool.map(run_case, left, [with_baselines] * len(left))
+        for number, case in enumerate(cases, start=1):
+            outcome = done.get((case.ground, case.name)) or next(fresh)
+            if kept and (case.ground, case.name) not in done:
+                with kept.open("ab") as file:
+                    file.write(orjson.dumps(outcome.to_json()) + b"\n")
+            if sys.stderr.isatty():
+                print(f"\r{number} of {len(cases)} cases", end="", file=sys.stderr)
+            yield outcome
+
+
+def main() -> int:
+    """Judge and print the tables."""
+    arguments = _parser().parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    outcomes = list(
+        outcomes_of(
+            chosen_cases(arguments),
+            workers=arguments.workers,
+            with_baselines=arguments.baselines,
+            kept=arguments.keep,
+        )
+    )
+    if arguments.wrong:
+        for outcome in outcomes:
+            for line in outcome.complaints():
+                print(f"{outcome.ground} {outcome.name}: {line}")
+    print(table_of(outcomes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

@@ -1,0 +1,76 @@
+"""Declare what a ground is: a family of traced jobs with a known truth.
+
+A ground is written from the physics of training clusters and from the literature, by somebody who
+has read neither `detect` nor `megascan.simulate`; it writes ordinary files (rank files as
+docs/format.md describes them, or the original MegaScan's) and never imports the product beyond what
+a trainer would. Each ground is one module with two functions, `cases()` and `write(case,
+directory)`. A third of all cases, drawn by a hash of their names, is unseen: it is judged at the
+end, never looked at while the detector is changed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from zlib import crc32
+
+UNSEEN_SHARE = 3  # one case in so many is unseen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """State one cause that was planted into a job, and what it costs.
+
+    `kind` is the physics in one word (`gpu_clock`, `throttling`, `nvlink`, `nic`, `rail`,
+    `host_cpu`, `host_memory`, `loader`, `gc`, `heavy_stage`, `long_sequences`, `hot_expert`, ...).
+    `ranks` are all ranks that somebody may name without being wrong; a finding that names any other
+    is wrong. `cost_ratio` is the mean iteration time with the cause divided by the one without it,
+    both simulated from the same draws.
+    """
+
+    kind: str
+    cause: str  # compute, link, host, loader, gc, stage_imbalance, sequence_imbalance
+    owner: str  # node or job
+    ranks: tuple[int, ...]
+    host: str = ""  # where the unit at fault is a whole host
+    factor: float = 1.0  # how many times slower what it concerns becomes, while it lasts
+    first_iteration: int = 1
+    last_iteration: int = 0  # 0: to the end
+    share_of_time: float = 1.0  # below 1: bursts that cover this share of the time
+    cost_ratio: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Describe one traced job: where it comes from, what it is, what was planted."""
+
+    ground: str
+    name: str  # unique within the ground; holds the seed
+    family: str  # what tables group by: "gpu_clock", "healthy", "look_alike: hot expert"
+    num_ranks: int
+    seed: int
+    planted: tuple[Planted, ...] = ()
+
+    @property
+    def unseen(self) -> bool:
+        """Tell whether this case is kept back until the detector is finished."""
+        return crc32(f"{self.ground}/{self.name}".encode()) % UNSEEN_SHARE == 0
+
+    @property
+    def at_fault(self) -> frozenset[int]:
+        """Return the ranks that a finding with owner `node` may name, none in a healthy job."""
+        return frozenset(
+            rank for cause in self.planted if cause.owner == "node" for rank in cause.ranks
+        )
+
+
+class Ground(Protocol):
+    """What the module of one ground offers."""
+
+    def cases(self) -> Iterable[Case]:
+        """Yield all cases, the same ones in every process, without simulating any of them."""
+        ...
+
+    def write(self, case: Case, directory: Path) -> tuple[Planted, ...]:
+        """Write the files of `case` into `directory`; return what was planted, with its cost."""
+        ...

@@ -1,0 +1,208 @@
+"""Score one verdict against the truth of its ground, and add scores up by family.
+
+A finding whose owner is `node` is right when every rank that it names is at fault, and wrong when
+it names any other. A fault is found when a right finding names one of its ranks; it is *due* when
+it costs the job 5 % of an iteration or more (3 % for links), or makes computing 1.05 times slower
+and costs 1 %: nobody can be blamed for silence about a fault that costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from aggregate import build_timeline
+from benchmarks.detection.baselines import RULES, spans_of
+from benchmarks.grounds.ground import Case, Planted
+from detect import Finding, detect
+from megascan.errors import MegaScanError
+from megascan.header import Json
+from megascan.reader import read_trace
+
+DUE_COST = 1.05
+DUE_COST_OF_LINKS = 1.03
+DUE_SLOWDOWN, DUE_COST_OF_COMPUTE = 1.05, 1.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """Keep of a finding what it is scored by."""
+
+    ranks: tuple[int, ...]
+    cause: str
+    owner: str
+    slowdown: float
+    interval: tuple[float, float]
+    first_iteration: int
+    cost_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the detector said of one case, beside the truth."""
+
+    ground: str
+    name: str
+    family: str
+    num_ranks: int
+    verdict: str
+    planted: tuple[Planted, ...]
+    findings: tuple[Named, ...]
+    power: float | None = None
+    error: str = ""
+    baselines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def at_fault(self) -> frozenset[int]:
+        """Return the ranks that may be named."""
+        return frozenset(r for one in self.planted if one.owner == "node" for r in one.ranks)
+
+    @property
+    def wrong(self) -> tuple[Named, ...]:
+        """Return the findings that blame a node which is not at fault."""
+        return tuple(
+            one for one in self.findings if one.owner == "node" and set(one.ranks) - self.at_fault
+        )
+
+    @property
+    def due(self) -> tuple[Planted, ...]:
+        """Return the faults of hardware that cost enough to be missed."""
+        return tuple(one for one in self.planted if one.owner == "node" and is_due(one))
+
+    def finding_of(self, planted: Planted) -> Named | None:
+        """Return the right finding of a planted fault, the one of its own cause first."""
+        right = [
+            one
+            for one in self.findings
+            # a collector pauses for what its process allocates: named, and the job's
+            if (one.owner == "node" or one.cause == planted.cause == "gc")
+            and set(one.ranks) & set(planted.ranks)
+            and not set(one.ranks) - self.at_fault
+        ]
+        return next((one for one in right if one.cause == planted.cause), next(iter(right), None))
+
+    def complaints(self) -> list[str]:
+        """Say what went wrong, a line each: errors, wrong names, due faults that were missed."""
+        lines = [self.error] if self.error else []
+        lines += [
+            f"WRONG {one.cause} {list(one.ranks)} {one.slowdown:.2f}x, at fault "
+            f"{sorted(self.at_fault)} ({self.family})"
+            for one in self.wrong
+        ]
+        lines += [
+            f"MISSED {one.kind} {list(one.ranks)} {one.factor:.2f}x cost {one.cost_ratio:.3f}, "
+            f"verdict {self.verdict} {[(n.owner, n.cause, list(n.ranks)) for n in self.findings]}"
+            for one in self.due
+            if self.finding_of(one) is None
+        ]
+        return lines
+
+    def to_json(self) -> dict[str, object]:
+        """Return the outcome as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Json]) -> Outcome:
+        """Return the outcome that `to_json` wrote down."""
+        values = dict(record)
+        values["planted"] = tuple(
+            Planted(**{**one, "ranks": tuple(one["ranks"])}) for one in record["planted"]
+        )
+        values["findings"] = tuple(
+            Named(**{**one, "ranks": tuple(one["ranks"]), "interval": tuple(one["interval"])})
+            for one in record["findings"]
+        )
+        values["baselines"] = {k: tuple(v) for k, v in record["baselines"].items()}
+        return cls(**values)
+
+
+def is_due(planted: Planted) -> bool:
+    """Tell whether a fault costs enough that silence about it is a miss."""
+    if planted.cause == "link":
+        return planted.cost_ratio >= DUE_COST_OF_LINKS
+    if planted.cause == "compute" and planted.factor >= DUE_SLOWDOWN:
+        return planted.cost_ratio >= DUE_COST_OF_COMPUTE
+    return planted.cost_ratio >= DUE_COST
+
+
+def judge_case(
+    case: Case, planted: tuple[Planted, ...], folder: Path, *, with_baselines: bool
+) -> Outcome:
+    """Read the traced files in `folder` as the commands do, judge them, and keep what was said."""
+    verdict, findings, power, error, named = "", (), None, "", {}
+    try:
+        timeline = build_timeline(read_trace(folder))
+        report = detect(timeline)
+        verdict, power = report.verdict.value, report.minimum_detectable.get("compute")
+        findings = tuple(_kept(one) for one in report.findings)
+        if with_baselines:
+            spans = spans_of(timeline)
+            named = {k: tuple(sorted(rule(spans, timeline))) for k, rule in RULES.items()}
+    except MegaScanError as problem:
+        error = f"refused: {problem}"
+    except Exception as problem:  # a crash is a result of the benchmark
+        error = f"crashed: {type(problem).__name__}: {problem}"
+    return Outcome(
+        ground=case.ground,
+        name=case.name,
+        family=case.family,
+        num_ranks=case.num_ranks,
+        verdict=verdict,
+        planted=planted,
+        findings=findings,
+        power=power,
+        error=error,
+        baselines=named,
+    )
+
+
+def _kept(finding: Finding) -> Named:
+    interval = finding.slowdown_interval
+    return Named(
+        ranks=tuple(finding.ranks),
+        cause=finding.cause.value,
+        owner=finding.owner.value,
+        slowdown=float(finding.slowdown),
+        interval=(float(interval[0]), float(interval[1])),
+        first_iteration=int(finding.first_iteration),
+        cost_ratio=float(finding.step_time_cost_ratio),
+    )
+
+
+def table_of(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row a ground and family: due faults, found, right cause, wrong names."""
+    rows = [
+        "| ground | family | jobs | due | found | right cause | found, not blamed | wrong name |"
+    ]
+    rows.append("|---|---|---|---|---|---|---|---|")
+    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.ground, outcome.family].append(outcome)
+        groups[outcome.ground, "all"].append(outcome)
+    for (ground, family), group in sorted(groups.items()):
+        rows.append(f"| {ground} | {family} | {_cells(group)} |")
+    rows.append(f"| all | all | {_cells(outcomes)} |")
+    healthy = [one for one in outcomes if not one.at_fault]
+    wrong = sum(bool(one.wrong) for one in healthy)
+    rows.append("")
+    rows.append(
+        f"{wrong} of {len(healthy)} jobs without a fault of hardware got a name; "
+        f"{sum(bool(one.error) for one in outcomes)} of {len(outcomes)} could not be judged."
+    )
+    return "\n".join(rows)
+
+
+def _cells(group: Sequence[Outcome]) -> str:
+    due = [(one, fault) for one in group for fault in one.due]
+    found = [(fault, one.finding_of(fault)) for one, fault in due]
+    right = sum(named is not None and named.cause == fault.cause for fault, named in found)
+    unnamed = sum(
+        one.finding_of(fault) is None
+        and any(set(named.ranks) & set(fault.ranks) for named in one.findings)
+        for one, fault in due
+    )
+    num_found = sum(named is not None for _, named in found)
+    wrong = sum(bool(one.wrong) for one in group)
+    return f"{len(group)} | {len(due)} | {num_found} | {right} | {unnamed} | {wrong}"

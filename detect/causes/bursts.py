@@ -1,0 +1,235 @@
+"""Find ranks that lose time now and then: pauses too rare, or too short, for a level.
+
+Problem: a rank that stands still for 100 ms in every fourth iteration is no slower than its peers
+in the median iteration, and a host under memory pressure stalls whenever it likes. Levels and
+stretches see neither.
+
+Idea: count. An iteration is a hit of a row when it loses more than a margin over its peers, in all
+kinds of lost time together (collector, host, loader). Healthy rows have hits, too, at a rate that
+the other rows show. So many hits in so many iterations must be improbable at that rate:
+
+    p = P(BetaBinomial(iterations; hits of the others + 1/2, their misses + 1/2) >= hits)
+
+and what they cost on the mean must reach the floor. The cause is the kind that most of the time was
+lost to. A row with hits in nearly all iterations is slow for good: other searches judge that. Then
+the same is asked of the mean over the passes of an iteration: their median does not see a device
+that is throttled during a fifth of them, their mean does.
+
+Example: 16 ranks, 10 iterations. Rank 5 loses more than 2 % of an iteration in 4 of 10, the others
+in none of 150: p = 2.2e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.starvation import HOST_ADVICE
+from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.persistence import Course
+from detect.stats.residuals import compare_within, deviations, peer_groups
+from detect.text import counted, milliseconds, percent, place, ranks_of
+from detect.thresholds import BURSTS, SEARCH
+from megascan.arrays import Flags, Floats, Integers
+
+LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
+WORDS = {
+    Cause.COMPUTE: "computes slowly",
+    Cause.GC: "stands still for garbage collection",
+    Cause.HOST: "is held up by its host",
+    Cause.LOADER: "waits for its data loader",
+}
+ADVICE = {
+    Cause.COMPUTE: (
+        "read that GPU's clock and throttle reasons while the job runs: nvidia-smi -i GPU -q -d "
+        "CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS",
+    ),
+    Cause.GC: ("collect on all ranks at the same iterations (gc.disable(), then gc.collect())",),
+    Cause.HOST: (
+        "read that host's memory pressure and swapping (vmstat 1, /proc/pressure/memory)",
+        *HOST_ADVICE,
+    ),
+    Cause.LOADER: ("time the data loader alone on that host; read its disk latency (iostat -x 1)",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Burst:
+    """A row that loses time in some iterations."""
+
+    row: int
+    hits: Flags
+    """(iteration,)"""
+    excess: Floats
+    """(iteration,): over the peers as a share of what is compared; 0 outside hits."""
+    q_value: float
+    others: Flags
+    """(row,): with whom it was compared."""
+    other_hits: int
+
+
+def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list[_Burst]:
+    """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
+
+    `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
+    a row must exceed the others by `least_share` on the mean.
+    """
+    num_rows, num_iterations = value.shape
+    if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
+        return []
+    excess = np.nan_to_num(value - robust.median(value[~known], axis=0))
+    usual = float(np.nan_to_num(robust.spread(excess[~known])))
+    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    lost = np.where(hits, excess, 0.0)
+    found: list[_Burst] = []
+    excluded = known.copy()
+    for row in np.argsort(-lost.mean(axis=1)).tolist():
+        num_hits = int(hits[row].sum())
+        is_burst = BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations
+        if excluded[row] or not is_burst or lost[row].mean() < least_share:
+            continue
+        others = ~excluded
+        others[row] = False
+        other_hits, num_others = int(hits[others].sum()), int(others.sum()) * num_iterations
+        q_value = _chance(num_hits, num_iterations, other_hits, num_others)
+        q_value *= num_rows / (len(found) + 1)
+        if q_value <= rate:
+            excluded[row] = True
+            found.append(
+                _Burst(
+                    row=row, hits=hits[row], excess=lost[row], q_value=min(1.0, q_value),
+                    others=others, other_hits=other_hits,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
+    """Return the probability of so many hits and more, at a rate that the others show.
+
+    Their rate is itself known only through `num_others` iterations: the law is beta-binomial, with
+    Jeffreys' prior. Example: 5 hits in 20 iterations, where the others have 1 in 60, happen by
+    chance once in 630 times; were the rate known to be 1/41, once in 9,800 times.
+    """
+    hits = other_hits + BURSTS.prior_hits
+    misses = num_others - other_hits + BURSTS.prior_hits
+    counts = np.arange(num_hits, num_iterations + 1)
+    log_ways = -special.betaln(counts + 1, num_iterations - counts + 1) - np.log(num_iterations + 1)
+    log_odds = special.betaln(counts + hits, num_iterations - counts + misses)
+    return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
+
+
+def _lost_share(seen: Observations) -> Floats:
+    """Time lost to collector, loader and host over the iteration's, (row, iteration)."""
+    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in LOST], axis=0)
+    return np.asarray(lost / float(np.median(seen.iteration_ns)))
+
+
+def _compute_excess(seen: Observations) -> Floats:
+    """Mean of each row's passes over its peers' minus 1, (row, iteration).
+
+    A row that is quicker than its peers for good is measured against itself.
+    """
+    groups = peer_groups(seen.work, seen.members)
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    if min(len(rows) for rows in groups) < 2:
+        return np.full((len(seen.members), len(seen.iterations)), np.nan)
+    value = compare_within(_averaged(seen.work, groups), seen.members, groups, nobody).value
+    return np.asarray(np.expm1(value - robust.centre(value)[:, None].clip(max=0.0)))
+
+
+def _averaged(work: Work, groups: list[Integers]) -> Work:
+    """Put the mean of each phase's passes, over their group's, in place of the passes."""
+    ratio = np.exp(deviations(work, groups, np.zeros(len(work.log_ns), dtype=bool)))
+    phases = (FORWARD, BACKWARD)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = [np.log(robust.mean(ratio[:, :, work.phase == one], axis=2)) for one in phases]
+    return Work(
+        log_ns=np.stack(mean, axis=2),
+        phase=np.array(phases, dtype=np.int64),
+        microbatch=np.zeros(len(phases), dtype=np.int64),
+    )
+
+
+def _main_cause(lost_ns: Mapping[Cause, Floats], burst: _Burst) -> Cause:
+    """Return what most of the time was lost to, above the others."""
+
+    def total(cause: Cause) -> float:
+        time_ns = np.nan_to_num(lost_ns[cause])
+        over = time_ns[burst.row] - robust.median(time_ns[burst.others], axis=0)
+        return float(np.maximum(over, 0.0)[burst.hits].sum())
+
+    return max((cause for cause in LOST if cause in lost_ns), key=total)
+
+
+def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
+    members, row = seen.members, burst.row
+    num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
+    if cause == Cause.COMPUTE:
+        excess_ns = np.nan_to_num(seen.busy_ns[row]) * burst.excess / (1.0 + burst.excess)
+        saved_ns = saved_by_compute(seen, row, excess_ns)
+    else:
+        excess_ns = saved_ns = burst.excess * float(np.median(seen.iteration_ns))
+    share = float(burst.excess.mean())
+    slots = np.flatnonzero(burst.hits)
+    reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
+    course = Course(
+        active=burst.hits,
+        effect=share,
+        standard_error=share / float(np.sqrt(num_hits)),
+        share=num_hits / float(slots[-1] - slots[0] + 1),
+        episodes=tuple((int(slot), int(slot)) for slot in slots),
+    )
+    what = "its passes" if cause == Cause.COMPUTE else "the window"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=cause,
+            owner=Owner.JOB if cause == Cause.GC else Owner.NODE,
+            slowdown=1.0 + share,
+            interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
+            course=course,
+            q_value=burst.q_value,
+            num_peers=int(burst.others.sum()),
+            saved_ns=saved_ns,
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=f"{WORDS[cause]} in {num_hits} of {num_iterations} iterations, "
+            f"{milliseconds(float(excess_ns[burst.hits].mean()))} each on the mean,",
+            evidence=(
+                f"that is {percent(1 + share)[:-2]} % of {what}; of "
+                f"{counted(int(burst.others.sum()) * num_iterations, 'iteration')} of the other "
+                f"ranks {burst.other_hits} lost as much",
+            ),
+            advice=ADVICE[cause],
+        ),
+    )
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    """Count on GPUs only: on CPUs, processes take time from each other in bursts all the while."""
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
+        return Answer()
+    known = inquiry.slow | inquiry.named
+    pauses = bursts(_lost_share(seen), known, rate, BURSTS.least_share) if seen.lost_ns else []
+    known = known.copy()
+    known[[one.row for one in pauses]] = True
+    throttled = bursts(_compute_excess(seen), known, rate, inquiry.settings.min_slowdown - 1.0)
+    return Answer(
+        findings=(
+            *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in pauses),
+            *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
+        )
+    )
+
+
+BURST = CauseSpec(cause=Cause.HOST, search=_search)

@@ -1,0 +1,86 @@
+"""Tell a slow device from long data, hidden waiting and hot experts.
+
+Problem: a rank's passes are longer than its peers'. Its device may be slow; or its data are longer
+(a replica that always gets the longer documents, an expert that everybody wants); or it waits
+inside its passes for a mate whose communication is not in the trace.
+
+Idea: the optimizer step touches the same parameters whatever the data were, and waits for nobody.
+A device that computes slowly is slower there, too, if less (it is bound by memory, which a lower
+clock hardly touches). So:
+
+* passes and optimizer slower: the device;
+* passes slower, optimizer not, and all ranks that share the data or the hidden communication are
+  slow alike: not shown to be the device, and undecided;
+* passes slower, optimizer not, but other ranks on the same data are not slow: the device.
+
+Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
+ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
+Undecided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.observe.observations import Members, Observations
+from detect.stats import robust
+from detect.thresholds import DEVICE
+from megascan.arrays import Flags, Floats, Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowness:
+    """How slow the passes of all rows are, and which rows were found slow."""
+
+    effects: Floats
+    """(row,): log slowdown."""
+    slow: Flags
+    """(row,)"""
+
+
+def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> str | None:
+    """Return why the slowness of `row` is not shown to be its device's, None where it is.
+
+    `optimizer` (row, iteration) is the optimizer step's log time minus that of its peers, in the
+    iterations in which the row is slow.
+    """
+    level, error = _optimizer_level(optimizer, passes.slow)
+    effect = float(passes.effects[row])
+    if level[row] >= max(DEVICE.optimizer_share * effect, DEVICE.sure_sigmas * error):
+        return None
+    alike = _on_the_same_data(seen.members, row)
+    if float(np.mean(passes.effects[alike] >= 0.5 * effect)) < DEVICE.alike_share:
+        return None
+    words = "its optimizer step, which no data can lengthen, was not recorded"
+    if np.isfinite(level[row]):
+        words = (
+            "its optimizer step, which no data can lengthen, takes "
+            f"{np.exp(level[row]):.2f}x the time of its peers'"
+        )
+    if seen.members.layout.ep > 1:
+        return f"{words}: tokens routed to its experts may be the reason as well as the device"
+    if len(alike) > 1 and len(np.unique(seen.members.stage[alike])) == 1:
+        return (
+            f"{words}, and all ranks of its TP group are slow alike: waiting for a mate that the "
+            "trace does not show, or their data, may be the reason as well as a device"
+        )
+    return f"{words}: longer data may be the reason as well as the device"
+
+
+def _optimizer_level(residual: Floats, slow: Flags) -> tuple[Floats, float]:
+    """Return each row's level, NaN where it has none, and its error; slow rows set no scale."""
+    level = robust.centre(residual)
+    others = level[~slow & np.isfinite(level)]
+    error = float(np.sqrt(np.mean(others**2))) if len(others) > 1 else 0.0
+    return level, max(error, DEVICE.optimizer_error_log)
+
+
+def _on_the_same_data(members: Members, row: int) -> Integers:
+    """Rows that long data, or hidden waiting in the TP group, would slow as well as this one."""
+    if members.layout.ep > 1:
+        return np.array([row])
+    mates = members.replica == members.replica[row]
+    of_stage = mates & (members.stage == members.stage[row])
+    return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)

@@ -1,0 +1,199 @@
+"""A claim of a search as a finding: place, time, cost, headline, advice.
+
+The first estimate of what a finding costs the step needs the trace alone:
+
+    saved(t)  = max(0, max over all ranks B(t) − max over all ranks B'(t))
+    cost      = mean iteration time / (mean iteration time − mean saved)
+
+with B the compute of a rank in iteration t and B' what it would be at the peers' speed: the step
+shrinks by what the suspect is above the next busiest rank. Example: 100 ms of compute against 80 ms
+of its peers in a step of 110 ms saves 20 ms: cost 110 / 90 = 1.22.
+
+Limits: a pipeline's order of operations is not replayed, so two slow ranks that hide behind each
+other look cheaper than they are, and excess that lands in a bubble dearer. Where the dependency
+graph can be replayed (`detect.costs`), that answer is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats.persistence import Course
+from detect.text import confidence, percent
+from detect.thresholds import COSTS
+from megascan.arrays import Flags, Floats, Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A finding before place, time and cost are put in.
+
+    `subject` and `predicate` make the headline: "rank 5 (…)" "computes 1.31x slower than its 3
+    peers". `rows` are the ranks' rows in the observations; `saved_ns` (iteration,) is the gain of
+    each iteration without it.
+    """
+
+    ranks: tuple[int, ...]
+    rows: tuple[int, ...]
+    cause: Cause
+    owner: Owner
+    slowdown: float
+    interval: tuple[float, float]
+    course: Course | None
+    """When it holds; None is the whole window."""
+    q_value: float
+    num_peers: int
+    saved_ns: Floats
+    subject: str
+    predicate: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+    """What to do, in the order in which it is worth doing."""
+    is_replayed: bool = True
+    """Whether its cost can be had by bringing the ranks to their peers' times."""
+    is_bound: bool = False
+    """Whether the true slowdown may be larger."""
+
+
+@dataclass(frozen=True)
+class When:
+    """First and last iteration, episodes, and whether the trace shows the beginning."""
+
+    first: int
+    last: int
+    share: float
+    episodes: tuple[tuple[int, int], ...]
+    begins: bool
+    ends: bool
+
+    @property
+    def words(self) -> str:
+        """Return the ending of a headline: "since iteration 45"."""
+        if len(self.episodes) > 1:
+            return f"on and off between iterations {self.first} and {self.last}"
+        if self.begins and self.ends:
+            return f"in iterations {self.first} to {self.last}"
+        if self.begins:
+            return f"since iteration {self.first}"
+        if self.ends:
+            return f"until iteration {self.last}"
+        return f"in all traced iterations ({self.first} to {self.last})"
+
+
+def when(course: Course | None, iterations: Integers) -> When:
+    """Return the iterations of a course, whose episodes count slots; None is the whole window."""
+    last_slot = len(iterations) - 1
+    episodes = course.episodes if course is not None else ((0, last_slot),)
+    first, last = episodes[0][0], episodes[-1][1]
+    return When(
+        first=int(iterations[first]),
+        last=int(iterations[last]),
+        share=1.0 if course is None else course.share,
+        episodes=tuple((int(iterations[one]), int(iterations[end])) for one, end in episodes),
+        begins=first > 0,
+        ends=last < last_slot,
+    )
+
+
+def saved_by_compute(seen: Observations, row: int, excess_ns: Floats) -> Floats:
+    """Return the iteration time saved, (iteration,), if a row computed `excess_ns` less."""
+    busy = np.nan_to_num(seen.busy_ns)
+    better = busy.copy()
+    better[_waiting_with(seen, row)] -= excess_ns
+    return np.asarray(np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0))
+
+
+def _waiting_with(seen: Observations, row: int) -> Flags:
+    """Flag the row, and where waiting hides in compute spans its TP group, which waits with it."""
+    mine: Flags = np.arange(len(seen.members)) == row
+    if not seen.entangled_phases:
+        return mine
+    members = seen.members
+    same = members.replica == members.replica[row]
+    return np.asarray(same & (members.stage == members.stage[row]))
+
+
+def cost_ratio(iteration_ns: Floats, saved_ns: Floats) -> float:
+    """Return iteration time now over iteration time without the finding; 1 if it costs nothing."""
+    total = float(np.mean(iteration_ns))
+    if total <= 0:
+        return 1.0
+    saved = min(max(float(np.mean(saved_ns)), 0.0), COSTS.max_saved_share * total)
+    return total / (total - saved)
+
+
+def build_finding(seen: Observations, claim: Claim) -> Finding:
+    """Return the finding of a claim."""
+    timing = when(claim.course, seen.iterations)
+    replayed = None
+    if seen.costs and claim.is_replayed:
+        replayed = seen.costs.ratio(claim.ranks, links=claim.cause == Cause.LINK)
+    cost = cost_ratio(seen.iteration_ns, claim.saved_ns) if replayed is None else replayed
+    advice = list(claim.advice)
+    if claim.ranks and seen.members.device_kind:  # an op table has no timeline to look at
+        spot = f"{claim.ranks[0]}:{timing.episodes[0][0]}"
+        advice.append(f"look at the spot: megascan view FILE --at {spot}")
+    devices = {
+        f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
+    }
+    return Finding(
+        ranks=claim.ranks,
+        cause=claim.cause,
+        owner=claim.owner,
+        slowdown=claim.slowdown,
+        slowdown_interval=claim.interval,
+        first_iteration=timing.first,
+        last_iteration=timing.last,
+        share_of_iterations=timing.share,
+        q_value=claim.q_value,
+        step_time_cost_ratio=cost,
+        headline=f"{claim.subject} {claim.predicate} {timing.words}; {_gain(cost)}; "
+        f"confidence {confidence(claim.q_value)}",
+        evidence=claim.evidence,
+        next_steps=tuple(advice),
+        coordinates=_shared_place(seen, claim.rows),
+        host=", ".join(sorted({seen.members.hosts[row] for row in claim.rows})),
+        device=", ".join(sorted(devices)),
+        num_peers=claim.num_peers,
+        onset_in_trace=timing.begins,
+        episodes=timing.episodes,
+        cost_is_replayed=replayed is not None,
+        slowdown_is_bound=claim.is_bound,
+    )
+
+
+def _gain(cost: float) -> str:
+    if cost < COSTS.next_to_nothing_ratio:
+        return "it hides in time that others spend anyway and costs the step next to nothing"
+    faster = (
+        f"{cost:.1f}x as fast" if cost >= COSTS.as_fast_ratio else f"about {percent(cost)} faster"
+    )
+    return f"without it the job would be {faster}"
+
+
+def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
+    """Return the coordinates that all rows have in common."""
+    places = [seen.members.coordinates(row) for row in rows]
+    if not places:
+        return {}
+    return {
+        axis: value
+        for axis, value in places[0].items()
+        if all(place[axis] == value for place in places)
+    }
+
+
+def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """Return what to do about a slow connection of these ranks."""
+    has_gpu = seen.members.device_kind != "cpu"
+    test = "all_reduce_perf (nccl-tests)" if has_gpu else "iperf3"
+    where = "between these two hosts" if len(ranks) == 2 else "from that host to two others"
+    return (
+        f"run {test} {where} and between two hosts that are fine",
+        "read the ports' error and congestion counters (ethtool -S, ibstat, perfquery)"
+        + ("; nvidia-smi nvlink -e on that host" if has_gpu else ""),
+    )

@@ -1,0 +1,319 @@
+"""Find hosts that are slow as a whole, and name them as one.
+
+Problem: a host that is starved, hot or busy slows all its ranks by a little. Each rank alone may
+stay below what its noise allows to be named; eight findings for one host are seven too many; and
+where a host *is* a pipeline stage or a replica, none of its ranks has a peer on another host.
+
+Idea: pool the ranks of a host, and compare them as a sample with the ranks of the other hosts that
+do the same work, in one channel after the other:
+
+    compute      own time of passes                       log ratio to the others
+    optimizer    time of the optimizer step               log ratio
+    host         time lost between and inside operations  share of the iteration
+    loader       time lost to loading                     share of the iteration
+
+    t = (mean of the host's ranks - mean of the others) / (s · sqrt(1/k + 1/n))
+
+with s the spread of the n other ranks (that of whole hosts where it is larger), n - 1 degrees of
+freedom. A host is named when its ranks are slower by at least half of the mean (most of them in
+computing, all in lost time), the effect reaches its floor and q stays below the false-discovery
+rate. The floor of lost time is higher where stages are compared with each other, or where another
+rank is named, whose slowness others may be waiting for.
+
+What the data could also have done is never blamed on a host: where the host holds whole replicas or
+whole stages, slower passes count only if the optimizer, which no data and no partition of the
+microbatches lengthens, is slower as well.
+
+Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
+on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.finding import Claim, build_finding
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.starvation import HOST_ADVICE
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.residuals import deviations, stage_groups
+from detect.text import counted, milliseconds, times
+from detect.thresholds import HOSTS, SEARCH
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
+
+COMPUTE, OPTIMIZER = "compute", "optimizer"
+LOST = {"host": Cause.HOST, "loader": Cause.LOADER}
+DEVICE_ADVICE = (
+    "read the clocks, throttle reasons and temperatures of all GPUs of that host (nvidia-smi -q -d "
+    "CLOCK,PERFORMANCE,TEMPERATURE,POWER), its power supplies and its fans",
+    "measure the host with the job away: python scripts/healthcheck.py --sweep",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowHost:
+    """A host whose ranks are slow together."""
+
+    rows: Integers
+    cause: Cause
+    test: _Test
+    q_value: float
+    excess_ns: Floats
+    """(iteration,): lost on the slowest of its ranks."""
+    tests: Mapping[str, _Test]
+    """By channel, the others among them, for the evidence."""
+    num_peers: int
+
+
+@dataclass(frozen=True)
+class _Test:
+    effect: float
+    """Log ratio of compute and optimizer, or share of the iteration that is lost."""
+    error: float
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """The ranks of one host, and those of other hosts that it is compared with."""
+
+    seen: Observations
+    own: Flags
+    control: Flags
+
+    def lacks_peers(self, rows: Flags) -> bool:
+        """Return whether some stage of these rows has no row to compare with."""
+        stage = self.seen.members.stage
+        return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
+
+    def holds_whole_units(self) -> bool:
+        """Return whether the host's ranks are all of some replicas, or of some stages."""
+        members = self.seen.members
+        return any(
+            len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
+            for unit in (members.replica, members.stage)
+        )
+
+
+def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
+    """Return the hosts that are slow as a whole, the clearest first."""
+    hosts = np.array(inquiry.seen.members.hosts)
+    names = [one for one in np.unique(hosts) if int((hosts == one).sum()) >= HOSTS.min_ranks]
+    if len(np.unique(hosts)) < 2:
+        return []
+    found: list[SlowHost] = []
+    excluded = np.zeros(len(hosts), dtype=bool)
+    for _ in names:
+        left = [hosts == name for name in names if not excluded[hosts == name].any()]
+        sides = [
+            _Sides(seen=inquiry.seen, own=own, control=~own & ~excluded)
+            for own in left
+            if int((~own & ~excluded).sum()) >= HOSTS.min_control
+        ]
+        judged = [_judge(inquiry, one, len(names)) for one in sides]
+        best = min((one for one in judged if one), key=lambda one: one.q_value, default=None)
+        if best is None:
+            break
+        found.append(best)
+        excluded[best.rows] = True
+    return found
+
+
+def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
+    """Compare one host with the others in every channel; None where nothing stands out."""
+    tests = dict(_tests(sides))
+    num_tests = num_hosts * max(len(tests), 1)
+    rate = inquiry.settings.false_discovery_rate
+    sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
+    named = _named(inquiry, sides, tests, sure)
+    if named is None:
+        return None
+    cause, test = named
+    return SlowHost(
+        rows=np.flatnonzero(sides.own),
+        cause=cause,
+        test=test,
+        q_value=min(1.0, test.p_value * num_tests),
+        excess_ns=_excess_ns(sides, cause, test),
+        tests=tests,
+        num_peers=int((~sides.own).sum()),
+    )
+
+
+def _named(
+    inquiry: Inquiry, sides: _Sides, tests: dict[str, _Test], sure: dict[str, _Test]
+) -> tuple[Cause, _Test] | None:
+    """Return what the host is slow of, and the test that shows it."""
+    compute, optimizer = sure.get(COMPUTE), sure.get(OPTIMIZER)
+    if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
+        least = HOSTS.device_share * compute.effect
+        is_device = optimizer is not None and optimizer.effect >= least
+        if is_device or not sides.holds_whole_units():
+            return Cause.COMPUTE, compute
+    is_doubtful = sides.lacks_peers(sides.own) or _named_elsewhere(inquiry, sides)
+    least = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
+    heavy = [name for name in LOST if name in sure and sure[name].effect >= least]
+    if heavy:
+        name = max(heavy, key=lambda one: sure[one].effect)
+        return LOST[name], sure[name]
+    computes_slowly = COMPUTE in sure and sure[COMPUTE].effect > 0
+    if optimizer and optimizer.effect >= HOSTS.starving_log and not computes_slowly:
+        seen, own = sides.seen, sides.own
+        slower_ns = float(np.nanmean(seen.optimizer_ns[own])) * (1 - np.exp(-optimizer.effect))
+        lost_ns = np.nan_to_num(seen.lost(Cause.HOST)[own]).mean(axis=1).max()
+        if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
+            return Cause.HOST, optimizer
+    return None
+
+
+def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
+    return bool(((inquiry.slow | inquiry.named) & ~sides.own).any())
+
+
+def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
+    """Yield the test of every channel that the trace has on both sides."""
+    seen = sides.seen
+    with np.errstate(divide="ignore", invalid="ignore"):
+        optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+    step_ns = float(np.median(seen.iteration_ns))
+    levels = {COMPUTE: _compute_level(sides), OPTIMIZER: _level(sides, optimizer, lonely=False)}
+    for name, cause in LOST.items():
+        levels[name] = _level(sides, seen.lost(cause) / step_ns, lonely=True)
+    for name, level in levels.items():
+        test = _test(sides, level, is_log=name not in LOST)
+        if test is not None:
+            yield name, test
+
+
+def _compute_level(sides: _Sides) -> Floats:
+    """Level of each row's passes; by layers of all stages where the host holds a whole stage."""
+    seen = sides.seen
+    work, groups = seen.work, stage_groups(seen.members)
+    if sides.lacks_peers(sides.own):
+        if seen.layers is None:
+            return np.full(len(sides.own), np.nan)
+        work, groups = seen.layers, [np.arange(len(sides.own))]
+    return robust.centre(robust.median(deviations(work, groups, ~sides.control), axis=2))
+
+
+def _level(sides: _Sides, value: Floats, *, lonely: bool) -> Floats:
+    """Level (row,) of (row, iteration) over the median of control rows that do the same.
+
+    `lonely`: a stage without control rows is compared with those of all stages.
+    """
+    place, control = sides.seen.members.place, sides.control
+    level = np.full(len(control), np.nan)
+    for stage, tp in {*zip(place["pp"].tolist(), place["tp"].tolist(), strict=True)}:
+        rows = (place["pp"] == stage) & (place["tp"] == tp)
+        candidates = [control & rows, control & (place["pp"] == stage)]
+        candidates += [control] if lonely else []
+        peers = next((one for one in candidates if one.any()), None)
+        if peers is not None:
+            expected = robust.median(value[peers], axis=0)
+            level[rows] = robust.mean(value[rows] - expected, axis=1)
+    return level
+
+
+def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
+    known = np.isfinite(level)
+    mine, others = level[sides.own & known], level[sides.control & known]
+    if len(mine) < HOSTS.min_ranks or len(others) < HOSTS.min_control:
+        return None
+    centre = float(np.median(others))
+    effect = float(np.mean(mine)) - centre
+    usual = HOSTS.spread_log if is_log else HOSTS.spread_share
+    spread = max(float(np.std(others, ddof=1)), usual)
+    error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
+    hosts = np.array(sides.seen.members.hosts)[sides.control & known]
+    means = [float(np.mean(others[hosts == name])) for name in np.unique(hosts)]
+    if len(means) >= HOSTS.min_control:
+        by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
+        if by_hosts > error:
+            error, degrees = by_hosts, len(means) - 1.0
+    least = HOSTS.most_of_host_share if is_log else 1.0
+    is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
+    p_value = float(special.stdtr(degrees, -effect / error)) if is_shared else 1.0
+    return _Test(effect, error, p_value)
+
+
+def _excess_ns(sides: _Sides, cause: Cause, test: _Test) -> Floats:
+    """Time lost an iteration by the host's slowest rank, (iteration,)."""
+    seen, own = sides.seen, sides.own
+    if cause == Cause.COMPUTE:
+        excess = np.nan_to_num(seen.busy_ns[own]).max(axis=0) * (1 - np.exp(-test.effect))
+    else:
+        lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
+        excess = lost[own].max(axis=0) - robust.median(lost[~own], axis=0)
+    return np.asarray(np.clip(excess, 0.0, seen.iteration_ns))
+
+
+def _finding(seen: Observations, slow: SlowHost) -> Finding:
+    members, test = seen.members, slow.test
+    ranks = tuple(sorted(rank for row in slow.rows for rank in members.workers[int(row)]))
+    is_log = test in (slow.tests.get(COMPUTE), slow.tests.get(OPTIMIZER))
+    reach = SEARCH.interval_sigmas * test.error
+    slowdown, low, high = (
+        float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)
+        for one in (test.effect, test.effect - reach, test.effect + reach)
+    )
+    lost = milliseconds(float(np.mean(slow.excess_ns)))
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(int(row) for row in slow.rows),
+            cause=slow.cause,
+            owner=Owner.NODE,
+            slowdown=slowdown,
+            interval=(low, high),
+            course=None,
+            q_value=slow.q_value,
+            num_peers=slow.num_peers,
+            saved_ns=slow.excess_ns,
+            subject=f"host {members.hosts[int(slow.rows[0])]} (ranks {listed(ranks)})",
+            predicate={
+                Cause.COMPUTE: f"computes {times(slowdown)} slower than the other hosts",
+                Cause.LOADER: f"loads data late on all its ranks, up to {lost} an iteration",
+            }.get(slow.cause, f"holds up all its ranks, up to {lost} an iteration"),
+            evidence=(
+                f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
+                f"{counted(len(ranks), 'rank')} of this host against "
+                f"{counted(slow.num_peers, 'rank')} of others",
+            ),
+            advice=DEVICE_ADVICE if slow.cause == Cause.COMPUTE else HOST_ADVICE,
+        ),
+    )
+
+
+def _measured(tests: Mapping[str, _Test]) -> str:
+    words = [
+        f"time lost to the {name} {test.effect:+.1%} of the iteration"
+        if name in LOST
+        else f"{name} {times(float(np.exp(test.effect)))}"
+        for name, test in tests.items()
+    ]
+    return ", ".join(words)
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    found = slow_hosts(inquiry)
+    workers = inquiry.seen.members.workers
+    ranks = {rank for one in found for row in one.rows for rank in workers[int(row)]}
+    # whether a stage on such a host is heavy by itself is not shown: nobody is told that it is
+    lengthens = [one.rows for one in found if one.cause in (Cause.COMPUTE, Cause.HOST)]
+    slow = [int(row) for rows in lengthens for row in rows]
+    return Answer(
+        findings=tuple(_finding(inquiry.seen, one) for one in found),
+        slow=mask_of(slow, len(inquiry.seen.members)),
+        explains=lambda finding: finding.cause != Cause.LINK and set(finding.ranks) <= ranks,
+    )
+
+
+WHOLE_HOSTS = CauseSpec(cause=Cause.HOST, search=_search)

@@ -1,0 +1,176 @@
+"""Ranks that lose time to their data loader, their garbage collector or their host.
+
+Three causes, one search (`detect.causes.lost_time`) over `Observations.lost_ns`:
+
+    loader      the device idle (GPU), or the thread busy (CPU), while data are loaded
+    collector   garbage collection; a pause belongs to the job, whatever the node
+    host        the device has nothing to do: between operations, or inside passes
+
+To add a cause of this kind: fill `lost_ns` in `detect.observe.extract`, write a search like
+`_search_collecting` and a `CauseSpec`, and add it to `detect.causes.registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from detect.causes.lost_time import Loss, lost_time, stage_peers
+from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.starvation import HOST_ADVICE, hosts_are_all_late, is_host_bound
+from detect.observe.observations import Observations
+from detect.report import Cause, Owner
+from detect.stats import robust
+from detect.stats.residuals import stage_groups
+from detect.stats.search import Suspect
+from detect.text import milliseconds
+from detect.thresholds import LOSSES
+from megascan.arrays import Flags
+
+
+def _search_loading(inquiry: Inquiry) -> Answer:
+    """Compare rows with the same loading to do: stage and TP rank alike, else all that load.
+
+    On a GPU a stage's place in the pipeline decides how long its device has to wait, so across
+    stages only differences count that stages do not have of their own.
+    """
+    seen = inquiry.seen
+    if Cause.LOADER not in seen.lost_ns:
+        return Answer()
+    members = seen.members
+    on_gpu = members.device_kind == "cuda"
+    loading = seen.lost_ns[Cause.LOADER]
+    usual = np.nan_to_num(robust.median(loading, axis=1))
+    loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
+    tp_rank = members.place["tp"]
+    groups = [
+        rows[loads[rows] & (tp_rank[rows] == one)]
+        for rows in stage_groups(members)
+        for one in np.unique(tp_rank[rows])
+    ]
+    least = LOSSES.loads_share * usual.max(initial=0.0)
+    groups = [rows for rows in groups if len(rows) and usual[rows].max() >= least]
+    across = not groups or min(len(rows) for rows in groups) < 2
+    if across:
+        loading_rows = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
+        groups = [np.sort(loading_rows[tp_rank[loading_rows] == 0])]
+    return lost_time(
+        inquiry,
+        Loss(
+            cause=Cause.LOADER,
+            name="the device idle while data were loaded" if on_gpu else "data loading",
+            groups=groups,
+            least_share=max(
+                inquiry.settings.min_stage_excess - 1.0 if on_gpu and across else 0.0,
+                LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
+            ),
+            owner=lambda suspect: Owner.NODE,
+            base_ns=lambda row, own, excess: own - excess,
+            predicate="waits {time} an iteration for its data loader, {over} over its peers",
+            advice=lambda suspect: (
+                "time the data loader alone on that host; read its disk and network file system "
+                "latency (iostat -x 1) and the number of loader workers",
+            ),
+        ),
+    )
+
+
+def _search_collecting(inquiry: Inquiry) -> Answer:
+    """Compare all ranks; a collector pauses for what the process allocates: the job's doing."""
+    seen = inquiry.seen
+    if Cause.GC not in seen.lost_ns:
+        return Answer(notes=("garbage collection was not traced (granularity base)",))
+    return lost_time(
+        inquiry,
+        Loss(
+            cause=Cause.GC,
+            name="garbage collection",
+            groups=[np.arange(len(seen.members))],
+            bursty=True,
+            owner=lambda suspect: Owner.JOB,
+            predicate="stands still {time} an iteration for garbage collection, {over} over its "
+            "peers",
+            advice=lambda suspect: (
+                "collect on all ranks at the same iterations (gc.disable(), then gc.collect() "
+                "every N iterations), and see what that rank allocates that its peers do not",
+            ),
+        ),
+    )
+
+
+def _search_hosts(inquiry: Inquiry) -> Answer:
+    """Compare the ranks of a stage by the time in which their devices had nothing to do."""
+    seen = inquiry.seen
+    is_bound = is_host_bound(seen)
+    notes = []
+    if is_bound and seen.starved_share is not None:
+        starved = float(np.nanmedian(seen.starved_share))
+        notes.append(
+            f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
+            "so device times partly show the hosts' speed"
+        )
+    if Cause.HOST not in seen.lost_ns:
+        return Answer(notes=tuple(notes))
+
+    alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
+
+    def owner(suspect: Suspect) -> Owner:
+        all_late = hosts_are_all_late(seen, suspect.row, suspect.course.active)
+        return Owner.JOB if all_late else Owner.NODE
+
+    answer = lost_time(
+        inquiry,
+        Loss(
+            cause=Cause.HOST,
+            name="time outside operations",
+            groups=stage_peers(seen),
+            bursty=seen.members.device_kind == "cpu",
+            least_share=LOSSES.host_bound_share if is_bound or alone else 0.0,
+            excuses_slow=True,
+            owner=owner,
+            evidence=lambda suspect: (_parts(seen, suspect.row, suspect.course.active),),
+            predicate="loses {time} an iteration to its host, {over} over its peers",
+            advice=lambda suspect: HOST_ADVICE,
+        ),
+    )
+    return replace(answer, notes=tuple(notes))
+
+
+def _parts(seen: Observations, row: int, active: Flags) -> str:
+    """Return where the lost time lies: inside passes, and between operations."""
+    gap = f"{milliseconds(float(np.median(seen.host_gap_ns[row][active])))} between operations"
+    if seen.members.device_kind == "cpu":
+        stolen = milliseconds(float(np.median(seen.stolen_ns[row][active])))
+        return (
+            f"of it {stolen} while computing (wall less CPU time: the thread was taken off its "
+            f"core) and {gap}"
+        )
+    stalled = milliseconds(float(np.median(seen.stalled_ns[row][active])))
+    return (
+        f"of it {stalled} inside passes whose modules mostly run as fast as ever (the device had "
+        f"nothing to do: its host launched too late) and {gap}"
+    )
+
+
+LOADER = CauseSpec(
+    cause=Cause.LOADER,
+    search=_search_loading,
+    tests_rows=lambda seen: Cause.LOADER in seen.lost_ns,
+    power_words="a rank waits for its data (share of the iteration)",
+    quantity="data loading in an iteration",
+)
+COLLECTOR = CauseSpec(
+    cause=Cause.GC,
+    search=_search_collecting,
+    tests_rows=lambda seen: Cause.GC in seen.lost_ns,
+    power_words="a rank stops for garbage collection (share of the iteration)",
+    quantity="garbage collection in an iteration",
+)
+HOST = CauseSpec(
+    cause=Cause.HOST,
+    search=_search_hosts,
+    tests_rows=lambda seen: Cause.HOST in seen.lost_ns,
+    power_words="a rank loses time to its host (share of the iteration)",
+    quantity="time outside operations in an iteration",
+)

@@ -1,0 +1,154 @@
+"""Search for time that ranks lose next to computing, and the finding it makes.
+
+Such times add up, so they are not compared as ratios: the measure is the excess over the peers'
+time as a share of the iteration. Example: a rank that waits 12 ms for its data where its peers wait
+2 ms, in steps of 200 ms, has 0.05: it loses 5 % of every step.
+
+A cause says with a `Loss` who is compared with whom, and in which words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.finding import Claim, build_finding
+from detect.causes.spec import Answer, Inquiry, mask_of
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.noise import Usual
+from detect.stats.residuals import stage_groups
+from detect.stats.search import SearchTask, Suspect, search
+from detect.text import counted, milliseconds, percent, place, ranks_of
+from detect.thresholds import LOSSES, SEARCH
+from megascan.arrays import Flags, Floats, Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """How one kind of lost time is searched, and its words. Rows of no group have no peers."""
+
+    cause: Cause
+    name: str
+    groups: list[Integers]
+    """Rows that are compared with each other."""
+    owner: Callable[[Suspect], Owner]
+    predicate: str
+    """Of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
+    advice: Callable[[Suspect], tuple[str, ...]]
+    bursty: bool = False
+    """Comes in rare bursts on healthy ranks too (garbage collection)."""
+    least_share: float = 0.0
+    """Share of the iteration below which such a difference has other reasons."""
+    excuses_slow: bool = False
+    """Whether slow computing explains it: rows that are slow are not named."""
+    base_ns: Callable[[int, float, float], float] | None = None
+    """What the slowdown refers to, by row, own time and excess; without it the rank's compute."""
+    evidence: Callable[[Suspect], tuple[str, ...]] = lambda suspect: ()
+    without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
+    """Leaves out suspects that other ones explain."""
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A loss as it was found."""
+
+    loss: Loss
+    time_ns: Floats
+    excess_ns: Floats
+    """(row, iteration): above the peers."""
+
+
+def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
+    """Name the rows that lose more time of this kind than their peers."""
+    seen = inquiry.seen
+    num_rows, step_ns = len(seen.members), float(np.median(seen.iteration_ns))
+    time_ns = seen.lost_ns[loss.cause]
+
+    def compare(excluded: Flags) -> Floats:
+        excess = np.full_like(time_ns, np.nan)
+        for rows in loss.groups:
+            expected = robust.expected_from_others(time_ns[rows], excluded[rows])
+            excess[rows] = time_ns[rows] - expected
+        return np.asarray(excess / step_ns)
+
+    is_cpu = seen.members.device_kind == "cpu"
+    share = LOSSES.cpu_floor_share if is_cpu else LOSSES.gpu_floor_share
+    task = SearchTask(
+        compare=compare,
+        num_rows=num_rows,
+        num_tests=inquiry.num_tests,
+        floor=max((inquiry.settings.min_slowdown - 1.0) * share, loss.least_share),
+        usual=Usual(floor=LOSSES.noise_share, spread=LOSSES.spread_share, bursty=loss.bursty),
+        forbidden=inquiry.slow if loss.excuses_slow else np.zeros(num_rows, dtype=bool),
+        groups=tuple(loss.groups),
+        by_majority=True,
+    )
+    result = search(task, inquiry.settings)
+    excluded = mask_of([one.row for one in result.suspects], num_rows)
+    lost = _Lost(loss, time_ns, np.nan_to_num(compare(excluded) * step_ns))
+    return Answer(
+        findings=tuple(_finding(seen, lost, one) for one in loss.without(result.suspects)),
+        least_slowdown=1.0 + max(inquiry.detectable_effect(result.noise), task.floor),
+    )
+
+
+def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
+    loss, row, course = lost.loss, suspect.row, suspect.course
+    active = course.active
+    own = float(np.nanmedian(lost.time_ns[row][active]))
+    excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
+    typical = float(np.median(excess[active]))
+    base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
+    slowdown = 1.0 + typical / max(base, 1.0)
+    reach = SEARCH.interval_sigmas * course.standard_error / max(course.effect, 1e-9)
+    members = seen.members
+    over = f"{milliseconds(typical)} ({percent(1 + course.effect)[:-2]} % of the iteration)"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=loss.cause,
+            owner=loss.owner(suspect),
+            slowdown=slowdown,
+            interval=(
+                max(1.0, 1 + (slowdown - 1) * (1 - reach)),
+                1 + (slowdown - 1) * (1 + reach),
+            ),
+            course=course,
+            q_value=suspect.q_value,
+            num_peers=_num_peers(loss, row),
+            saved_ns=excess,
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=loss.predicate.format(time=milliseconds(own), over=over),
+            evidence=(*_evidence(lost, suspect, own), *loss.evidence(suspect)),
+            advice=loss.advice(suspect),
+        ),
+    )
+
+
+def _num_peers(loss: Loss, row: int) -> int:
+    return next(len(rows) - 1 for rows in loss.groups if row in rows)
+
+
+def _evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
+    active = suspect.course.active
+    excess = float(np.median(lost.excess_ns[suspect.row][active]))
+    peers = counted(_num_peers(lost.loss, suspect.row), "peer")
+    return (
+        f"{lost.loss.name}: {milliseconds(own)} an iteration against "
+        f"{milliseconds(max(own - excess, 0.0))} of its {peers}",
+        f"above them in {suspect.course.share:.0%} of these "
+        f"{counted(int(active.sum()), 'iteration')}",
+    )
+
+
+def stage_peers(seen: Observations) -> list[Integers]:
+    """Return the rows of each stage, or all rows together where a stage has only one."""
+    groups = stage_groups(seen.members)
+    smallest = min(len(rows) for rows in groups)
+    return groups if smallest > 1 else [np.arange(len(seen.members))]

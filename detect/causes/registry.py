@@ -1,0 +1,30 @@
+"""The causes that are searched, in the order of search and of the report's power line.
+
+The first one finds who computes slowly; the others are told, because whoever waits for such a rank
+is not at fault. To add a cause: a member of `detect.report.Cause`, a file here that ends with a
+`CauseSpec`, a line below, and a section in docs/verdict.md.
+"""
+
+from __future__ import annotations
+
+from detect.causes import bursts, compute, hosts, imbalance, links, losses, networks
+from detect.causes.spec import CauseSpec
+
+CAUSES: tuple[CauseSpec, ...] = (
+    compute.COMPUTE,
+    losses.LOADER,
+    losses.COLLECTOR,
+    losses.HOST,
+    links.LATE_EXITS,
+    links.LINK,
+    networks.NETWORK,
+    hosts.WHOLE_HOSTS,
+    bursts.BURST,
+    imbalance.STAGES,
+    imbalance.SEQUENCES,
+)
+
+POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}
+"""What would have been found, by cause."""
+QUANTITIES = {spec.cause: spec.quantity for spec in CAUSES if spec.quantity}
+"""What the lost time of a cause is called, by cause."""

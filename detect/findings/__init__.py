@@ -1,1 +1,0 @@
-"""What the searches found, as findings in words: place, time, cost, advice."""

@@ -1,0 +1,226 @@
+"""What the detector looks at, whatever it was read from: matrices by rank, iteration, operation.
+
+`Observations` holds one window. A matrix has one row a recorded rank, in the order of
+`Members.ranks`; NaN stands where a rank did not record a sample. Each field declares its axes with
+`along`, so that `cut` takes rows or iterations out of all of them at once:
+
+    cut(seen, "iteration", np.array([False, True, True]))   without the first iteration
+    cut(seen, "row", np.array([0, 4]))                      the first and the fifth rank only
+
+To add a measure: one field with its axes (or one entry of `Observations.lost_ns`), filled by
+`detect.observe.extract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from detect.report import Alignment, Cause
+from megascan.arrays import Flags, Floats, Integers
+from megascan.header import Json
+from megascan.topology import Coordinates, Layout
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+
+FORWARD, BACKWARD = 0, 1
+PHASE_NAMES = ("forward", "backward")
+
+
+def along(*axes: str) -> Mapping[str, tuple[str, ...]]:
+    """Declare the axes of a field's array, tuple, or mapping of arrays, as its metadata."""
+    return {"axes": axes}
+
+
+def cut(record: Record, axis: str, kept: Flags | Integers) -> Record:
+    """Return the record with only the places `kept` of one axis, in every field that has it.
+
+    `kept` is one flag a place, or the numbers of the places. Records inside the record are cut,
+    too; fields without the axis stay as they are.
+    """
+    changed: dict[str, Any] = {}
+    for one in fields(record):
+        value = getattr(record, one.name)
+        axes = one.metadata.get("axes", ())
+        if axis in axes and value is not None:
+            changed[one.name] = _taken(value, axes.index(axis), kept)
+        elif is_dataclass(value) and not isinstance(value, type):
+            changed[one.name] = cut(value, axis, kept)
+    return replace(record, **changed) if changed else record
+
+
+def _taken(value: Any, number: int, kept: Flags | Integers) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _taken(one, number, kept) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(value[place] for place in np.arange(len(value))[kept])
+    return value[(slice(None),) * number + (kept,)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """The recorded ranks: where they sit and what they run on; row order of all matrices."""
+
+    layout: Layout
+    ranks: Integers = field(metadata=along("row"))
+    place: Mapping[str, Integers] = field(metadata=along("row"))
+    """Coordinates by axis (tp, cp, ep, dp, pp), each (row,)."""
+    labels: tuple[str, ...] = field(metadata=along("row"))
+    hosts: tuple[str, ...] = field(metadata=along("row"))
+    devices: tuple[str, ...] = field(metadata=along("row"))
+    device_index: tuple[int, ...] = field(metadata=along("row"))
+    workers: tuple[tuple[int, ...], ...] = field(metadata=along("row"))
+    """Global ranks that a row stands for: itself, or its TP group where that cannot be split."""
+    device_kind: str = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def stage(self) -> Integers:
+        """Pipeline stage of each row."""
+        return self.place["pp"]
+
+    @property
+    def replica(self) -> Integers:
+        """Data-parallel rank of each row: rows of one replica work on the same data."""
+        return self.place["dp"]
+
+    def row(self, rank: int) -> int:
+        """Row of a global rank."""
+        return int(np.flatnonzero(self.ranks == rank)[0])
+
+    def rows_of_stage(self, stage: int) -> Integers:
+        """Rows of one pipeline stage: a role's peers."""
+        return np.flatnonzero(self.stage == stage)
+
+    def coordinates(self, row: int) -> dict[str, int]:
+        """Place of one row on the axes that the job uses."""
+        used = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self.layout, axis) > 1]
+        return {axis: int(self.place[axis][row]) for axis in used}
+
+
+def place_of(coordinates: list[Coordinates]) -> dict[str, Integers]:
+    """Coordinates of the rows by axis."""
+    return {
+        axis: np.array([getattr(place, axis) for place in coordinates], dtype=np.int64)
+        for axis in ("tp", "cp", "ep", "dp", "pp")
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Self times of one class of operations, as logarithms of ns.
+
+    An operation is (phase, chunk, microbatch); ranks of one stage do the same operations.
+    """
+
+    log_ns: Floats = field(metadata=along("row", "iteration", "operation"))
+    phase: Integers = field(metadata=along("operation"))
+    """FORWARD or BACKWARD"""
+    microbatch: Integers = field(metadata=along("operation"))
+
+
+@dataclass(frozen=True)
+class LateIn:
+    """A rank's lateness in the operations of one edge or group, ns an iteration."""
+
+    rank: int
+    members: tuple[int, ...]
+    time_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfers:
+    """Transfer times of communication, one unit an edge (p2p) or a process group (collective).
+
+    Units of one `kind` (operation, axis and size alike) are comparable with each other.
+    """
+
+    members: tuple[tuple[int, ...], ...] = field(metadata=along("unit"))
+    """Global ranks of each edge or group."""
+    kinds: tuple[str, ...]
+    kind: Integers = field(metadata=along("unit"))
+    """Index into `kinds`."""
+    size_bytes: Integers = field(metadata=along("unit"))
+    """-1 where unknown."""
+    transfer_ns: Floats = field(metadata=along("unit", "iteration"))
+    """Median of the transfers in the iteration."""
+    total_ns: Floats = field(metadata=along("unit"))
+    """Sum of the transfers of an iteration."""
+    late_ns: Floats = field(metadata=along("row", "iteration"))
+    """How much longer than the quickest member of the same operations the rank's own transfers
+    take, summed over the iteration."""
+    quick_ns: Floats = field(metadata=along("row", "iteration"))
+    """Transfers of the quickest members of the rank's operations, summed over the iteration."""
+    late_in: tuple[LateIn, ...] = ()
+    """Where that lateness arose."""
+
+
+class Costs(Protocol):
+    """Knows what findings cost the step."""
+
+    def ratio(self, ranks: tuple[int, ...], *, links: bool) -> float | None:
+        """Return iteration time now over that without the finding; None where it cannot tell.
+
+        `links`: the ranks' communication is slow, not what they compute.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observations:
+    """All that is known of a window, ready for comparison."""
+
+    members: Members
+    iterations: Integers = field(metadata=along("iteration"))
+    iteration_ns: Floats = field(metadata=along("iteration"))
+    """Longest over the ranks."""
+    work: Work
+    layers: Work | None = None
+    """Transformer layers only: the same shape on every stage."""
+    busy_ns: Floats = field(metadata=along("row", "iteration"))
+    """Self time of all compute, the optimizer included."""
+    optimizer_ns: Floats = field(metadata=along("row", "iteration"))
+    lost_ns: Mapping[Cause, Floats] = field(
+        default_factory=dict, metadata=along("row", "iteration")
+    )
+    """Time lost next to compute by cause; a cause that the trace cannot tell about is absent.
+
+    LOADER waiting for data, GC collecting garbage, HOST nothing to do because the host is late (the
+    sum of its parts below), LINK leaving communications late.
+    """
+    host_gap_ns: Floats = field(metadata=along("row", "iteration"))
+    """Part of HOST: time that no span covers."""
+    stalled_ns: Floats = field(metadata=along("row", "iteration"))
+    """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
+    stolen_ns: Floats = field(metadata=along("row", "iteration"))
+    """Part of HOST, CPU runs: wall minus CPU time of compute; 0 elsewhere."""
+    starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """GPU runs: share of operations that began as soon as they were launched, so the device waited
+    for the host. None where launches were not recorded."""
+    entangled_phases: tuple[int, ...] = ()
+    """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
+    mixes_communication: bool = False
+    """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
+    splits_tensor_groups: bool = True
+    """False when communication inside TP groups was not traced: their members' times are one."""
+    transfers: Transfers | None = None
+    counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Device readings by rank, median over windows."""
+    alignment: Alignment | None = None
+    completeness: Mapping[str, Json] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    costs: Costs | None = None
+    """Costs by replay, where the observations come from a timeline."""
+
+    def lost(self, cause: Cause) -> Floats:
+        """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""
+        found = self.lost_ns.get(cause)
+        return np.full_like(self.busy_ns, np.nan) if found is None else found

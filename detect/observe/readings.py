@@ -1,0 +1,63 @@
+"""Device readings (clock, power, temperature, reasons for a lowered clock), one set a rank.
+
+Ranks record a sample of each counter at every window; what counts is the median over the windows,
+and of the mask of reasons the bits that are set in more than half of them.
+
+Example: reasons 0x4, 0x44, 0x44 over three windows are 0x44: power cap, and thermal slowdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megascan.timeline import Timeline
+
+REASONS_NAME = "clock_event_reasons"
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks setting",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clock setting",
+}
+"""Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason…)."""
+USUAL_REASONS = 0x1 | 0x4
+"""A device under full load runs at its power limit, and rests between steps: no fault."""
+
+
+def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
+    """Return the typical readings of every rank that recorded any."""
+    readings: dict[int, dict[str, float]] = {}
+    for rank, windows in timeline.windows.items():
+        names = sorted({name for window in windows for name in window.counters})
+        values = {
+            name: _typical(name, [w.counters[name] for w in windows if name in w.counters])
+            for name in names
+        }
+        if values:
+            readings[rank] = values
+    return readings
+
+
+def _typical(name: str, values: Sequence[float]) -> float:
+    if name != REASONS_NAME:
+        return float(np.median(values))
+    masks = [int(value) for value in values]
+    return float(
+        sum(bit for bit in REASONS if 2 * sum(bool(mask & bit) for mask in masks) > len(masks))
+    )
+
+
+def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
+    """Return the names of reasons that no peer has, unless they are usual."""
+    shared = 0
+    for mask in peers:
+        shared |= mask
+    special = own & ~shared & ~USUAL_REASONS
+    return [name for bit, name in REASONS.items() if special & bit]

@@ -1,0 +1,142 @@
+"""The span table as arrays: each span's place in the matrices, what lies in what, what none covers.
+
+`SpanIndex` gives every span its row (rank) and slot (iteration). Spans of all ranks are put on one
+axis, one rank after the other, so that "which pass holds this collective" is one sorted search:
+
+    rank 0 |── forward ──|── backward ──|   rank 1 |── forward ──|── backward ──|
+              └ gc: starts in the forward pass of rank 0            └ reduction: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from detect.observe.observations import BACKWARD, FORWARD
+from detect.thresholds import WINDOW
+from megascan.arrays import Flags, Floats, Integers
+from megascan.schema import Phase
+from megascan.timeline import Timeline, equals, numbers
+from megascan.vocabulary import CountsAs, names_of
+
+WORK_NAMES = {
+    name: phase
+    for phase, text in ((FORWARD, Phase.FORWARD), (BACKWARD, Phase.BACKWARD))
+    for name in names_of(CountsAs.PASS, phases=[text])
+}
+
+
+class SpanIndex:
+    """Columns of the span table as arrays, with each span's row (rank) and slot (iteration)."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        table = timeline.spans
+        self.table = table
+        self.ranks: Integers = np.array(sorted(timeline.headers), dtype=np.int64)
+        iteration = numbers(table, "iteration")
+        self.iterations: Integers = np.unique(iteration[iteration > 0])
+        self.rank = numbers(table, "rank")
+        self.row = np.searchsorted(self.ranks, self.rank)
+        self.slot = np.searchsorted(self.iterations, iteration)
+        self.counts = iteration > 0
+        self.start = numbers(table, "start_ns")
+        self.duration = numbers(table, "duration_ns")
+        self.is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
+        self.uses_cpu_time = self._has_cpu_time()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(ranks, iterations)."""
+        return len(self.ranks), len(self.iterations)
+
+    def named(self, names: Iterable[str]) -> Flags:
+        """Spans of these names that belong to an iteration."""
+        return equals(self.table, "name", *names) & self.counts
+
+    def _has_cpu_time(self) -> bool:
+        if not self.is_cpu:
+            return False
+        cpu = numbers(self.table, "self_cpu_ns")[self.named(WORK_NAMES)]
+        return len(cpu) > 0 and bool((cpu > 0).mean() > WINDOW.cpu_time_share)
+
+    def self_time(self, rows: Flags) -> Floats:
+        """Self time of the spans, CPU time where the ranks share cores and it was measured."""
+        column = "self_cpu_ns" if self.uses_cpu_time else "self_ns"
+        return np.maximum(numbers(self.table, column)[rows], 0).astype(np.float64)
+
+    def summed(self, rows: Flags, time_ns: Floats) -> Floats:
+        """Sum by (rank, iteration); NaN where a rank has no such span in any iteration."""
+        flat = self.row[rows] * self.shape[1] + self.slot[rows]
+        total = np.bincount(flat, weights=time_ns, minlength=self.shape[0] * self.shape[1])
+        table = np.asarray(total.reshape(self.shape), dtype=np.float64)
+        table[~(table > 0).any(axis=1)] = np.nan
+        return table
+
+
+class SpanTimes(Protocol):
+    """Arrays over all spans, ordered by (rank, start, longest first)."""
+
+    row: Integers
+    slot: Integers
+    start: Integers
+    duration: Integers
+    counts: Flags
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(ranks, iterations)."""
+
+
+def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
+    """Starts and ends, (span,) each, on one axis on which ranks follow each other."""
+    if not len(spans.start):
+        return spans.start, spans.start
+    origin = int(spans.start.min())
+    length = int((spans.start + spans.duration).max()) - origin + 1
+    start = spans.start - origin + spans.row * length
+    return start, start + spans.duration
+
+
+def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
+    """For each `inner` span the number of the `outer` span it starts in, -1 for none.
+
+    Numbers count the `outer` spans in the order of the table; those of one rank must not overlap.
+    """
+    start, end = axis_of(spans)
+    outer_start, outer_end = start[outer], end[outer]
+    if not len(outer_start):
+        return np.full(int(inner.sum()), -1, dtype=np.int64)
+    order = np.argsort(outer_start, kind="stable")
+    place = np.searchsorted(outer_start[order], start[inner], side="right") - 1
+    inside = (place >= 0) & (start[inner] < outer_end[order][np.maximum(place, 0)])
+    return np.where(inside, order[np.maximum(place, 0)], -1)
+
+
+def enclosed_time(spans: SpanTimes, outer: Flags, inner: Flags, time_ns: Floats) -> Floats:
+    """For each `outer` span, the summed `time_ns` of the `inner` spans that start in it."""
+    owner = enclosing(spans, outer, inner)
+    total = np.zeros(int(outer.sum()))
+    np.add.at(total, owner[owner >= 0], time_ns[owner >= 0])
+    return total
+
+
+def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
+    """Time within iterations that lies in no span, (rank, iteration).
+
+    Gaps are counted from the start of the iteration up to its last span: what follows is the
+    trainer's own end of the iteration (logging).
+    """
+    start, end = axis_of(spans)
+    end = np.where(iteration, start, end)  # an iteration span only marks where it begins
+    use = np.flatnonzero(spans.counts)
+    order = use[np.argsort(start[use], kind="stable")]
+    reached = np.maximum.accumulate(end[order]) if len(order) else end[order]
+    gap = np.maximum(start[order][1:] - reached[:-1], 0)
+    row, slot = spans.row[order], spans.slot[order]
+    same = (row[1:] == row[:-1]) & (slot[1:] == slot[:-1])
+    num_ranks, num_iterations = spans.shape
+    flat = row[1:][same] * num_iterations + slot[1:][same]
+    total = np.bincount(flat, weights=gap[same], minlength=num_ranks * num_iterations)
+    return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)

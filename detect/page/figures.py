@@ -1,0 +1,261 @@
+"""Collect the numbers that the page's script draws: ranks, their compute over time, links, charts.
+
+Everything becomes plain JSON values. The two matrices (rank, iteration) would be most of a large
+page, so they are packed: 16-bit numbers, base64, and long windows as medians of neighbouring
+iterations (a point). Example: 1,024 ranks and 200 iterations become 39 points, 107 kB a matrix.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from detect.detector import RANK_CAUSES, Examination
+from detect.observe.observations import Members, Observations, Transfers
+from detect.page.series import NS_PER_MS, Series
+from detect.report import Cause, Finding
+from detect.stats import robust
+from megascan.arrays import Floats, Integers
+from megascan.header import Json
+
+SHADE_EDGES = (0.90, 0.95, 0.97, 1.03, 1.05, 1.10, 1.20, 1.50)
+"""Where one colour of the map ends and the next begins."""
+ALIKE = (0.97, 1.03)
+"""Within these a rank computes like its peers: grey on the map."""
+MOST_VALUES = 40_000
+"""Of a packed matrix: two of them are 214 kB."""
+MOST_POINTS = 400
+"""Of a chart; more iterations are shown as medians of neighbours."""
+MOST_LINKS = 40
+LINK_EDGE = 1.25
+"""A connection this much slower than equal ones is drawn on the map."""
+RATIO_STEP = 10_000
+"""A packed ratio of 1.0; the largest is 6.5."""
+PACKED_LARGEST = 65_535
+
+MEANINGS = {
+    "compute": "computing",
+    "preempted": "off its core while computing (CPU runs)",
+    "transfer": "communicating, all members there",
+    "wait": "waiting for others inside a communication",
+    "unsplit": "communicating, without a partner in the trace",
+    "host": "loading data, collecting garbage, saving",
+    "dispatch": "device idle: launched too late",
+    "idle": "in no span",
+    "other": "waiting, communication and gaps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Shares of the iterations' time, (rank, share); a row adds up to 1."""
+
+    ranks: Integers
+    names: tuple[str, ...]
+    ratio: Floats
+
+
+def shares_of_table(table: pa.Table) -> Shares:
+    """Return shares from a table with the columns rank and `<share>_ratio`, one row a rank."""
+    columns = [name for name in table.column_names if name.endswith("_ratio")]
+    ratio = [np.asarray(table.column(name), dtype=np.float64) for name in columns]
+    return Shares(
+        ranks=np.asarray(table.column("rank"), dtype=np.int64),
+        names=tuple(name.removesuffix("_ratio") for name in columns),
+        ratio=np.stack(ratio, axis=1),
+    )
+
+
+def shares_of_compute(seen: Observations) -> Shares:
+    """Return shares of compute and of everything else, all that an op table tells."""
+    total = float(np.sum(seen.iteration_ns))
+    compute = np.nan_to_num(seen.busy_ns).sum(axis=1) / max(total, 1.0)
+    compute = np.clip(compute, 0.0, 1.0)
+    return Shares(
+        ranks=seen.members.ranks,
+        names=("compute", "other"),
+        ratio=np.stack([compute, 1.0 - compute], axis=1),
+    )
+
+
+def slowdowns(examined: Examination) -> Floats:
+    """Return how much slower each row computes than its peers, (row,); findings' own figures win.
+
+    NaN where a row has no peers.
+    """
+    value = np.exp(robust.median(examined.slowness, axis=1))
+    for finding in examined.report.findings:
+        if finding.cause in RANK_CAUSES and finding.cause != Cause.HOST:
+            rows = _rows_of(examined.seen.members, finding.ranks)
+            value[rows] = np.fmax(value[rows], finding.slowdown)
+    return value
+
+
+def _rows_of(members: Members, ranks: Sequence[int]) -> list[int]:
+    named = set(ranks)
+    return [row for row, own in enumerate(members.workers) if named & set(own)]
+
+
+def causes_by_row(members: Members, findings: Sequence[Finding]) -> dict[int, str]:
+    """Return the causes for which findings name each row; a heavy stage names no single rank."""
+    causes: dict[int, list[str]] = {}
+    for finding in findings:
+        if finding.cause != Cause.STAGE_IMBALANCE:
+            for row in _rows_of(members, finding.ranks):
+                causes.setdefault(row, []).append(f"{finding.cause.value} ({finding.owner.value})")
+    return {row: ", ".join(dict.fromkeys(names)) for row, names in causes.items()}
+
+
+def rank_columns(examined: Examination, shares: Shares, findings: Sequence[Finding]) -> Json:
+    """Return the columns of the table of ranks; a row stands for a rank or an unsplit TP group."""
+    members = examined.seen.members
+    lines, line_names = _lines(members)
+    hosts = list(dict.fromkeys(members.hosts))
+    number = {host: place for place, host in enumerate(hosts)}
+    used = np.flatnonzero(shares.ratio.max(axis=0, initial=0.0) >= 0.0005)
+    names = [shares.names[one] for one in used]
+    return {
+        "names": [_joined(workers) for workers in members.workers],
+        "first": [int(workers[0]) for workers in members.workers],
+        "places": list(members.labels),
+        "hosts": list(hosts),
+        "host": [number[host] for host in members.hosts],
+        "gpu": list(members.device_index),
+        "has_gpus": members.device_kind == "cuda",
+        "stage": members.stage.tolist(),
+        "line": lines,
+        "line_names": line_names,
+        "column": members.replica.tolist(),
+        "slowdown": _rounded(slowdowns(examined)),
+        "compute_ms": _rounded(robust.median(examined.seen.busy_ns, axis=1) / NS_PER_MS),
+        "causes": {str(row): text for row, text in causes_by_row(members, findings).items()},
+        "share_names": [[name, MEANINGS[name]] for name in names],
+        "shares": _packed(_of_rows(members, shares)[:, used] * 1000),
+    }
+
+
+def _joined(ranks: tuple[int, ...]) -> str:
+    return "+".join(map(str, ranks))
+
+
+def _of_rows(members: Members, shares: Shares) -> Floats:
+    """Return the mean share of each row's ranks, (row, share); 0 where they were not recorded."""
+    place = {int(rank): row for row, rank in enumerate(shares.ranks)}
+    ratio = np.zeros((len(members), len(shares.names)))
+    for row, workers in enumerate(members.workers):
+        known = [place[rank] for rank in workers if rank in place]
+        if known:
+            ratio[row] = shares.ratio[known].mean(axis=0)
+    return ratio
+
+
+def _lines(members: Members) -> tuple[list[Json], list[Json]]:
+    """Return each row's line in the picture of stages (stage, CP and TP rank), and line names."""
+    axes = ["pp", *(axis for axis in ("cp", "tp") if len(np.unique(members.place[axis])) > 1)]
+    places = np.stack([members.place[axis] for axis in axes])
+    keys, line = np.unique(places, axis=1, return_inverse=True)
+    names: list[Json] = [
+        " ".join(f"{axis.upper()}{part}" for axis, part in zip(axes, key, strict=True))
+        for key in keys.T.tolist()
+    ]
+    return [int(one) for one in line.reshape(-1)], names
+
+
+def time_matrices(examined: Examination) -> Json:
+    """Return iteration times and every row's compute, in ms and relative to its peers."""
+    seen = examined.seen
+    most = max(2, min(MOST_POINTS, MOST_VALUES // max(len(seen.members), 1)))
+    edges = point_edges(len(seen.iterations), most)
+    busy = medians_between(seen.busy_ns / NS_PER_MS, edges)
+    largest = float(np.nanmax(busy, initial=0.0)) or 1.0
+    return {
+        "iterations": _spans_of_points(seen.iterations, edges),
+        "iteration_ms": _rounded(medians_between(seen.iteration_ns[None] / NS_PER_MS, edges)[0]),
+        "largest_ms": largest,
+        "compute": _packed(busy * PACKED_LARGEST / largest),
+        "relative": _packed(np.exp(medians_between(examined.slowness, edges)) * RATIO_STEP),
+        "ratio_step": RATIO_STEP,
+        "by_layers": examined.across_stages,
+    }
+
+
+def point_edges(number: int, most: int) -> Integers:
+    """Return where each of at most `most` points begins among so many iterations."""
+    if number <= most:
+        return np.arange(number)
+    return np.unique(np.linspace(0, number, most + 1).astype(np.int64)[:-1])
+
+
+def medians_between(values: Floats, edges: Integers) -> Floats:
+    """Return medians of neighbouring iterations, (row, point)."""
+    if len(edges) == values.shape[-1]:
+        return values
+    parts = np.split(values, edges[1:], axis=-1)
+    return np.stack([robust.median(part, axis=-1) for part in parts], axis=-1)
+
+
+def _spans_of_points(iterations: Integers, edges: Integers) -> list[Json]:
+    """Return each point's first and last iteration."""
+    last = np.r_[edges[1:], len(iterations)] - 1
+    return [[int(iterations[a]), int(iterations[b])] for a, b in zip(edges, last, strict=True)]
+
+
+def _packed(values: Floats) -> str:
+    """Return numbers as base64 of little-endian 16-bit integers; 0 where a value is not known."""
+    whole = np.clip(np.rint(np.nan_to_num(values)), 0, PACKED_LARGEST)
+    return base64.b64encode(whole.astype("<u2").tobytes()).decode()
+
+
+def _rounded(values: Floats) -> list[Json]:
+    """Return four significant digits; None where a value is not known."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def slow_links(transfers: Transfers | None, findings: Sequence[Finding]) -> list[Json]:
+    """Return connections slower than equal ones, those that findings name first."""
+    if transfers is None:
+        return []
+    level = robust.median(transfers.transfer_ns, axis=1)
+    ratio = np.full(len(level), np.nan)
+    for kind in np.unique(transfers.kind):
+        rows = np.flatnonzero(transfers.kind == kind)
+        if len(rows) > 1:
+            ratio[rows] = level[rows] / max(float(robust.median(level[rows])), 1.0)
+    named = [set(one.ranks) for one in findings if one.cause == Cause.LINK]
+    is_named = [any(ranks <= set(own) for ranks in named) for own in transfers.members]
+    drawn = [row for row in range(len(level)) if ratio[row] >= LINK_EDGE]
+    drawn.sort(key=lambda row: (not is_named[row], -ratio[row]))
+    return [
+        {
+            "ranks": list(transfers.members[row]),
+            "kind": transfers.kinds[int(transfers.kind[row])],
+            "ratio": round(float(ratio[row]), 3),
+            "named": is_named[row],
+        }
+        for row in drawn[:MOST_LINKS]
+    ]
+
+
+def chart_of(series: Series) -> Json:
+    """Return a finding's series as lines for a chart."""
+    edges = point_edges(len(series.iterations), MOST_POINTS)
+
+    def values(line: Floats) -> list[Json]:
+        return _rounded(medians_between(line[None], edges)[0])
+
+    return {
+        "quantity": series.quantity,
+        "unit": series.unit,
+        "iterations": _spans_of_points(series.iterations, edges),
+        "lines": [{"name": name, "values": values(line)} for name, line in series.lines],
+        "peers": {
+            "name": series.peers_name,
+            "middle": values(series.peers),
+            "low": values(series.peers_low),
+            "high": values(series.peers_high),
+        },
+    }

@@ -1,0 +1,235 @@
+"""Cut one iteration out of a timeline: the rank at fault, and the ranks that wait for it.
+
+The iteration is the longest one in which the finding is active. Of each operation that the culprit
+reaches last, the other members' waiting is its doing; the ranks with most of it are its victims.
+
+    rank 5   ├──── forward ────┤├transfer┤       culprit: arrives last
+    rank 1   ├─ forward ─┤░wait░├transfer┤       victim: waits until rank 5 is there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from detect.observe.observations import Observations
+from detect.report import Finding
+from detect.text import ranks_text
+from megascan.arrays import Flags, Integers, group_starts, new_parts
+from megascan.header import Json
+from megascan.schema import COMMUNICATION_KINDS, Kind, Track
+from megascan.timeline import Timeline, codes, equals, numbers
+
+MOST_CULPRITS = 2
+MOST_VICTIMS = 5
+MOST_PIECES = 400
+"""Of a lane; shorter ones are joined with their neighbours until they are as few."""
+MOST_ARRIVALS = 12
+WORTH_AN_ARRIVAL = 0.01
+"""Share of the iteration that a victim must wait for an arrival to be marked."""
+PASSES = ("forward", "backward")
+HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """Columns of the spans of one iteration; times are relative to its begin."""
+
+    table: pa.Table
+    rank: Integers
+    start: Integers
+    end: Integers
+    wait: Integers
+    match: Integers
+    communication: Flags
+
+    @classmethod
+    def of(cls, timeline: Timeline, iteration: int) -> _Spans:
+        table = timeline.spans.filter(pa.array(numbers(timeline.spans, "iteration") == iteration))
+        start = numbers(table, "start_ns")
+        begin = int(start.min(initial=np.iinfo(np.int64).max)) if len(start) else 0
+        return cls(
+            table=table,
+            rank=numbers(table, "rank"),
+            start=start - begin,
+            end=start - begin + numbers(table, "duration_ns"),
+            wait=numbers(table, "wait_ns"),
+            match=numbers(table, "match"),
+            communication=equals(table, "kind", *COMMUNICATION_KINDS),
+        )
+
+
+def critical_strip(timeline: Timeline, seen: Observations, finding: Finding | None) -> Json:
+    """Return the strip of the finding's longest iteration; None where nothing can be shown.
+
+    Without a finding the lanes are the ranks that wait least and most in the longest iteration.
+    """
+    iteration = _longest_iteration(seen, finding)
+    if iteration is None:
+        return None
+    spans = _Spans.of(timeline, iteration)
+    if not len(spans.rank):
+        return None
+    culprits = [rank for rank in finding.ranks if rank in timeline.headers] if finding else []
+    chosen = culprits[:MOST_CULPRITS]
+    victims = _victims(spans, culprits)
+    shown = [*chosen, *(rank for rank in victims if rank not in chosen)]
+    lanes: list[Json] = [
+        {
+            "rank": rank,
+            "place": timeline.layout.label(rank),
+            "role": "named" if rank in culprits else "waits",
+            "pieces": _pieces(spans, rank),
+        }
+        for rank in shown
+    ]
+    return {
+        "iteration": iteration,
+        "length_us": round(int(spans.end.max()) / 1e3, 1),
+        "who": ranks_text(tuple(chosen)) if chosen else "",
+        "at": f"{shown[0]}:{iteration}",
+        "lanes": lanes,
+        "arrivals": _arrivals(spans, shown, set(culprits)),
+    }
+
+
+def _longest_iteration(seen: Observations, finding: Finding | None) -> int | None:
+    if not len(seen.iterations):
+        return None
+    active = np.ones(len(seen.iterations), dtype=np.bool_)
+    if finding is not None:
+        episodes = finding.episodes or ((finding.first_iteration, finding.last_iteration),)
+        active = np.logical_or.reduce(
+            [(seen.iterations >= first) & (seen.iterations <= last) for first, last in episodes]
+        )
+    rows = np.flatnonzero(active)
+    if not len(rows):
+        return None
+    return int(seen.iterations[rows[np.argmax(np.nan_to_num(seen.iteration_ns[rows]))]])
+
+
+def _victims(spans: _Spans, culprits: list[int]) -> list[int]:
+    """Return the ranks that wait longest for the culprits, then those that wait longest at all."""
+    rows = np.flatnonzero(spans.communication & (spans.wait > 0))
+    ranks = np.unique(spans.rank)
+    if culprits:
+        rows = rows[~np.isin(spans.rank[rows], culprits)]
+        caused = rows[np.isin(spans.match[rows], _reached_last(spans, culprits))]
+        order = [*_by_wait(spans, caused), *_by_wait(spans, rows)]
+        return list(dict.fromkeys(order))[:MOST_VICTIMS]
+    waited = dict.fromkeys(ranks.tolist(), 0.0) | _wait_of(spans, rows)
+    order = sorted(waited, key=lambda rank: (waited[rank], rank))
+    return list(dict.fromkeys([*order[:2], *order[-MOST_VICTIMS:]]))
+
+
+def _reached_last(spans: _Spans, culprits: list[int]) -> Integers:
+    """Return the operations (match ids) that a culprit arrives at last, so that others wait."""
+    own = np.isin(spans.rank, culprits) & spans.communication & (spans.match >= 0)
+    return spans.match[own & (spans.wait <= 0)]
+
+
+def _wait_of(spans: _Spans, rows: Integers) -> dict[int, float]:
+    ranks, number = np.unique(spans.rank[rows], return_inverse=True)
+    total = np.bincount(number, weights=spans.wait[rows], minlength=len(ranks))
+    return dict(zip(ranks.tolist(), total.tolist(), strict=True))
+
+
+def _by_wait(spans: _Spans, rows: Integers) -> list[int]:
+    waited = _wait_of(spans, rows)
+    return sorted(waited, key=lambda rank: (-waited[rank], rank))
+
+
+def _arrivals(spans: _Spans, shown: list[int], culprits: set[int]) -> list[Json]:
+    """Return [culprit's lane, victim's lane, µs]: where a victim's waiting for a culprit ends."""
+    least = WORTH_AN_ARRIVAL * float(spans.end.max())
+    reached = {
+        int(spans.match[row]): int(spans.rank[row])
+        for row in np.flatnonzero(spans.communication & (spans.match >= 0) & (spans.wait <= 0))
+        if int(spans.rank[row]) in culprits and int(spans.rank[row]) in shown
+    }
+    waiting = [
+        row
+        for row in np.flatnonzero(spans.communication & (spans.wait >= least))
+        if int(spans.match[row]) in reached
+        and int(spans.rank[row]) in shown
+        and int(spans.rank[row]) not in culprits
+    ]
+    waiting.sort(key=lambda row: -int(spans.wait[row]))
+    return [
+        [
+            shown.index(reached[int(spans.match[row])]),
+            shown.index(int(spans.rank[row])),
+            round(int(spans.start[row] + spans.wait[row]) / 1e3, 1),
+        ]
+        for row in waiting[:MOST_ARRIVALS]
+    ]
+
+
+def _pieces(spans: _Spans, rank: int) -> list[Json]:
+    """Return [share, name, start µs, length µs, is overlapped] of everything a rank does.
+
+    Later pieces lie over earlier ones: compute, then communication, then the host's work.
+    """
+    own = spans.rank == rank
+    name, names = codes(spans.table, "name")
+    microbatch = numbers(spans.table, "microbatch")
+    overlapped = numbers(spans.table, "track") == Track.OVERLAPPED
+    compute = own & equals(spans.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER)
+    passes = compute & (
+        equals(spans.table, "name", *PASSES) | equals(spans.table, "kind", Kind.OPTIMIZER)
+    )
+    pieces: list[Json] = []
+    if passes.any():
+        for row in np.flatnonzero(passes).tolist():
+            text = names[name[row]]
+            number = int(microbatch[row])
+            text += f", microbatch {number}" if number >= 0 and text in PASSES else ""
+            pieces.append(_piece("compute", text, (spans.start[row], spans.end[row])))
+    else:
+        pieces += _joined(spans, np.flatnonzero(compute), "compute")
+    talking = np.flatnonzero(own & spans.communication)
+    if len(talking) > MOST_PIECES:
+        pieces += _joined(spans, talking, "transfer")
+    else:
+        for row in talking.tolist():
+            pieces += _communication(spans, row, names[name[row]], bool(overlapped[row]))
+    for row in np.flatnonzero(own & equals(spans.table, "kind", *HOST_KINDS))[:MOST_PIECES]:
+        pieces.append(_piece("host", names[name[row]], (spans.start[row], spans.end[row])))
+    return pieces
+
+
+def _communication(spans: _Spans, row: int, name: str, overlapped: bool) -> list[Json]:
+    start, end, wait = int(spans.start[row]), int(spans.end[row]), int(spans.wait[row])
+    if wait < 0:
+        return [_piece("unsplit", name, (start, end), overlapped)]
+    there = min(start + wait, end)
+    pieces = [_piece("wait", name, (start, there), overlapped)] if there > start else []
+    return [*pieces, _piece("transfer", name, (there, end), overlapped)]
+
+
+def _joined(spans: _Spans, rows: Integers, share: str) -> list[Json]:
+    """Return the union of spans as at most MOST_PIECES pieces: the smallest gaps are closed."""
+    rows = rows[np.argsort(spans.start[rows], kind="stable")]
+    low, high = new_parts(spans.start[rows], spans.end[rows])
+    low, high = low[high > low], high[high > low]
+    if not len(low):
+        return []
+    gaps = low[1:] - high[:-1]
+    least = 0
+    if len(low) > MOST_PIECES:
+        least = int(np.sort(gaps)[len(gaps) - MOST_PIECES])
+    starts = group_starts(np.r_[0, np.cumsum(gaps > least)])
+    ends = np.r_[starts[1:], len(low)] - 1
+    return [
+        _piece(share, "", (low[first], high[last]))
+        for first, last in zip(starts, ends, strict=True)
+    ]
+
+
+def _piece(
+    share: str, name: str, times: tuple[np.int64 | int, np.int64 | int], overlapped: bool = False
+) -> list[Json]:
+    start, end = int(times[0]), int(times[1])
+    return [share, name, round(start / 1e3, 1), round((end - start) / 1e3, 1), int(overlapped)]

@@ -1,0 +1,183 @@
+"""The report in words, for somebody who was woken up; names, numbers and lists as they are read.
+
+`render_text` says first the answer, then why, then what to do, then what could not be seen.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from detect.observe.observations import Members
+from detect.report import Finding, Owner, Report, Verdict
+from detect.thresholds import COSTS
+from megascan.errors import listed
+
+
+def percent(ratio: float) -> str:
+    """1.098 as "9.8 %"; small values keep a digit."""
+    value = (ratio - 1.0) * 100
+    return f"{value:.0f} %" if value >= 20 else f"{value:.1f} %"
+
+
+def milliseconds(time_ns: float) -> str:
+    """A time in ms, µs or s, three digits."""
+    for limit, unit, size in ((1e6, "µs", 1e3), (1e9, "ms", 1e6)):
+        if abs(time_ns) < limit:
+            return f"{time_ns / size:.3g} {unit}"
+    return f"{time_ns / 1e9:.3g} s"
+
+
+def times(slowdown: float) -> str:
+    """1.31 as "1.31x"."""
+    return f"{slowdown:.3f}x" if slowdown < 1.1 else f"{slowdown:.2f}x"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 peer, 3 peers, 8 passes."""
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
+
+
+def place(members: Members, row: int) -> str:
+    """DP1 PP0 TP1, host n03, GPU 5."""
+    parts = [members.labels[row]]
+    if members.hosts[row]:
+        parts.append(f"host {members.hosts[row]}")
+    if members.device_kind == "cuda":
+        parts.append(f"GPU {members.device_index[row]}")
+    return ", ".join(parts)
+
+
+def ranks_of(members: Members, row: int) -> str:
+    """rank 5, or ranks 4 and 5 for a row that stands for a TP group."""
+    return ranks_text(members.workers[row])
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """rank 5, or ranks 4 and 5."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+
+
+def confidence(q_value: float) -> str:
+    """How sure, in a word and a number."""
+    word = "high" if q_value < 1e-4 else "good" if q_value < 1e-3 else "moderate"
+    shown = "below 1e-12" if q_value < 1e-12 else f"{q_value:.1g}"
+    return f"{word} (q {shown})"
+
+
+SHOWN_NEXT_STEPS = 4
+WIDTH = 100
+LABEL = 10
+"""Columns of "evidence  " and the other labels."""
+
+
+def render_text(report: Report) -> str:
+    """Return the report in words, a hundred columns wide."""
+    lines = [_answer(report), ""]
+    several = len(report.findings) > 1
+    for number, finding in enumerate(report.findings, 1):
+        if several:
+            lines += _wrapped(f"{number}. ", finding.headline)
+        lines += [*_finding(finding), ""]
+    lines += _could_not_show(report)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _answer(report: Report) -> str:
+    if report.verdict == Verdict.HEALTHY:
+        return f"HEALTHY: no rank, link or stage stands out in {_window(report)}."
+    if not report.findings:
+        return f"UNDECIDED: nothing could be compared in {_window(report)}."
+    first = report.findings[0]
+    words = {
+        Verdict.DEGRADED: "DEGRADED",
+        Verdict.JOB: "JOB (no node is at fault)",
+        Verdict.UNDECIDED: "UNDECIDED",
+    }[report.verdict]
+    more = len(report.findings) - 1
+    also = f" ({counted(more, 'more finding')} below)" if more else ""
+    return f"{words}: {first.headline}.{also}"
+
+
+def _window(report: Report) -> str:
+    first, last = report.iterations
+    return f"{counted(report.num_iterations, 'iteration')} ({first} to {last})"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """Label and text, continued under the text."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return _wrapped(f"   {label:<{LABEL}}", text)
+
+
+def _finding(finding: Finding) -> list[str]:
+    low, high = finding.slowdown_interval
+    least = "at least " if finding.slowdown_is_bound else ""
+    owner = {
+        Owner.NODE: "the node: look at this hardware",
+        Owner.JOB: "the job itself: its partition, data or settings",
+        Owner.UNDECIDED: "undecided",
+    }[finding.owner]
+    lines = [
+        *_labelled("cause", f"{finding.cause}, owner: {owner}"),
+        *_labelled(
+            "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        ),
+        *_labelled("cost", _cost(finding)),
+    ]
+    if len(finding.episodes) > 1:
+        spans = [f"{first}-{last}" for first, last in finding.episodes]
+        lines += _labelled("episodes", f"iterations {listed(spans)}")
+    for sentence in finding.evidence:
+        lines += _labelled("evidence", sentence)
+    for step in finding.next_steps[:SHOWN_NEXT_STEPS]:
+        lines += _labelled("next", step)
+    return lines
+
+
+def _cost(finding: Finding) -> str:
+    ratio = finding.step_time_cost_ratio
+    how = "by replay of the step" if finding.cost_is_replayed else "estimate"
+    if ratio < COSTS.next_to_nothing_ratio:
+        return f"next to nothing: it hides in time that others spend anyway ({how})"
+    return f"an iteration takes {ratio:.3f} times what it would without it ({how})"
+
+
+def _could_not_show(report: Report) -> list[str]:
+    lines = ["What this trace could and could not have shown:"]
+    lines += _labelled(
+        "window",
+        f"{_window(report)} of {milliseconds(report.iteration_ns)}, "
+        f"{counted(report.world_size, 'rank')}",
+    )
+    if report.minimum_detectable:
+        parts = [f"{name} {percent(value)}" for name, value in report.minimum_detectable.items()]
+        lines += _labelled(
+            "power",
+            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
+            + ", ".join(parts)
+            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
+        )
+    lines += _labelled(
+        "rule",
+        f"named from {percent(report.min_slowdown)} on, over all ranks and classes at a false-"
+        f"discovery rate of {report.false_discovery_rate:.0%}: of a hundred names as unsure as "
+        f"that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
+    )
+    if report.alignment is not None:
+        lines += _labelled(
+            "clocks", f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
+        )
+    for note in report.notes:
+        lines += _labelled("note", note)
+    return lines

@@ -1,0 +1,817 @@
+"""Every number that decides a verdict: its value, its unit, where it comes from.
+
+What a user may set stands in `DetectorSettings`; the rest stands in one table a subject, used as
+`PAIRS.agrees_share`. `python -m benchmarks.detection.thresholds` moves each by a half, down and up,
+reruns a part of the detection benchmark and writes what changes into
+`benchmarks/results/thresholds.md`.
+
+Units: "log" is a natural logarithm of a ratio of times (0.05 is 5.1 % longer); a "share" lies
+between 0 and 1; "sigma" counts standard deviations.
+
+To add a threshold: a line in the table of its subject. A test forbids bare fractions in the rooms
+`causes`, `observe` and `stats`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from megascan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", int, float)
+
+
+class Origin(StrEnum):
+    """Where a number comes from."""
+
+    BENCHMARK = "benchmark"
+    """Chosen with the detection benchmarks (benchmarks/results/detection*.md)."""
+    PHYSICS = "physics"
+    """What devices, hosts and networks do, measured or published."""
+    CONVENTION = "convention"
+    """Usual practice, or a judgement of what is worth reporting."""
+    MATHEMATICS = "mathematics"
+    """Follows from a definition: not to be moved."""
+
+
+def limit(value: T, unit: str, origin: Origin, meaning: str) -> T:
+    """Declare a field with its value, unit, origin and meaning."""
+    return field(default=value, metadata={"unit": unit, "origin": origin, "meaning": meaning})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorSettings:
+    """Thresholds that a user may set. Raises ConfigError for a value outside its range.
+
+    Example: ``DetectorSettings(min_slowdown=1.05)`` is silent about ranks less than 5 % slow.
+    """
+
+    min_slowdown: float = limit(
+        1.03, "ratio", Origin.CONVENTION,
+        "effect floor: slower than peers by less than this is never reported (1.03 = 3 %)",
+    )  # fmt: skip
+    false_discovery_rate: float = limit(
+        0.01, "share", Origin.CONVENTION,
+        "expected share of false names among the names, over all ranks and classes",
+    )  # fmt: skip
+    power: float = limit(
+        0.95, "probability", Origin.CONVENTION,
+        "with which a slowdown of the reported minimum size would be found",
+    )  # fmt: skip
+    min_iterations: int = limit(
+        4, "iterations", Origin.BENCHMARK,
+        "a finding must hold in at least so many traced iterations (or in the whole window)",
+    )  # fmt: skip
+    min_share: float = limit(
+        0.7, "share", Origin.CONVENTION,
+        "of the iterations of its time span in which a suspect must exceed its peers",
+    )  # fmt: skip
+    num_warmup_iterations: int = limit(
+        2, "iterations", Origin.PHYSICS,
+        "from the run's first on that are left out (allocation, compilation)",
+    )  # fmt: skip
+    min_stage_excess: float = limit(
+        1.10, "ratio", Origin.CONVENTION,
+        "a stage is called heavy when it computes this much longer than the median stage",
+    )  # fmt: skip
+    min_link_slowdown: float = limit(
+        1.25, "ratio", Origin.BENCHMARK, "effect floor of transfers, which vary more than compute"
+    )
+    max_findings: int = limit(
+        32, "rows", Origin.CONVENTION, "the search for further findings ends here"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("min_slowdown", "min_stage_excess", "min_link_slowdown"):
+            value = getattr(self, name)
+            if not 1.0 < value < 100.0:
+                raise ConfigError(f"{name} is {value}, expected more than 1, such as 1.03 for 3 %")
+        for name in ("false_discovery_rate", "power", "min_share"):
+            value = getattr(self, name)
+            if not 0.0 < value < 1.0:
+                raise ConfigError(f"{name} is {value}, expected a share between 0 and 1")
+        for name, least in (("min_iterations", 2), ("num_warmup_iterations", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected {least} or more")
+        if self.max_findings < 1:
+            raise ConfigError(f"max_findings is {self.max_findings}, expected 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """Which iterations are judged."""
+
+    min_iterations: int = limit(
+        2, "iterations", Origin.MATHEMATICS, "a verdict needs: noise cannot be told from one"
+    )
+    warm_ratio: float = limit(
+        1.15, "ratio", Origin.PHYSICS,
+        "a leading iteration whose compute is so far above the rest's is still warming up",
+    )  # fmt: skip
+    min_kept: int = limit(
+        3, "iterations", Origin.CONVENTION, "are kept whatever looks like warm-up"
+    )
+    cpu_time_share: float = limit(
+        0.9, "share", Origin.CONVENTION, "of passes with CPU time, from which on CPU time is used"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Passes:
+    """What of a pass is the rank's own time."""
+
+    max_pause_share: float = limit(
+        0.002, "share", Origin.BENCHMARK,
+        "a pass with more garbage collection in it says nothing about compute",
+    )  # fmt: skip
+    layers_alike_ratio: float = limit(
+        1.15, "ratio", Origin.PHYSICS,
+        "layers of one rank that differ by more are of two kinds (dense and expert)",
+    )  # fmt: skip
+    entangled_share: float = limit(
+        0.5, "share", Origin.CONVENTION,
+        "of a phase's passes that must hold overlapped collectives before own times are estimated",
+    )  # fmt: skip
+    shortest_quantile: float = limit(
+        0.05, "share", Origin.BENCHMARK,
+        "quantile of a module's collective time that stands for one without any waiting",
+    )  # fmt: skip
+    last_reach_share: float = limit(
+        0.02, "share of the lead", Origin.BENCHMARK,
+        "a collective that is longer than the shortest by no more did not wait",
+    )  # fmt: skip
+    min_exact_modules: int = limit(
+        5, "modules", Origin.CONVENTION, "without waiting, from which on a rank's ratio is believed"
+    )
+    max_hidden_ratio: float = limit(
+        1.15, "ratio", Origin.BENCHMARK,
+        "weight gradients that end within a wait shorten a module by no more",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stalls:
+    """When a device stood still inside a pass."""
+
+    min_modules: int = limit(
+        4,
+        "modules",
+        Origin.CONVENTION,
+        "of a pass, from which on their median says what is typical",
+    )
+    tolerance_share: float = limit(
+        0.1, "share", Origin.BENCHMARK, "by which a pass may exceed what follows from its modules"
+    )
+    max_rest_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "by which ranks of a stage differ in the rest of a pass (the first of a TP group sums the "
+        "losses)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Starvation:
+    """When a device waits for its host."""
+
+    lead_ns: int = limit(
+        20_000, "ns", Origin.PHYSICS,
+        "a host that is less ahead than a few launches take (5 to 10 µs each) starves its device",
+    )  # fmt: skip
+    lead_share: float = limit(
+        0.5, "share of the operation", Origin.BENCHMARK, "a host that is less ahead starves, too"
+    )
+    starved_share: float = limit(
+        0.7, "share of operations", Origin.BENCHMARK, "launched just in time: a starved device"
+    )
+    fed_share: float = limit(
+        0.5, "share of operations", Origin.BENCHMARK, "launched just in time: a device that is fed"
+    )
+    host_bound_share: float = limit(
+        0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
+    )
+    loads_most_ratio: float = limit(
+        2.0, "ratio", Origin.CONVENTION, "a rank that loads longer than its TP group's others"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compute:
+    """Ranks that compute slowly."""
+
+    gpu_noise_log: float = limit(
+        0.001, "log", Origin.PHYSICS, "by which an iteration's value on a GPU always varies"
+    )
+    cpu_noise_log: float = limit(
+        0.003, "log", Origin.PHYSICS, "by which an iteration's value on a CPU always varies"
+    )
+    gpu_spread_log: float = limit(
+        0.004, "log", Origin.PHYSICS, "by which sound GPUs differ for good"
+    )
+    cpu_spread_log: float = limit(
+        0.01, "log", Origin.PHYSICS, "by which sound CPUs differ for good"
+    )
+    spread_of_floor_share: float = limit(
+        1.0 / 6.0, "share of the floor", Origin.CONVENTION,
+        "who asks for small slowdowns takes what is usual for at most so much of them",
+    )  # fmt: skip
+    mixed_ratio: float = limit(
+        1.3, "ratio", Origin.PHYSICS,
+        "effect floor where communication is part of CPU time: processes that wait over gloo poll "
+        "and copy by a fifth of it; caches and shared memory cost as much",
+    )  # fmt: skip
+    cache_share: float = limit(
+        0.4, "share of the effect", Origin.BENCHMARK,
+        "an optimizer that is slower by less says that caches are cold, not that the core is slow",
+    )  # fmt: skip
+    min_pool: int = limit(
+        3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told; fewer have no median"
+    )
+    one_sided_share: float = limit(
+        0.3, "share of the effect", Origin.CONVENTION,
+        "a pass that is slower by less than this of the other's effect is not slow",
+    )  # fmt: skip
+    surely_q: float = limit(
+        1e-6, "q-value", Origin.CONVENTION, "below which even one slow pass alone is worth saying"
+    )
+    lone_floor_log: float = limit(
+        0.04, "log", Origin.PHYSICS, "by which stages differ in their layers for their own reasons"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ordinary:
+    """Slow by so little, or in such a place, that no node need be at fault."""
+
+    small_floors: float = limit(
+        1.5, "times the floor", Origin.BENCHMARK, "more is no ordinary difference between chips"
+    )
+    rms_factor: float = limit(
+        4.5, "times the root mean square", Origin.BENCHMARK,
+        "of the sound ranks' distances, from which on a small slowdown stands out",
+    )  # fmt: skip
+    largest_factor: float = limit(
+        3.0, "times the largest", Origin.BENCHMARK,
+        "of the sound ranks' distances, from which on a small slowdown stands out",
+    )  # fmt: skip
+    mostly_share: float = limit(
+        0.7, "share of the window", Origin.CONVENTION, "from which on a slowdown is a level"
+    )
+    alike_share: float = limit(
+        0.7, "share of the largest", Origin.CONVENTION,
+        "that every rank of a place must reach for the place to be slow alike",
+    )  # fmt: skip
+    position_reach_log: float = limit(
+        math.log(1.07), "log", Origin.PHYSICS,
+        "what the duties of a TP group's first rank may cost it: 7 %",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """Which of two ranks is at fault."""
+
+    agrees_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION, "that a second measure must confirm"
+    )
+    elsewhere_share: float = limit(
+        0.3, "share of the effect", Origin.CONVENTION,
+        "that other stages of the replica may show, for the data not to be the reason",
+    )  # fmt: skip
+    max_phase_ratio: float = limit(
+        1.5, "times the effect", Origin.CONVENTION, "that one pass of a slow device may show"
+    )
+    min_effect_log: float = limit(
+        math.log(1.15), "log", Origin.PHYSICS,
+        "two sound devices may differ by less, and their optimizers with them",
+    )  # fmt: skip
+    min_optimizer_log: float = limit(
+        0.01, "log", Origin.BENCHMARK, "by which the optimizer of a slow one of a pair is slower"
+    )
+    min_normal_iterations: int = limit(
+        2, "iterations", Origin.MATHEMATICS, "outside the slow ones that make a history"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """Slow devices told from long data, hidden waiting and hot experts."""
+
+    optimizer_share: float = limit(
+        0.08, "share of the effect", Origin.BENCHMARK,
+        "that a slow device's optimizer, which is bound by memory, shows at least",
+    )  # fmt: skip
+    sure_sigmas: float = limit(
+        3.0, "sigma", Origin.CONVENTION, "of sound ranks by which a slow optimizer stands out"
+    )
+    optimizer_error_log: float = limit(
+        0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
+    )
+    alike_share: float = limit(
+        0.75, "share of the ranks", Origin.CONVENTION,
+        "on the same data that are slow alike, from which on the data may be the reason",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hosts:
+    """Hosts that are slow as a whole."""
+
+    min_ranks: int = limit(
+        2, "rows", Origin.MATHEMATICS, "of a host that are pooled; one is judged by itself"
+    )
+    min_control: int = limit(
+        3, "rows", Origin.MATHEMATICS, "of other hosts, or other hosts, that have a spread"
+    )
+    most_of_host_share: float = limit(
+        0.75, "share of its ranks", Origin.CONVENTION,
+        "that compute slowly by half of the mean or more; of lost time, all of them do",
+    )  # fmt: skip
+    spread_log: float = limit(
+        0.004, "log", Origin.PHYSICS, "by which the computing of sound ranks differs at least"
+    )
+    spread_share: float = limit(
+        0.002, "share of an iteration", Origin.PHYSICS, "by which lost time differs at least"
+    )
+    least_share: float = limit(
+        0.03, "share of an iteration", Origin.BENCHMARK, "that a slow host costs its ranks at least"
+    )
+    least_doubtful_share: float = limit(
+        0.05, "share of an iteration", Origin.BENCHMARK,
+        "the same where stages are compared with each other, or another rank is named",
+    )  # fmt: skip
+    device_share: float = limit(
+        0.1, "share of the effect", Origin.BENCHMARK,
+        "that the optimizer shows where data, or the partition, may make all passes longer",
+    )  # fmt: skip
+    starving_log: float = limit(
+        0.15, "log", Origin.BENCHMARK,
+        "by which the optimizer's many short kernels are slower on a host that launches late",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Networks:
+    """Hosts whose network is slow."""
+
+    spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    min_connections: int = limit(
+        2, "connections", Origin.CONVENTION, "that a host's slow network shows in at least"
+    )
+    sure_sigmas: float = limit(
+        4.0, "sigma", Origin.CONVENTION, "by which the connections of a slow network stand out"
+    )
+    outer_share: float = limit(
+        0.25, "share of the connections", Origin.CONVENTION,
+        "on either side that may lie beyond the gap between slow and quick ones",
+    )  # fmt: skip
+    unharmed_share: float = limit(
+        0.3, "share of the floor", Origin.BENCHMARK,
+        "a kind of transfers that is slower by less acquits the network",
+    )  # fmt: skip
+    min_bytes: int = limit(
+        65_536, "bytes", Origin.PHYSICS, "below which a transfer is latency, not bandwidth"
+    )
+    min_step_share: float = limit(
+        0.005,
+        "share of an iteration",
+        Origin.BENCHMARK,
+        "that a slow network costs one of its ranks",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bursts:
+    """Ranks that lose time now and then."""
+
+    min_hits: int = limit(
+        2, "iterations", Origin.CONVENTION, "that lose time before it is no accident"
+    )
+    max_hit_share: float = limit(
+        0.9, "share of the iterations", Origin.CONVENTION,
+        "with hits, above which it is a level, for the searches of levels to judge",
+    )  # fmt: skip
+    min_rows: int = limit(3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told")
+    margin_share: float = limit(
+        0.02, "share", Origin.BENCHMARK, "of the iteration, or of its passes, that a hit loses"
+    )
+    margin_sigmas: float = limit(
+        6.0, "sigma", Origin.BENCHMARK, "of sound ranks that a hit lies above its peers"
+    )
+    least_share: float = limit(
+        0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
+    )
+    prior_hits: float = limit(
+        0.5,
+        "hits",
+        Origin.MATHEMATICS,
+        "added to those of the others, and as many misses (Jeffreys)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Losses:
+    """Time lost next to compute, as shares of an iteration."""
+
+    noise_share: float = limit(
+        2e-4, "share of an iteration", Origin.PHYSICS, "by which such times always vary"
+    )
+    spread_share: float = limit(
+        0.003, "share of an iteration", Origin.PHYSICS, "by which sound ranks differ for good"
+    )
+    gpu_floor_share: float = limit(
+        1.0 / 3.0, "share of the compute floor", Origin.CONVENTION,
+        "from which on directly measured losses are reported (1 % of a step)",
+    )  # fmt: skip
+    cpu_floor_share: float = limit(
+        1.0, "share of the compute floor", Origin.PHYSICS,
+        "the same on CPUs, where processes take time from each other all the while",
+    )  # fmt: skip
+    host_bound_share: float = limit(
+        0.05, "share of an iteration", Origin.PHYSICS,
+        "by which gaps differ between ranks where every device waits for its host, or between "
+        "stages of one rank",
+    )  # fmt: skip
+    loads_share: float = limit(
+        0.05, "share of the longest", Origin.BENCHMARK,
+        "loading of any rank, that ranks of one stage and place must reach to count as loading",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Links:
+    """Connections that transfer slowly."""
+
+    noise_log: float = limit(0.01, "log", Origin.PHYSICS, "by which a transfer always varies")
+    spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    cpu_min_slowdown: float = limit(
+        1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"
+    )
+    cpu_min_step_share: float = limit(
+        0.02, "share of an iteration", Origin.CONVENTION, "that a slow link on CPUs must cost"
+    )
+    all_of_a_rank_share: float = limit(
+        0.7, "share", Origin.CONVENTION,
+        "of a rank's edges and groups that must be slow before the rank itself is named",
+    )  # fmt: skip
+    clock_errors: float = limit(
+        2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
+    )
+    min_axis_share: float = limit(
+        0.1, "share", Origin.CONVENTION,
+        "operations with less of an axis's transfer time say little about its links",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Imbalance:
+    """Heavy stages and uneven sequences."""
+
+    replicas_agree_share: float = limit(
+        0.5, "share of the excess", Origin.CONVENTION, "by which replicas of a heavy stage differ"
+    )
+    multiplicative_log: float = limit(
+        0.06, "log", Origin.PHYSICS,
+        "forward and backward ratios this close look like a slow device, not a heavy stage",
+    )  # fmt: skip
+    normal_layers_share: float = limit(
+        1.0 / 3.0, "share of the excess", Origin.CONVENTION,
+        "that the layers of a heavy stage may show and still count as normal",
+    )  # fmt: skip
+    min_sequence_spread_log: float = limit(
+        0.06, "log", Origin.PHYSICS,
+        "spread over microbatches; an even job shows 0.01 to 0.03, production skew 0.3 and more",
+    )  # fmt: skip
+    min_sequence_correlation: float = limit(
+        0.6, "rank correlation", Origin.BENCHMARK, "between ranks of a replica: the data's doing"
+    )
+    max_sequence_repetition: float = limit(
+        0.6, "rank correlation", Origin.BENCHMARK,
+        "of a replica's time with that of the next iteration: data are drawn anew",
+    )  # fmt: skip
+    error_floor_ratio: float = limit(
+        1e-4, "ratio", Origin.CONVENTION, "added to standard errors of ratios, which may be nil"
+    )
+    min_samples: int = limit(8, "samples", Origin.CONVENTION, "that a correlation needs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Consequences:
+    """What follows from a fault that is already named."""
+
+    victim_share: float = limit(
+        0.5, "share of the lateness", Origin.CONVENTION,
+        "that lies in communications with a late rank: that rank's victim",
+    )  # fmt: skip
+    alike_ratio: float = limit(
+        1.5, "times the slowdown", Origin.BENCHMARK,
+        "loading, or a link, that is slower by no more has one reason with slow computing: the "
+        "kernels that transfer run on the slow device, too",
+    )  # fmt: skip
+    minor_share: float = limit(
+        0.25, "share of the cost", Origin.CONVENTION,
+        "a link that costs less than this of what its slow device does goes with it",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costs:
+    """What a finding costs the step."""
+
+    max_saved_share: float = limit(
+        0.95, "share of an iteration", Origin.CONVENTION, "that a finding can be said to cost"
+    )
+    max_hidden_share: float = limit(
+        0.1, "share of an iteration", Origin.BENCHMARK,
+        "that other ranks may spend in no span: a replay keeps such waits and would make the "
+        "finding too cheap by as much",
+    )  # fmt: skip
+    next_to_nothing_ratio: float = limit(
+        1.001, "ratio", Origin.CONVENTION, "below which a finding is said to cost nothing"
+    )
+    as_fast_ratio: float = limit(
+        1.5, "ratio", Origin.CONVENTION, "from which on a gain reads better as a multiple"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Readings:
+    """Device readings that are worth a sentence."""
+
+    clock_share: float = limit(
+        0.04, "share", Origin.CONVENTION, "by which a clock differs from the peers' median"
+    )
+    power_share: float = limit(
+        0.15, "share", Origin.PHYSICS, "by which power differs: it follows the load"
+    )
+    temperature_degrees: float = limit(
+        15.0, "°C", Origin.PHYSICS, "by which devices of one node differ by their place in the air"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """The share of the data in a rank's times."""
+
+    min_spread_log: float = limit(
+        0.01, "log", Origin.BENCHMARK, "below which a regression would only add noise"
+    )
+    min_correlation: float = limit(
+        0.4, "correlation", Origin.BENCHMARK, "from which on the data's share is taken out"
+    )
+    min_samples: int = limit(8, "samples", Origin.CONVENTION, "that a regression needs")
+    max_sigmas: float = limit(
+        6.0, "sigma", Origin.CONVENTION, "at which samples of the regression are cut"
+    )
+    min_replicas: int = limit(
+        3, "replicas", Origin.MATHEMATICS, "of which the odd one out can be told"
+    )
+    min_ranks: int = limit(
+        4, "ranks", Origin.MATHEMATICS, "in which one fault hardly moves the median"
+    )
+    alike_share: float = limit(
+        0.75, "share of the slowest", Origin.CONVENTION,
+        "that the least slow rank of a position must reach for the position to cost it",
+    )  # fmt: skip
+    level_sigmas: float = limit(
+        5.0, "sigma", Origin.CONVENTION,
+        "by which a replica's data may by chance be longer over the whole window",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Robust:
+    """Medians and scales."""
+
+    mad_to_sigma: float = limit(
+        1.4826, "ratio", Origin.MATHEMATICS,
+        "standard deviation of a normal law over its median absolute deviation",
+    )  # fmt: skip
+    cut_sigmas: float = limit(
+        3.0, "sigma", Origin.CONVENTION, "at which differences are cut when repetition is measured"
+    )
+    step_cut_sigmas: float = limit(
+        2.5, "sigma", Origin.CONVENTION, "at which steps are cut when noise is measured"
+    )
+    step_bound_ratio: float = limit(
+        1.25, "ratio", Origin.BENCHMARK, "by which the mean square may exceed the median deviation"
+    )
+    repetition_error: float = limit(
+        3.0, "ratio", Origin.MATHEMATICS,
+        "standard error of a ratio of mean squared differences, times the root of their number",
+    )  # fmt: skip
+    min_repetition_iterations: int = limit(
+        6, "iterations", Origin.CONVENTION, "below which noise is not asked whether it repeats"
+    )
+    trimmed_parts: int = limit(
+        3, "parts", Origin.CONVENTION,
+        "a centre is the mean of the values without the lowest and highest of so many parts",
+    )  # fmt: skip
+    centre_loss_ratio: float = limit(
+        1.15, "ratio", Origin.MATHEMATICS,
+        "standard error of such a centre over that of a mean, normal law (1.25 for a median)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NoiseModel:
+    """How far a healthy rank strays from its peers."""
+
+    max_degrees: float = limit(
+        60.0, "degrees of freedom", Origin.CONVENTION,
+        "real noise has heavier tails than a normal law: more are not believed",
+    )  # fmt: skip
+    min_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.CONVENTION, "that a pooled scale is given at least"
+    )
+    usual_degrees: float = limit(
+        12.0, "degrees of freedom", Origin.BENCHMARK,
+        "that the usual spread of a class counts for against what the ranks show",
+    )  # fmt: skip
+    believed_times: float = limit(
+        2.0, "times the usual spread", Origin.BENCHMARK,
+        "from which on what the ranks differ by takes the place of what is usual",
+    )  # fmt: skip
+    max_repetition: float = limit(
+        0.85, "correlation", Origin.CONVENTION, "of neighbours in time that is believed at most"
+    )
+    min_own_iterations: int = limit(
+        8, "iterations", Origin.CONVENTION, "below which a rank's own noise cannot be told"
+    )
+    inner_share: float = limit(
+        0.8, "share of the ranks", Origin.BENCHMARK,
+        "closest to their peers, from which the lasting spread is read",
+    )  # fmt: skip
+    inner_efficiency: float = limit(
+        0.65, "ratio", Origin.MATHEMATICS,
+        "of that quantile as an estimate of a scale, against a standard deviation",
+    )  # fmt: skip
+    max_step_ratio: float = limit(
+        1.2, "ratio", Origin.BENCHMARK, "by which noise by level may exceed noise by steps"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Persistence:
+    """When a rank was slow."""
+
+    apart_sigmas: float = limit(
+        4.0, "sigma", Origin.BENCHMARK, "of sound ranks by which two heaps lie apart at least"
+    )
+    heaps_widen_ratio: float = limit(
+        2.0, "ratio", Origin.MATHEMATICS,
+        "times the spread within the heaps is enough where a pair has no sound rank to tell the "
+        "noise: halves of normal noise are 2.7 of their own standard deviations apart, not 8",
+    )  # fmt: skip
+    min_normal: int = limit(
+        3, "iterations", Origin.CONVENTION, "at the rank's normal level next to scattered slow ones"
+    )
+    min_inside_share: float = limit(
+        0.7, "share", Origin.CONVENTION,
+        "of a stretch's iterations that must lie above the middle between slow and normal",
+    )  # fmt: skip
+    min_above_share: float = limit(
+        0.25, "share of the change", Origin.CONVENTION,
+        "by which the slow part lies above the peers: of two ranks that mirror each other, the one "
+        "that was slower before its peer changed is not at fault",
+    )  # fmt: skip
+    min_outside: int = limit(
+        3, "iterations", Origin.CONVENTION, "next to a stretch that it is compared with, at least"
+    )
+    switch_penalty: float = limit(
+        5.0, "log-likelihood", Origin.BENCHMARK, "that each change of state must gain"
+    )
+    flapping_penalty: float = limit(
+        0.5, "log-likelihood", Origin.BENCHMARK, "the same where changes are the rule"
+    )
+    max_cost: float = limit(
+        8.0, "log-likelihood", Origin.MATHEMATICS,
+        "that one iteration can tell: half the square of 4 sigma, so that one odd iteration is no "
+        "change of state",
+    )  # fmt: skip
+    num_refits: int = limit(
+        4, "rounds", Origin.CONVENTION, "in which path and levels are fitted to each other"
+    )
+    worth_charging_p: float = limit(
+        0.01, "p-value", Origin.CONVENTION, "larger ones can lead to nothing"
+    )
+    clearer_p_ratio: float = limit(
+        0.25, "ratio", Origin.CONVENTION, "of p-values from which on a shorter account is preferred"
+    )
+    prior_hits: float = limit(
+        0.5, "hits", Origin.MATHEMATICS,
+        "and misses that healthy rows are taken to have had before any was seen (Jeffreys)",
+    )  # fmt: skip
+    own_level_log: float = limit(
+        0.02, "log", Origin.BENCHMARK,
+        "a rank whose normal level is this close to its peers' is measured by its change",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Which suspects count."""
+
+    interval_sigmas: float = limit(
+        1.96, "sigma", Origin.MATHEMATICS, "on either side of a 95 % interval"
+    )
+    flapping_share: float = limit(
+        0.3, "share", Origin.BENCHMARK,
+        "of the iterations between first and last episode of a fault that comes and goes",
+    )  # fmt: skip
+    near_floor_share: float = limit(
+        0.75, "share of the floor", Origin.CONVENTION,
+        "that an estimate may fall short to when its interval reaches the floor: a floor of 3 % "
+        "must not hide a true 3 % in half of the cases",
+    )  # fmt: skip
+    patience: int = limit(
+        4, "suspects", Origin.CONVENTION, "in a row that may be insignificant before a search ends"
+    )
+
+
+WINDOW = _Window()
+PASSES = _Passes()
+STALLS = _Stalls()
+STARVATION = _Starvation()
+COMPUTE = _Compute()
+ORDINARY = _Ordinary()
+PAIRS = _Pairs()
+DEVICE = _Device()
+HOSTS = _Hosts()
+NETWORKS = _Networks()
+BURSTS = _Bursts()
+LOSSES = _Losses()
+LINKS = _Links()
+IMBALANCE = _Imbalance()
+CONSEQUENCES = _Consequences()
+COSTS = _Costs()
+READINGS = _Readings()
+DATA = _Data()
+ROBUST = _Robust()
+NOISE = _NoiseModel()
+PERSISTENCE = _Persistence()
+SEARCH = _Search()
+
+TABLES: Mapping[str, DataclassInstance] = {
+    "window": WINDOW,
+    "passes": PASSES,
+    "stalls": STALLS,
+    "starvation": STARVATION,
+    "compute": COMPUTE,
+    "ordinary": ORDINARY,
+    "pairs": PAIRS,
+    "device": DEVICE,
+    "hosts": HOSTS,
+    "networks": NETWORKS,
+    "bursts": BURSTS,
+    "losses": LOSSES,
+    "links": LINKS,
+    "imbalance": IMBALANCE,
+    "consequences": CONSEQUENCES,
+    "costs": COSTS,
+    "readings": READINGS,
+    "data": DATA,
+    "robust": ROBUST,
+    "noise": NOISE,
+    "persistence": PERSISTENCE,
+    "search": SEARCH,
+}
+"""All tables but the user's settings, by subject."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """One row of the tables, for what lists them."""
+
+    subject: str
+    name: str
+    value: float
+    unit: str
+    origin: Origin
+    meaning: str
+
+
+def thresholds() -> Iterator[Threshold]:
+    """Yield every threshold, the user's settings first."""
+    for subject, table in (("settings", DetectorSettings()), *TABLES.items()):
+        for one in fields(table):
+            yield _row(subject, one, getattr(table, one.name))
+
+
+def _row(subject: str, one: Field[float], value: float) -> Threshold:
+    words = one.metadata
+    return Threshold(
+        subject=subject,
+        name=one.name,
+        value=value,
+        unit=words["unit"],
+        origin=words["origin"],
+        meaning=words["meaning"],
+    )

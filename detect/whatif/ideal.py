@@ -1,0 +1,204 @@
+"""Lay out the ideal run as a timeline for a viewer: the job as if all ranks were alike.
+
+Steps lie end to end with a tenth of a step between them. Communication is drawn as its transfer
+only, the last part before its end, because in an ideal run nobody waits for a slower peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from detect.whatif.graph import Graph, Node, Replay, sweep
+from detect.whatif.traced import GC, HOST
+from megascan.arrays import Floats, Integers
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Granularity, Kind, Track
+from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
+from megascan.topology import Layout
+
+_STEP_SPACING = 1.1
+_NS_PER_S = 1e9
+_KINDS = {
+    "forward-compute": (Kind.COMPUTE, "forward", Track.COMPUTE),
+    "backward-compute": (Kind.COMPUTE, "backward", Track.COMPUTE),
+    "optimizer": (Kind.OPTIMIZER, "optimizer", Track.COMPUTE),
+    "data-loading": (Kind.DATA, "batch-generator", Track.HOST),
+    GC: (Kind.GC, "gc", Track.HOST),
+    HOST: (Kind.HOST, "host", Track.HOST),
+}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """How a node is drawn."""
+
+    kind: Kind
+    name: str
+    track: Track
+    op: str = ""
+    direction: str = ""
+    phase: str = ""
+
+
+def ideal_timeline(replay: Replay, source: Timeline | None = None) -> Timeline:
+    """Return the timeline of the ideal run, with the iterations of the replay.
+
+    `source` is the timeline that was replayed, for its headers; an op table has none, and gets
+    plain ones.
+    """
+    start, end = _times(replay)
+    layout = source.layout if source is not None else _plain_layout(replay)
+    ranks = replay.ranks if source is not None else _plain_ranks(replay)
+    drawn = [_drawn(node) for node in replay.graph.nodes]
+    shown = np.flatnonzero(end > start)
+    origin = source.origin_ns if source is not None else 0
+    spans = _spans(replay, ranks, (start, end), shown, drawn, origin_ns=origin)
+    headers = source.headers if source is not None else _plain_headers(layout, ranks)
+    return Timeline(
+        run_id=f"{source.run_id} ideal" if source is not None else "ideal",
+        layout=layout,
+        headers=headers,
+        spans=spans,
+        windows={},
+        clocks={},
+        clock_method="replayed; all ranks on one clock",
+        origin_ns=origin,
+        completeness=Completeness(
+            world_size=layout.world_size,
+            ranks=tuple(sorted(ranks.ravel().tolist())),
+            num_spans=spans.num_rows,
+        ),
+    )
+
+
+def _times(replay: Replay) -> tuple[Floats, Floats]:
+    """Return start and end of every node in the ideal run, seconds; all lanes are alike."""
+    times = np.zeros((2, len(replay.graph.nodes)))
+
+    def note(node: int, start: Floats, end: Floats) -> None:
+        times[:, node] = start.item(), end.item()
+
+    sweep(replay.graph, lambda n: replay.ideal[n : n + 1, None, None], observe=note)
+    return times[0], times[1]
+
+
+def _drawn(node: Node) -> _Drawn:
+    if node.optype in _KINDS:
+        kind, name, track = _KINDS[node.optype]
+        return _Drawn(kind, name, track, phase=name if kind == Kind.COMPUTE else "")
+    if node.is_local:
+        return _Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
+    first, _, second = node.optype.partition("-")
+    if second in ("send", "recv"):
+        name = f"{second}_{first}"
+        return _Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
+    return _Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
+
+
+def _spans(
+    replay: Replay,
+    ranks: Integers,
+    times: tuple[Floats, Floats],
+    shown: Integers,
+    drawn: list[_Drawn],
+    *,
+    origin_ns: int,
+) -> pa.Table:
+    """Return all spans, ordered by (rank, start), one row for each (step, node, lane)."""
+    graph = replay.graph
+    nodes, looks = [graph.nodes[n] for n in shown], [drawn[n] for n in shown]
+    shape = (len(replay.steps), len(shown), replay.num_lanes)
+
+    def spread(values: npt.ArrayLike) -> Integers:
+        """Repeat each node's value for all its rows."""
+        return np.broadcast_to(np.asarray(values)[None, :, None], shape).ravel()
+
+    offset = np.arange(len(replay.steps))[:, None] * _STEP_SPACING * replay.ideal_s
+    begin, end = (np.rint((t[shown] + offset) * _NS_PER_S).astype(np.int64) for t in times)
+    duration = np.broadcast_to((end - begin)[:, :, None], shape).ravel()
+    local = spread([node.is_local for node in nodes])
+    numbers = {
+        "rank": np.broadcast_to(ranks[[node.stage for node in nodes]], shape).ravel(),
+        "track": spread([int(look.track) for look in looks]),
+        "start_ns": np.broadcast_to(begin[:, :, None] + origin_ns, shape).ravel(),
+        "duration_ns": duration,
+        "iteration": np.broadcast_to(replay.steps[:, None, None], shape).ravel(),
+        "microbatch": spread([node.microbatch for node in nodes]),
+        "chunk": spread([node.chunk for node in nodes]),
+        "size_bytes": spread([node.size_bytes for node in nodes]),
+        "match": _matches(graph, shown, shape),
+        "wait_ns": np.where(local, NOT_APPLICABLE, 0),
+        "transfer_ns": np.where(local, NOT_APPLICABLE, duration),
+        "self_ns": np.where(local, duration, NOT_APPLICABLE),
+    }
+    order = np.lexsort((-duration, numbers["start_ns"], numbers["rank"]))
+    texts = {
+        name: spread([str(getattr(look, name)) for look in looks])
+        for name in ("kind", "name", "op", "direction", "phase")
+    }
+    return _table(numbers, texts, order)
+
+
+def _table(
+    numbers: Mapping[str, Integers], texts: Mapping[str, Integers], order: Integers
+) -> pa.Table:
+    """Return a table of the declared columns; those not given do not apply."""
+    columns = []
+    for column in TIMELINE_COLUMNS:
+        if column.type == "text":
+            values, row_codes = np.unique(texts.get(column.name, [""]), return_inverse=True)
+            rows = row_codes[order] if column.name in texts else np.zeros(len(order), dtype=int)
+            codes = pa.array(rows.astype(np.int32))
+            columns.append(pa.DictionaryArray.from_arrays(codes, values.tolist()))
+        elif column.name in numbers:
+            columns.append(pa.array(numbers[column.name][order]))
+        else:
+            columns.append(pa.array(np.full(len(order), NOT_APPLICABLE)))
+    return pa.table(columns, names=TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)
+
+
+def _matches(graph: Graph, shown: Integers, shape: tuple[int, int, int]) -> Integers:
+    """Return ids shared by a send and its receive; collectives need none, they end together."""
+    pair_of = np.full(len(graph.nodes), NOT_APPLICABLE)
+    for number, group in enumerate(graph.groups):
+        if len(group.nodes) == 2 and not group.partition:
+            pair_of[list(group.nodes)] = number
+    pair = pair_of[shown]
+    cell = np.arange(shape[0])[:, None, None] * shape[2] + np.arange(shape[2])
+    ids = cell * len(graph.groups) + pair[None, :, None]
+    return np.where(pair[None, :, None] < 0, NOT_APPLICABLE, ids).ravel()
+
+
+def _plain_layout(replay: Replay) -> Layout:
+    return Layout(dp=replay.num_lanes, pp=replay.graph.num_stages)
+
+
+def _plain_ranks(replay: Replay) -> Integers:
+    """Number the recorded ranks from 0: an op table holds one rank of each TP group."""
+    return np.arange(replay.ranks.size).reshape(replay.ranks.shape)
+
+
+def _plain_headers(layout: Layout, ranks: Integers) -> dict[int, RankHeader]:
+    header = RankHeader(
+        run_id="ideal",
+        rank=0,
+        world_size=layout.world_size,
+        layout=layout,
+        coordinates=layout.coordinates(0),
+        groups={},
+        host="",
+        process_id=0,
+        device=Device(kind="cuda", name=""),
+        backend="",
+        clock=ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0),
+        trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
+    )
+    return {
+        int(rank): replace(header, rank=int(rank), coordinates=layout.coordinates(int(rank)))
+        for rank in ranks.ravel()
+    }

@@ -1,0 +1,231 @@
+"""Array types, composite keys, runs of equal rows and unions of intervals, once for all rooms.
+
+Composite keys (`combine`, `by_name`): several integer columns as one, so that one sort orders by
+all of them.
+
+Runs (`group_starts` and what follows it): rows that a sort has put together, told by where each
+run starts, so that numpy's `reduceat` works on all runs at once:
+
+    key      4 4 4 7 7 9
+    starts   0     3   5         lengths 3 2 1
+
+Unions (`united`, `Cover`): what intervals cover together, over all ranks at once and without a loop
+over them. Times of all ranks are laid end to end on one axis (`TimeAxis`), so that a running
+maximum over all rows is one over each rank. Each interval keeps the part that no earlier one has
+covered:
+
+    start ▏ ├──────┤                 keeps all
+            ▏   ├─────┤                     keeps the end
+            ▏  ├─┤                     keeps nothing (it lies inside)
+
+These parts are disjoint; their summed length up to t is a piecewise linear function, and the
+union's length inside any window is a difference of two of its values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
+Singles = npt.NDArray[np.float32]
+Number = TypeVar("Number", np.int64, np.float64, np.bool_)
+
+_LARGEST = 2**62
+
+
+def combine(*columns: Integers) -> Integers:
+    """Return one int64 a row that orders rows as the columns do, the first column before others.
+
+    The columns become digits of one number; where the number would not fit in 62 bits, what has
+    been combined so far is replaced by its rank among the values that occur.
+
+    >>> combine(np.array([0, 1, 1]), np.array([7, 5, 6]))
+    array([2, 3, 4])
+    """
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    if not len(key):
+        return key
+    size = 1
+    for column in columns:
+        digits, base = _digits(column)
+        if size * base > _LARGEST:
+            values, key = np.unique(key, return_inverse=True)
+            size = len(values)
+        key = key * base + digits
+        size *= base
+    return key
+
+
+def _digits(column: Integers) -> tuple[Integers, int]:
+    """Return the column as numbers from 0, and how many there may be."""
+    lowest, highest = int(column.min()), int(column.max())
+    if highest - lowest < _LARGEST // len(column):
+        return column - lowest, highest - lowest + 1
+    values, digits = np.unique(column, return_inverse=True)
+    return digits.astype(np.int64), len(values)
+
+
+def group_starts(*sorted_keys: Integers) -> Integers:
+    """Return the index of the first row of each run of rows that are equal in all columns.
+
+    >>> group_starts(np.array([4, 4, 4, 7, 7, 9]))
+    array([0, 3, 5])
+    """
+    first = np.ones(len(sorted_keys[0]), dtype=np.bool_)
+    if len(first):
+        first[1:] = False
+        for key in sorted_keys:
+            first[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(first)
+
+
+def group_lengths(starts: Integers, num_rows: int) -> Integers:
+    """Return the number of rows of each run, given where the runs start."""
+    return np.diff(starts, append=num_rows)
+
+
+def group_numbers(starts: Integers, num_rows: int) -> Integers:
+    """Return the number of the run, from 0, that each row is in.
+
+    >>> group_numbers(np.array([0, 3, 5]), 6)
+    array([0, 0, 0, 1, 1, 2])
+    """
+    return np.repeat(np.arange(len(starts)), group_lengths(starts, num_rows))
+
+
+def per_group(
+    operation: np.ufunc, values: npt.NDArray[Number], starts: Integers
+) -> npt.NDArray[Number]:
+    """Return `np.add`, `np.maximum`, … over each run; nothing where there are no runs."""
+    return np.asarray(operation.reduceat(values, starts) if len(starts) else values[:0])
+
+
+def rank_blocks(rank: Integers, num_rows: int) -> list[slice]:
+    """Cut rows ordered by rank into slices of whole ranks, about `num_rows` or one rank each."""
+    starts = group_starts(rank)
+    firsts = starts[group_starts(starts // num_rows)].tolist()
+    return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
+
+
+def by_name(row_codes: Integers, texts: list[str]) -> Integers:
+    """Renumber codes by the alphabetic order of their texts.
+
+    A key made of these does not depend on the order in which a reader met the texts.
+    """
+    position: Integers = np.zeros(max(len(texts), 1), dtype=np.int64)
+    position[np.argsort(np.array(texts, dtype=np.str_))] = np.arange(len(texts))
+    renumbered: Integers = position[row_codes]
+    return renumbered
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Map (rank, time) to one axis on which ranks do not overlap.
+
+    Made from the table's own rows, which are ordered by rank.
+    """
+
+    ranks: Integers
+    """(rank,) distinct ranks, ascending."""
+    shift: Integers
+    """(rank,) what to add to a time of that rank."""
+
+    @classmethod
+    def of(cls, rank: Integers, start_ns: Integers, end_ns: Integers) -> TimeAxis:
+        """Lay out the ranks of a table ordered by rank."""
+        starts = group_starts(rank)
+        if not len(starts):
+            return cls(rank, rank)
+        first = np.minimum.reduceat(start_ns, starts)
+        length = np.maximum.reduceat(end_ns, starts) - first + 1
+        return cls(rank[starts], np.r_[0, np.cumsum(length[:-1])] - first)
+
+    def place(self, rank: Integers, time_ns: Integers) -> Integers:
+        """Return the positions of times on the axis."""
+        return time_ns + self.shift[np.searchsorted(self.ranks, rank)]
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Union of intervals with a quantity (CPU time) spread evenly over each.
+
+    `low`, `high` are the disjoint parts; `length_before`, `amount_before` what precedes each.
+    """
+
+    low: Integers
+    high: Integers
+    length_before: Integers
+    amount: Floats
+    amount_before: Floats
+
+    @classmethod
+    def of(cls, start: Integers, end: Integers, amount: Floats | None = None) -> Cover:
+        """Unite [start, end), ordered by start, positions on a TimeAxis."""
+        low, high = new_parts(start, end)
+        kept = high > low
+        low, high = low[kept], high[kept]
+        share = np.zeros(len(low))
+        if amount is not None:
+            share = amount[kept] * (high - low) / (end[kept] - start[kept])
+        return cls(
+            low,
+            high,
+            np.r_[0, np.cumsum(high - low)].astype(np.int64),
+            share,
+            np.r_[0.0, np.cumsum(share)],
+        )
+
+    def length_within(self, start: Integers, end: Integers) -> Integers:
+        """Return the covered length inside each window [start, end)."""
+        return self._length_until(end) - self._length_until(start)
+
+    def amount_within(self, start: Integers, end: Integers) -> Floats:
+        """Return the summed quantity inside each window, in proportion where a part is cut."""
+        return self._amount_until(end) - self._amount_until(start)
+
+    def _length_until(self, position: Integers) -> Integers:
+        part = np.searchsorted(self.low, position, side="right")
+        overshoot = np.maximum(np.r_[0, self.high][part] - position, 0)
+        return self.length_before[part] - np.where(part > 0, overshoot, 0)
+
+    def _amount_until(self, position: Integers) -> Floats:
+        part = np.searchsorted(self.low, position, side="right")
+        length = np.r_[1, self.high - self.low][part]
+        overshoot = np.clip(np.r_[0, self.high][part] - position, 0, length)
+        density = np.r_[0.0, self.amount][part] / length
+        return self.amount_before[part] - np.where(part > 0, overshoot * density, 0.0)
+
+
+def united(start: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """Return (low, high) of the union of intervals in any order, as disjoint parts in order.
+
+    Parts that touch are one. [0, 4) [8, 9) [3, 6) [6, 8) → [0, 9).
+    """
+    order = np.argsort(start, kind="stable")
+    low, high = new_parts(start[order], end[order])
+    kept = high > low
+    low, high = low[kept], high[kept]
+    if not len(low):
+        return low, high
+    opens = np.r_[True, low[1:] > high[:-1]]
+    return low[opens], high[np.r_[opens[1:], True]]
+
+
+def new_parts(start: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """Return (low, high) of what each interval adds to the union of those before it.
+
+    Intervals are ordered by start; one that adds nothing has high <= low.
+    """
+    if not len(start):
+        return start, end
+    reached = np.r_[start[0], np.maximum.accumulate(end)[:-1]]
+    return np.maximum(start, reached), end

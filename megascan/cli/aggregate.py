@@ -1,0 +1,146 @@
+"""Merge the rank files of a trace folder into one aligned timeline; with -d say which rank is slow.
+
+The suffix of the output decides its format: .json (Chrome trace), .pftrace (Perfetto protobuf),
+either with .gz. All of them open in Perfetto: `megascan view FILE`.
+
+examples:
+  python aggregate.py -b trace_output -d
+  megascan aggregate -b trace_output -o timeline.json.gz --iterations 5-6
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from megascan.cli.options import (
+    Workers,
+    add_detector_arguments,
+    add_run_arguments,
+    add_scheduler_argument,
+    add_selection_arguments,
+    aggregate_folder,
+    check_ranks,
+    detect_in,
+    is_tuned,
+    marks_of,
+    ranks_in_focus,
+    selection_from,
+    settings_from,
+    size_bytes,
+    workers_from,
+)
+from megascan.cli.output import require, say, stage, write_json
+from megascan.errors import UsageError
+from megascan.export import (
+    Mark,
+    check_free,
+    check_output,
+    leftovers,
+    write_timeline,
+)
+from megascan.header import Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags; `--b`, `--bench-dir` and `--benchmark_dir` are names that scripts use."""
+    parser.add_argument(
+        "-b",
+        "--bench-dir",
+        "--b",
+        "--benchmark_dir",
+        dest="folder",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the trace folder: one rank file a rank",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the timeline (default: benchmark_<date and time>.json in the current folder)",
+    )
+    parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write summary and findings as JSON"
+    )
+    parser.add_argument("--force", action="store_true", help="replace existing output files")
+    add_run_arguments(parser)
+    add_scheduler_argument(parser)
+    add_selection_arguments(parser)
+    parser.add_argument(
+        "--focus",
+        action="store_true",
+        help="write only the suspects of -d and the ranks that share a group with them",
+    )
+    add_detector_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, align, write; print the summary, the verdict and the next command to type."""
+    output: Path = arguments.output or Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.json")
+    if arguments.focus and not arguments.detect:
+        raise UsageError("--focus shows the suspects of a detection; pass -d, too")
+    if is_tuned(arguments) and not arguments.detect:
+        raise UsageError("thresholds are those of a detection; pass -d, too")
+    check_output(output, force=arguments.force)
+    for left in leftovers(output):
+        print(
+            f"warning: {left} is what a killed process left of a timeline; delete it, unless one "
+            "is still writing it",
+            file=sys.stderr,
+        )
+    if arguments.json:
+        _check_json(arguments.json, output, force=arguments.force)
+    trace_bytes = size_bytes(arguments.folder)
+    with workers_from(arguments, trace_bytes) as workers:
+        num_events = _aggregate(arguments, output, workers)
+    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    return 0
+
+
+def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:
+    """Number of events written."""
+    require("aggregate")
+    from aggregate import render_text, summarise
+
+    selection = selection_from(arguments)
+    settings = settings_from(arguments) if arguments.detect else None
+    timeline = aggregate_folder(arguments.folder, arguments, workers)
+    check_ranks(selection, timeline)
+    summary = summarise(timeline)
+    say(render_text(summary))
+    marks: list[Mark] = []
+    record: dict[str, Json] = {"aggregate": summary.to_json()} if arguments.json else {}
+    if settings is not None:
+        from detect import render_text as render_verdict
+
+        report = detect_in(timeline, settings)
+        say(render_verdict(report))
+        marks = marks_of(report, timeline)
+        record["detect"] = report.to_json()
+        if arguments.focus and report.findings:
+            selection = replace(selection, ranks=ranks_in_focus(report, timeline))
+    with stage(f"writing {output}"):
+        num_events = write_timeline(
+            timeline,
+            output,
+            force=arguments.force,
+            selection=selection,
+            marks=marks,
+            encode=workers.encode,
+        )
+    if arguments.json:
+        write_json(arguments.json, record, force=arguments.force)
+    return num_events
+
+
+def _check_json(path: Path, output: Path, *, force: bool) -> None:
+    if path.absolute() == output.absolute():
+        raise UsageError(f"-o and --json both name {path}; give them different files")
+    check_free(path, force=force)

@@ -1,0 +1,78 @@
+"""Say which rank is slow, of what, how sure it is, what it costs and whose fault it is.
+
+PATH is a folder of rank files, a merged timeline, or an op table in Parquet. The exit code is 0
+whatever is found; with --fail-on-finding it is 3 when a finding's owner is a node.
+
+examples:
+  megascan detect trace_output
+  megascan detect timeline.json.gz --json findings.json --fail-on-finding
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megascan.cli.options import (
+    add_run_arguments,
+    add_scheduler_argument,
+    load_timeline,
+    size_bytes,
+    workers_from,
+)
+from megascan.cli.output import require, say, write_json
+from megascan.export import check_free
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings, Report
+
+
+EXIT_FINDING = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    require("detect")
+    from megascan.cli.options import add_detector_arguments
+
+    parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, op table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--force", action="store_true", help="replace an existing --json file")
+    parser.add_argument(
+        "--fail-on-finding",
+        action="store_true",
+        help=f"exit with {EXIT_FINDING} when a finding's owner is a node",
+    )
+    add_run_arguments(parser)
+    add_scheduler_argument(parser)
+    add_detector_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, detect, print."""
+    from detect import Verdict, render_text
+    from megascan.cli.options import settings_from
+
+    settings = settings_from(arguments)
+    if arguments.json:
+        check_free(arguments.json, force=arguments.force)
+    report = _report(arguments, settings)
+    say(render_text(report))
+    if arguments.json:
+        write_json(arguments.json, report.to_json(), force=arguments.force)
+        say(f"wrote {arguments.json}")
+    degraded = report.verdict == Verdict.DEGRADED
+    return EXIT_FINDING if arguments.fail_on_finding and degraded else 0
+
+
+def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report:
+    from detect.detector import detect_op_table
+    from detect.whatif import is_op_table
+    from megascan.cli.options import detect_in
+
+    if is_op_table(arguments.path):
+        return detect_op_table(arguments.path, settings)
+    with workers_from(arguments, size_bytes(arguments.path)) as workers:
+        timeline = load_timeline(arguments.path, arguments, workers)
+    return detect_in(timeline, settings)

@@ -1,0 +1,85 @@
+"""Run the `megascan` command: find the sub-command, parse its arguments, print its errors.
+
+Each command is one module of `megascan.cli` with `add_arguments(parser)` and `run(arguments)
+-> exit code`; it is imported only when asked for, so that `megascan --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from megascan.errors import InputError, MissingError, report_errors
+
+COMMANDS = {
+    "aggregate": "merge a trace folder into one aligned timeline, and with -d name the slow rank",
+    "detect": "name the slow rank, its cause and its owner",
+    "diff": "compare two traces: which role, rank or link got slower",
+    "plan": "say what would make a traced pipeline's step faster, and write the plan for it",
+    "query": "ask a timeline in PerfettoSQL",
+    "report": "write one self-contained page about a trace",
+    "simulate": "write the rank files of a simulated job, with planted faults",
+    "view": "open a timeline in Perfetto",
+    "whatif": "what a step would cost without each slowness",
+}
+
+
+class _Command(Protocol):
+    __doc__: str | None
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return 0 when all is fine, 1 for an error said in one line, 2 wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        return report_errors(lambda: _run(words[0], words[1:]))
+    _top_level_parser().parse_args(words or ["--help"])
+    return 2
+
+
+def _run(name: str, words: list[str]) -> int:
+    command = cast(_Command, importlib.import_module(f"megascan.cli.{name}"))
+    parser = argparse.ArgumentParser(
+        prog=f"megascan {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    return _guarded(command, parser.parse_args(words))
+
+
+def _guarded(command: _Command, arguments: argparse.Namespace) -> int:
+    """Run a command; say in one line, too, what the operating system refuses in an unforeseen
+    place.
+    """
+    try:
+        return command.run(arguments)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise InputError(
+            f"{where}{error.strerror or error}; check the current folder, the disk and permissions"
+        ) from error
+    except MemoryError as error:
+        raise MissingError(
+            "not enough memory; run on a larger machine or on fewer ranks of the trace"
+        ) from error
+
+
+def _top_level_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="megascan",
+        description="MegaScan finds the slow GPU in a Megatron-Core training job.",
+        epilog=f"commands:\n{listing}\n\n`megascan COMMAND --help` tells more about one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=sorted(COMMANDS), metavar="COMMAND", help="see below")
+    return parser

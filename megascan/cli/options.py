@@ -1,0 +1,351 @@
+"""Declare what several commands take, and do what they share.
+
+    --run, --allow-missing-ranks        a trace folder or merged timeline, and which run in it
+    --ranks, --iterations, --kinds      what part of a timeline is written
+    --min-slowdown, …                   the detector's thresholds; its findings as marks
+    --scheduler                         who reads rank files and makes the output: this machine's
+                                        cores, or a Dask cluster's workers
+
+The detector is imported when it runs: a command that may detect starts without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from megascan.cli.output import require, stage
+from megascan.errors import ConfigError, InputError, MissingError, UsageError
+from megascan.export import Mark, Selection, encode_here
+from megascan.parallel import Spread, across_processes, across_threads
+from megascan.schema import Kind
+from megascan.timeline import Timeline, equals, numbers
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings, Finding, Report
+    from megascan.export import Block
+    from megascan.reader import Format, Segment
+    from megascan.timeline import Trace
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that choose among runs and ranks of a trace folder."""
+    parser.add_argument("--run", metavar="ID", help="take this run of the folder (default: newest)")
+    parser.add_argument(
+        "--allow-missing-ranks",
+        action="store_true",
+        help="go on, with a warning, when some ranks' files are not there",
+    )
+
+
+def load_timeline(
+    path: Path, arguments: argparse.Namespace, workers: Workers | None = None
+) -> Timeline:
+    """Load a timeline from a folder of rank files (aggregated on the way) or from a merged file.
+
+    Rank files are read by `workers`; without any, by this machine's cores.
+    """
+    from megascan.reader import MERGED_FORMATS, read_timeline, sniff
+
+    if path.is_file() and sniff(path) in MERGED_FORMATS:
+        with stage(f"reading {path}"):
+            return read_timeline(path)
+    return aggregate_folder(path, arguments, workers or Cores.for_trace(size_bytes(path)))
+
+
+def aggregate_folder(path: Path, arguments: argparse.Namespace, workers: Workers) -> Timeline:
+    """Read the rank files of `path`, match them and put them on one clock."""
+    require("aggregate")
+    from aggregate import build_timeline
+
+    trace = [
+        _trace(path, arguments, workers)
+    ]  # popped: what alignment replaces must not outlive it
+    with stage(f"aligning {len(trace[0].headers)} ranks, {len(trace[0].spans):,} spans"):
+        return build_timeline(trace.pop())
+
+
+def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> Trace:
+    """Read the rank files of `path` as recorded; warn of missing ranks."""
+    from megascan.reader import read_trace
+
+    _reuse_freed_memory()
+    with stage(f"reading rank files of {path}"):
+        trace = read_trace(
+            path,
+            run=arguments.run,
+            allow_missing_ranks=arguments.allow_missing_ranks,
+            load=workers.load,
+        )
+    if trace.completeness.missing_ranks:
+        missing = trace.completeness.missing_ranks
+        print(
+            f"warning: {len(missing)} of {trace.completeness.world_size} ranks have no file, "
+            f"going on without them: {', '.join(map(str, missing))}",
+            file=sys.stderr,
+        )
+    if not len(trace.spans):
+        raise InputError(f"{path}: the rank files hold no finished window; let the job run longer")
+    return trace
+
+
+_LARGEST_REUSED_BYTES = 31 << 20
+"""glibc never learns to keep blocks of 32 MB and more."""
+
+
+def _reuse_freed_memory() -> None:
+    """Let freed arrays of some MB be used again instead of fetching their pages anew each time.
+
+    Work block by block frees and takes the same arrays thousands of times. glibc keeps blocks up to
+    the size of the largest one that it has seen freed (mallopt(3), dynamic adjustment), so one is
+    freed before the first; Arrow then takes its buffers from the same heap. Other allocators do
+    not care.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    np.empty(_LARGEST_REUSED_BYTES, dtype=np.uint8)
+
+
+_LONGEST_RANGE = 1_000_000
+"""Numbers of a range are held one by one."""
+
+
+def add_selection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the selection flags."""
+    parser.add_argument("--ranks", metavar="LIST", help="write these ranks only: 0,3,8-15")
+    parser.add_argument("--iterations", metavar="LIST", help="write these iterations only: 5-6,45")
+    parser.add_argument(
+        "--kinds", metavar="LIST", help=f"write these kinds only, of {', '.join(Kind)}"
+    )
+
+
+def selection_from(arguments: argparse.Namespace) -> Selection:
+    """Return the selection asked for; raise UsageError for what cannot be understood."""
+    return Selection(
+        ranks=_numbers(arguments.ranks, "--ranks"),
+        iterations=_numbers(arguments.iterations, "--iterations"),
+        kinds=_kinds(arguments.kinds),
+    )
+
+
+def check_ranks(selection: Selection, timeline: Timeline) -> None:
+    """Raise UsageError when ranks are selected that the job does not have."""
+    world_size = timeline.completeness.world_size
+    unknown = sorted(rank for rank in selection.ranks or () if rank >= world_size)
+    if unknown:
+        raise UsageError(
+            f"--ranks names rank {unknown[0]}, but the job has {world_size} ranks, "
+            f"0 to {world_size - 1}"
+        )
+
+
+def _numbers(text: str | None, flag: str) -> frozenset[int] | None:
+    """Read a list of numbers and ranges: "0,3,8-11" → {0, 3, 8, 9, 10, 11}."""
+    if text is None:
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        try:
+            first, last = int(low), int(high or low)
+        except ValueError as error:
+            raise UsageError(
+                f"{flag} is {text!r}, expected numbers and ranges like 0,3,8-15"
+            ) from error
+        if not first <= last < first + _LONGEST_RANGE:
+            raise UsageError(
+                f"{flag} has the range {part}, expected one that goes upwards, over at most "
+                f"{_LONGEST_RANGE:,} numbers"
+            )
+        chosen.update(range(first, last + 1))
+    return frozenset(chosen)
+
+
+def _kinds(text: str | None) -> frozenset[Kind] | None:
+    if text is None:
+        return None
+    try:
+        return frozenset(Kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--kinds is {text!r}, expected some of {', '.join(Kind)}") from error
+
+
+def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the detector's thresholds; what is not given is the detector's own (a test compares
+    these texts with it)."""
+    group = parser.add_argument_group("detection")
+    group.add_argument(
+        "--min-slowdown",
+        type=float,
+        metavar="RATIO",
+        help="smallest slowdown that is reported, 1.03 is 3 %% (default: 1.03)",
+    )
+    group.add_argument(
+        "--false-discovery-rate",
+        type=float,
+        metavar="Q",
+        help="share of false names accepted among all names (default: 0.01)",
+    )
+
+
+def is_tuned(arguments: argparse.Namespace) -> bool:
+    """Tell whether a threshold was given."""
+    return not (arguments.min_slowdown is None and arguments.false_discovery_rate is None)
+
+
+def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
+    """Return the detector's settings asked for; raise UsageError for values that mean nothing."""
+    require("detect")
+    from detect import DetectorSettings
+
+    own, ratio, rate = DetectorSettings(), arguments.min_slowdown, arguments.false_discovery_rate
+    try:
+        return DetectorSettings(
+            min_slowdown=own.min_slowdown if ratio is None else ratio,
+            false_discovery_rate=own.false_discovery_rate if rate is None else rate,
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def detect_in(timeline: Timeline, settings: DetectorSettings) -> Report:
+    """Find the slow ranks of a timeline."""
+    from detect import detect
+
+    with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
+        return detect(timeline, settings)
+
+
+def marks_of(report: Report, timeline: Timeline) -> list[Mark]:
+    """Draw every finding on its ranks: one slice for each stretch of iterations it was active."""
+    spans = timeline.spans.filter(equals(timeline.spans, "kind", Kind.ITERATION))
+    ranks, iterations = numbers(spans, "rank"), numbers(spans, "iteration")
+    starts = numbers(spans, "start_ns")
+    ends = starts + numbers(spans, "duration_ns")
+    marks = []
+    for finding in report.findings:
+        for rank in finding.ranks:
+            for first, last in _stretches(finding):
+                inside = (ranks == rank) & (iterations >= first) & (iterations <= last)
+                if np.any(inside):
+                    marks.append(_mark(finding, rank, starts[inside].min(), ends[inside].max()))
+    return marks
+
+
+def _stretches(finding: Finding) -> Iterator[tuple[int, int]]:
+    yield from finding.episodes or [(finding.first_iteration, finding.last_iteration)]
+
+
+def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> Mark:
+    return Mark(
+        rank=rank,
+        start_ns=int(start_ns),
+        end_ns=int(end_ns),
+        label=f"{finding.cause} {finding.slowdown:.2f}x ({finding.owner})",
+        args={"headline": finding.headline, "q_value": finding.q_value},
+    )
+
+
+def ranks_in_focus(report: Report, timeline: Timeline) -> frozenset[int]:
+    """Return the suspects and everybody who shares a process group with one, the world aside.
+
+    Findings of the job name whole stages; they are followed only where no node is suspected.
+    """
+    from detect import Owner
+
+    world = timeline.completeness.world_size
+    findings = [one for one in report.findings if one.owner != Owner.JOB] or report.findings
+    suspects = {rank for finding in findings for rank in finding.ranks}
+    members = {
+        member
+        for rank in suspects & timeline.headers.keys()
+        for group in timeline.headers[rank].groups.values()
+        if len(group) < world
+        for member in group
+    }
+    return frozenset(suspects | members)
+
+
+WORTH_PROCESSES_BYTES = 8 << 20
+"""Of rank files: below, starting processes takes as long as it saves."""
+
+
+class Workers(Protocol):
+    """Those who do what can be divided."""
+
+    def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
+        """Read rank files as `megascan.reader.load_segments` does."""
+
+    def encode(
+        self, blocks: Iterable[Block], *, gzipped: bool
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Make the blocks of an output file as `megascan.export.encode_here` does."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """This machine's: files are read as `spread` says, output is made by threads."""
+
+    spread: Spread
+
+    @classmethod
+    def for_trace(cls, trace_bytes: int) -> Cores:
+        """Choose what is worth it for rank files of so many bytes."""
+        worth_processes = trace_bytes >= WORTH_PROCESSES_BYTES
+        return cls(across_processes if worth_processes else across_threads)
+
+    def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
+        """Read rank files."""
+        from megascan.reader import load_segments
+
+        return load_segments(found, files, self.spread)
+
+    def encode(
+        self, blocks: Iterable[Block], *, gzipped: bool
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Make the blocks of an output file."""
+        return encode_here(blocks, gzipped=gzipped)
+
+
+def size_bytes(path: Path) -> int:
+    """Return the size of a file or of the files in a folder; 0 where it cannot be looked at."""
+    try:
+        files = path.iterdir() if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
+
+
+def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that moves work to a Dask cluster."""
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="let the workers of this Dask scheduler (tcp://host:8786) do what can be divided; "
+        "the result is the same to the bit (docs/scale.md)",
+    )
+
+
+@contextmanager
+def workers_from(arguments: argparse.Namespace, trace_bytes: int) -> Iterator[Workers]:
+    """Hold the cluster that --scheduler names, or without it this machine's cores."""
+    if arguments.scheduler is None:
+        yield Cores.for_trace(trace_bytes)
+        return
+    require("aggregate")
+    try:
+        from aggregate.cluster import connect
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"--scheduler needs {error.name}, which is not installed; install MegaScan with its "
+            "extra `cluster` (pip install 'megascan[cluster]') or leave out --scheduler"
+        ) from error
+    with connect(arguments.scheduler) as cluster:
+        yield cluster

@@ -1,0 +1,128 @@
+"""Write one self-contained page about a traced window: verdict, findings, ranks, time, cost.
+
+PATH is a folder of rank files, a merged timeline, or an op table in Parquet. The page is a single
+HTML file that loads nothing: open it in a browser, send it to somebody, print it.
+
+examples:
+  megascan report trace_output -o report.html
+  megascan report timeline.json.gz -o report.html --force
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megascan.cli.options import add_run_arguments, load_timeline
+from megascan.cli.output import require, say, stage, write_bytes
+from megascan.errors import MegaScanError, UsageError
+from megascan.export import check_free
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings
+    from detect.detector import Examination
+    from detect.page import PageInputs
+    from detect.whatif import Replay, Saving, WhatIf
+    from megascan.timeline import Timeline
+
+
+SUFFIXES = (".html", ".htm")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    require("detect")
+    from megascan.cli.options import add_detector_arguments
+
+    parser.add_argument("path", type=Path, metavar="PATH", help="trace folder, timeline, op table")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the page, .html"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing output file")
+    add_run_arguments(parser)
+    add_detector_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, judge, replay, write."""
+    from detect import render_text
+    from detect.page import render_page
+    from megascan.cli.options import settings_from
+
+    settings = settings_from(arguments)
+    if arguments.output.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--output is {arguments.output}, expected a name in .html")
+    check_free(arguments.output, force=arguments.force)
+    inputs = _inputs(arguments, settings)
+    with stage("drawing the page"):
+        page = render_page(inputs).encode()
+    write_bytes(arguments.output, page, force=arguments.force)
+    say(render_text(inputs.examined.report).split("\n", 1)[0])
+    say(f"wrote {arguments.output} ({len(page) / 1e3:,.0f} kB); next: open it in a browser")
+    return 0
+
+
+def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageInputs:
+    from detect.whatif import is_op_table
+
+    if is_op_table(arguments.path):
+        return _of_op_table(arguments.path, settings)
+    return _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+
+
+def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:
+    from detect.detector import examine_op_table
+    from detect.page import PageInputs, facts_of_op_table
+    from detect.whatif import read_op_table, replay_of_op_table
+
+    examined = examine_op_table(path, settings)
+    result, savings, why = _replayed(lambda: replay_of_op_table(read_op_table(path)), examined)
+    return PageInputs(
+        source=str(path),
+        examined=examined,
+        facts=facts_of_op_table(examined.seen),
+        whatif=result,
+        savings=savings,
+        why_no_whatif=why,
+    )
+
+
+def _of_timeline(source: str, timeline: Timeline, settings: DetectorSettings) -> PageInputs:
+    require("aggregate")
+    from aggregate import summarise
+    from detect.detector import examine
+    from detect.page import PageInputs, facts_of_timeline
+    from detect.whatif import replay_of_timeline
+
+    with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
+        examined = examine(timeline, settings)
+    with stage("adding up where time went"):
+        shares = summarise(timeline).ranks
+    result, savings, why = _replayed(lambda: replay_of_timeline(timeline), examined)
+    return PageInputs(
+        source=source,
+        examined=examined,
+        facts=facts_of_timeline(timeline),
+        shares=shares,
+        whatif=result,
+        savings=savings,
+        why_no_whatif=why,
+        timeline=timeline,
+    )
+
+
+def _replayed(
+    make: Callable[[], Replay], examined: Examination
+) -> tuple[WhatIf | None, list[Saving], str]:
+    """Return figures and savings of the replay, or why there is none."""
+    from detect.whatif import analyze, savings_of
+
+    with stage("replaying the step"):
+        try:
+            replay = make()
+            result = analyze(replay)
+        except MegaScanError as error:
+            return None, [], str(error)
+        return result, savings_of(replay, examined.report.findings), ""

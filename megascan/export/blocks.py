@@ -1,0 +1,146 @@
+"""Declare a piece of an output file, and the record that stands at the head of every file.
+
+The record is JSON; with it and the spans a reader has the timeline back
+(`megascan.reader.timeline_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from megascan.arrays import group_starts
+from megascan.export.drawing import Drawing, Selection
+from megascan.header import Json, RankHeader, packed
+from megascan.schema import SCHEMA_VERSION, Kind
+from megascan.timeline import Timeline, equals, numbers
+
+BLOCK_ROWS = 3 << 14
+"""Spans a block: large enough for column operations, small enough to have a few in memory."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of the file: its number of events, and what makes its bytes in any thread."""
+
+    num_events: int
+    make: Callable[[], bytes | memoryview]
+
+
+_NOTHING = object()
+
+
+def timeline_record(drawing: Drawing) -> dict[str, Json]:
+    """Return what a reader needs to have the timeline back, next to its spans.
+
+    Headers, clocks and windows are those of the ranks that are shown. They are left as
+    dataclasses, which orjson writes as objects: of thousands of ranks copies would cost more.
+    """
+    timeline = drawing.timeline
+    ranks = drawing.ranks
+    shown = [timeline.headers[rank] for rank in ranks if rank in timeline.headers]
+    headers = [cast("dict[str, Json]", dict(vars(header))) for header in shown]
+    groups = _shared_groups(shown, headers)
+    common = _common_fields(headers)
+    return {
+        "schema": SCHEMA_VERSION,
+        "run_id": timeline.run_id,
+        "layout": {**timeline.layout.to_json()},
+        "groups": groups,
+        "common_header": common,
+        "headers": [
+            {name: value for name, value in header.items() if name not in common}
+            for header in headers
+        ],
+        "clocks": cast(
+            "Json", [timeline.clocks[rank] for rank in ranks if rank in timeline.clocks]
+        ),
+        "clock_method": timeline.clock_method,
+        "origin_ns": timeline.origin_ns,
+        "completeness": _completeness(timeline),
+        "windows": {str(rank): cast("Json", timeline.windows.get(rank, ())) for rank in ranks},
+        "selection": _selection_record(drawing.selection),
+        "iterations": _iterations(drawing),
+        "num_spans": drawing.spans.num_rows,
+    }
+
+
+def _shared_groups(
+    headers: Sequence[RankHeader], records: Sequence[dict[str, Json]]
+) -> dict[str, Json]:
+    """Return every group once; the headers' records get the ids of theirs, or all if one
+    contradicts.
+
+    A large group stands in the headers of all its members: it is put into words once.
+    """
+    shared: dict[str, tuple[int, ...]] = {}
+    for header, record in zip(headers, records, strict=True):
+        own = header.groups.items()
+        if all(_alike(shared.setdefault(name, ranks), ranks) for name, ranks in own):
+            record["groups"] = list[Json](header.groups)
+        else:
+            record["groups"] = {name: cast("Json", packed(ranks)) for name, ranks in own}
+    return {name: cast("Json", packed(ranks)) for name, ranks in shared.items()}
+
+
+def _alike(ranks: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return ranks is others or ranks == others
+
+
+def _common_fields(headers: Sequence[dict[str, Json]]) -> dict[str, Json]:
+    """Return what all headers say alike: run, layout, versions, …"""
+    if not headers:
+        return {}
+    return {
+        name: value
+        for name, value in headers[0].items()
+        if all(header.get(name, _NOTHING) == value for header in headers)
+    }
+
+
+def _completeness(timeline: Timeline) -> dict[str, Json]:
+    record: dict[str, Json] = asdict(timeline.completeness)
+    for name in ("ranks", "missing_ranks", "notes"):
+        record[name] = list(getattr(timeline.completeness, name))
+    record["num_unmatched"] = dict(timeline.completeness.num_unmatched)
+    return record
+
+
+def _iterations(drawing: Drawing) -> Json:
+    """Return [iteration, start, end] in ns from the origin, over all ranks shown: where to look."""
+    spans = drawing.spans
+    spans = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    iteration = numbers(spans, "iteration")
+    order = np.argsort(iteration, kind="stable")
+    first = group_starts(iteration[order])
+    if not len(first):
+        return []
+    start_ns = (numbers(spans, "start_ns") - drawing.timeline.origin_ns)[order]
+    end_ns = start_ns + numbers(spans, "duration_ns")[order]
+    rows = np.column_stack(
+        [
+            iteration[order][first],
+            np.minimum.reduceat(start_ns, first),
+            np.maximum.reduceat(end_ns, first),
+        ]
+    )
+    return cast("list[Json]", rows.tolist())
+
+
+def _selection_record(selection: Selection) -> Json:
+    if selection.takes_all:
+        return None
+    record: dict[str, Json] = {
+        "ranks": _in_order(selection.ranks),
+        "iterations": _in_order(selection.iterations),
+        "kinds": None if selection.kinds is None else list[Json](sorted(map(str, selection.kinds))),
+    }
+    return record
+
+
+def _in_order(values: Collection[int] | None) -> Json:
+    return None if values is None else list[Json](sorted(values))

@@ -1,0 +1,736 @@
+"""What Megatron-Core does, as spans: passes, modules, messages between stages, and the host's work.
+
+The schedules call the passes: forward, backward, loss, data and gradient synchronisation.
+
+Modules (layer, attention, MLP, embedding, output layer) have a forward to wrap, but no function for
+their backward. It runs from the moment the gradient of a module's output is complete to the moment
+the gradient of its input is, and a plain hook on each of these two tensors sees that. Hooks that
+return nothing change neither the graph nor a bit of the gradients.
+
+    forward:   input ──► [module] ──► output
+    backward:  input.grad (end) ◄── [module] ◄── output.grad (begin)
+
+The output of one layer is the input of the next: there the end of the later layer has to come
+before the begin of the earlier one, so a tensor has one hook that does both in that order.
+Modules whose input needs no gradient (the embedding) end with the whole backward.
+
+A message between stages is one span; those of one exchange have the same times. A message and its
+counterpart carry the same running number, which counts the messages of an iteration by (sender,
+receiver, direction). A received tensor learns its microbatch and chunk when the schedule uses it;
+both are the receiver's own.
+
+Optimizer steps, checkpoint saves and garbage collections are the host's work next to the passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from megascan.instrument.collectives import PendingWork, argument_reader, argument_writer
+from megascan.instrument.groups import Groups
+from megascan.instrument.place import Call, Function, Position, around, first_of
+from megascan.schema import Kind, Phase
+from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
+from megascan.vocabulary import (
+    BACKWARD,
+    BACKWARD_WEIGHTS,
+    BATCH_GENERATOR,
+    FORWARD,
+    GRAD_SYNC,
+    LOSS,
+    MESSAGES,
+    OPTIMIZER,
+    OUTPUT_LAYER,
+    RECV,
+    SAVE_CHECKPOINT,
+    backward_of,
+    collection_of,
+    recompute_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+_BACKWARD = str(Phase.BACKWARD)
+_Entered: TypeAlias = "tuple[tuple[int | None, Phase | None], Mark, torch.Tensor | None]"
+"""Position outside of a module, its begin, and the activation that it was given."""
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    name: str
+    arguments: Arguments
+    begin: Mark
+
+
+@dataclass(eq=False, slots=True)
+class _Backward:
+    """The backward of one call of a module; `opened` while it is under way."""
+
+    name: str
+    arguments: Arguments
+    opened: _Open | None = None
+
+
+class _GradientHook:
+    """The one hook of a tensor: with its gradient some backwards end, and then others begin.
+
+    Registering a hook costs more than all the rest of a span, so there is one, and it learns of
+    further modules. Of several that made the same tensor, the outermost came last and begins first.
+    """
+
+    __slots__ = ("_begins", "_ends", "_spans", "tensor")
+
+    def __init__(self, spans: BackwardSpans, tensor: torch.Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+        self._spans = spans
+        self._ends: list[_Backward] = []
+        self._begins: list[_Backward] = []
+        tensor.register_hook(self)  # type: ignore[no-untyped-call]
+
+    def ends(self, backward: _Backward) -> None:
+        """The tensor is the module's input."""
+        self._ends.append(backward)
+
+    def begins(self, backward: _Backward) -> None:
+        """The tensor is the module's output."""
+        self._begins.append(backward)
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        try:
+            for backward in self._ends:
+                self._spans.end(backward, gradient)
+            for backward in reversed(self._begins):
+                self._spans.begin(backward, gradient)
+        except Exception as error:
+            self._spans.fail(error)
+
+
+class BackwardSpans(IterationListener):
+    """Backward spans of modules, opened and closed by hooks on their tensors."""
+
+    def __init__(self, tracer: RecordingTracer, position: Position) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._stack: list[_Open] = []
+        self._hooks: dict[int, _GradientHook] = {}
+
+    def iteration_begins(self) -> None:
+        """Nothing is open."""
+        self._stack.clear()
+        self._hooks.clear()
+
+    def watch(
+        self, name: str, arguments: Arguments, source: torch.Tensor | None, result: torch.Tensor
+    ) -> None:
+        """Record as `name` the backward of a module that made `result` from `source`."""
+        backward = _Backward(name, {**arguments, "phase": _BACKWARD})
+        if source is not None:
+            self._hook_of(source).ends(backward)
+        self._hook_of(result).begins(backward)
+
+    def _hook_of(self, tensor: torch.Tensor) -> _GradientHook:
+        hook = self._hooks.get(id(tensor))
+        if hook is None or hook.tensor() is not tensor:  # another tensor had this identity
+            hook = self._hooks[id(tensor)] = _GradientHook(self, tensor)
+        return hook
+
+    def begin(self, backward: _Backward, gradient: torch.Tensor) -> None:
+        """The gradient of a module's output is complete."""
+        if self._tracer.active:
+            mark = self._tracer.mark_at(gradient)
+            backward.opened = _Open(backward.name, dict(backward.arguments), mark)
+            self._stack.append(backward.opened)
+
+    def end(self, backward: _Backward, gradient: torch.Tensor) -> None:
+        """The gradient of a module's input is complete."""
+        opened, backward.opened = backward.opened, None
+        if opened is not None:
+            self._end(opened, gradient)
+
+    def _end(self, span: _Open, gradient: torch.Tensor | None) -> None:
+        """End a span and whatever is still open inside it."""
+        if span not in self._stack or not self._tracer.active:
+            return
+        now = self._tracer.mark_at(gradient, span.begin)
+        while self._stack:
+            inner = self._stack.pop()
+            self._tracer.add(Kind.COMPUTE, inner.name, inner.begin, now, inner.arguments)
+            if inner is span:
+                return
+
+    def fail(self, error: Exception) -> None:
+        """Stop tracing."""
+        self._tracer.fail(error)
+
+    def end_all(self) -> None:
+        """The whole backward is over: end what is still open."""
+        if self._stack:
+            self._end(self._stack[0], None)
+
+
+class Modules:
+    """Wraps the forward of module classes."""
+
+    def __init__(
+        self, tracer: RecordingTracer, position: Position, backward_spans: BackwardSpans
+    ) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._backward_spans = backward_spans
+        self._patched: list[weakref.ref[torch.nn.Module]] = []
+
+    def forward_of(self, name: str) -> Callable[[Function], Function]:
+        """Spans `name`, `name-recompute` and `name-backward` around a class's `forward`."""
+        return lambda original: self._wrap(name, original)
+
+    def recompute_of(self, name: str) -> Callable[[Function], Function]:
+        """Spans `name-recompute` around a function whose calls are recorded in the backward only.
+
+        For what selective recomputation repeats and nobody needs to see in the first pass.
+        """
+        position, tracer, title = self._position, self._tracer, recompute_of(name)
+
+        def enter(call: Call) -> bool:
+            if position.phase is not Phase.BACKWARD:
+                return False
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            arguments = {**position.arguments(), "phase": str(Phase.RECOMPUTE)}
+            layer = getattr(call.positional[0], "layer_number", None)
+            if isinstance(layer, int):
+                arguments["layer"] = layer
+            tracer.add(Kind.COMPUTE, title, call.memory, tracer.mark(), arguments)
+            return result
+
+        return lambda original: around(tracer, original, enter, leave)
+
+    def _wrap(self, name: str, original: Function) -> Function:
+        position, tracer = self._position, self._tracer
+        repeated_name, backward_name = recompute_of(name), backward_of(name)
+
+        def enter(call: Call) -> bool:
+            if position.is_elsewhere:
+                return False
+            outer = (position.layer, position.phase)
+            layer = getattr(call.positional[0], "layer_number", None) if call.positional else None
+            if isinstance(layer, int):
+                position.layer = layer
+            if position.phase is Phase.BACKWARD:
+                position.phase = Phase.RECOMPUTE
+            source = _first_activation((*call.positional[1:], *call.named.values()))
+            call.memory = (outer, tracer.mark_at(source), source)
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            (layer, phase), begin, source = cast("_Entered", call.memory)
+            arguments = position.arguments()
+            repeated = position.phase is Phase.RECOMPUTE
+            title = repeated_name if repeated else name
+            output = result[0] if isinstance(result, tuple) else result
+            tracer.add(Kind.COMPUTE, title, begin, tracer.mark_at(output, begin), arguments)
+            self._watch_backward(backward_name, arguments, source, output)
+            position.layer, position.phase = layer, phase
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def _watch_backward(
+        self, name: str, arguments: Arguments, source: torch.Tensor | None, output: object
+    ) -> None:
+        if getattr(output, "grad_fn", None) is None:
+            return  # no gradients here: evaluation, or the first pass of a recomputed part
+        if source is not output:
+            self._backward_spans.watch(name, arguments, source, cast("torch.Tensor", output))
+
+    def output_layer_of(self, original: Function) -> Function:
+        """Wrap a model's `forward` so that its own output layer is traced from then on.
+
+        The output layer is an ordinary column-parallel linear, of a class that is used everywhere;
+        only the object can be told apart.
+        """
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            layer = getattr(call.positional[0], "output_layer", None)
+            if layer is not None and "forward" not in vars(layer):
+                traced = self._wrap(OUTPUT_LAYER, type(layer).forward)
+                layer.forward = traced.__get__(layer)
+                self._patched.append(weakref.ref(layer))
+            return False
+
+        return around(tracer, original, enter, lambda call, result: result)
+
+    def remove(self) -> None:
+        """Give the output layers their own forward back."""
+        for reference in self._patched:
+            layer = reference()
+            if layer is not None:
+                vars(layer).pop("forward", None)
+        self._patched.clear()
+
+
+def _first_activation(values: tuple[object, ...]) -> torch.Tensor | None:
+    """The first argument with a gradient; not a weight, on which a hook would stay for ever."""
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            is_weight = value.grad_fn is None and isinstance(value, torch.nn.Parameter)
+            return None if is_weight else value
+    return None
+
+
+class _Config(Protocol):
+    finalize_model_grads_func: Function | None
+
+
+class TracedIterator:
+    """A data iterator whose every item is a `batch-generator` span; otherwise like the original."""
+
+    def __init__(self, tracer: RecordingTracer, position: Position, data: Iterator[object]) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._data = data
+
+    def __iter__(self) -> Iterator[object]:
+        return self
+
+    def __next__(self) -> object:
+        tracer = self._tracer
+        if not tracer.active:
+            return next(self._data)
+        begin = tracer.mark_host()
+        item = next(self._data)
+        arguments = self._position.arguments()
+        arguments.pop("phase", None)
+        tracer.add(Kind.DATA, BATCH_GENERATOR, begin, tracer.mark_host(), arguments)
+        return item
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._data, name)
+
+
+class Passes:
+    """Wraps the steps that megatron.core's schedules are made of."""
+
+    def __init__(
+        self, tracer: RecordingTracer, position: Position, backward_spans: BackwardSpans
+    ) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._backward_spans = backward_spans
+
+    def forward_step(self, original: Function) -> Function:
+        """`forward`: one microbatch through one chunk, loss included; not in an evaluation."""
+        import torch
+
+        microbatch_of = argument_reader(original, "current_microbatch")
+        chunk_of = argument_reader(original, "vp_stage")
+        input_of = argument_reader(original, "input_tensor")
+        config_of = argument_reader(original, "config")
+        data_of = argument_reader(original, "data_iterator")
+        set_data = argument_writer(original, "data_iterator")
+        position, tracer = self._position, self._tracer
+
+        def enter(call: Call) -> bool:
+            position.passes_known = True
+            if not torch.is_grad_enabled():
+                return False
+            slot = (cast(int, microbatch_of(call) or 0), cast(int, chunk_of(call) or 0))
+            position.slot, position.phase = slot, Phase.FORWARD
+            position.learn(first_of(input_of(call)), slot)
+            data = data_of(call)
+            if _is_plain_iterator(data):
+                set_data(call, TracedIterator(tracer, position, cast("Iterator[object]", data)))
+            self._trace_finalize(cast(_Config, config_of(call)))
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            arguments = position.arguments()
+            tracer.add(Kind.COMPUTE, FORWARD, call.memory, tracer.mark(), arguments)
+            output = first_of(cast("tuple[object, object]", result)[0])
+            if position.slot is not None:
+                position.outputs[id(output)] = position.slot
+            position.slot = position.phase = None
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def _trace_finalize(self, config: _Config) -> None:
+        """Trace the job's own function that finishes the gradients, until it has been called once.
+
+        The schedules take it from the model's configuration, so this also reaches functions that
+        the trainer wrote itself. The configuration is as before as soon as it is called.
+        """
+        original = config.finalize_model_grads_func
+        if original is None or hasattr(original, "megascan_original"):
+            return
+        traced = self.grad_sync(original)
+
+        def once(*positional: object, **named: object) -> object:
+            config.finalize_model_grads_func = original
+            return traced(*positional, **named)
+
+        once.megascan_original = original  # type: ignore[attr-defined]
+        config.finalize_model_grads_func = once
+
+    def grad_sync(self, original: Function) -> Function:
+        """`grad-sync`: waiting for, or doing, the reduction of all gradients.
+
+        A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
+        holds are recorded beside it.
+        """
+        return simple(self._tracer, original, GRAD_SYNC, Kind.OPTIMIZER)
+
+    def calculate_loss(self, original: Function) -> Function:
+        """`loss`: the trainer's loss function, on the stage that has one."""
+        function_of = argument_reader(original, "loss_func")
+        set_function = argument_writer(original, "loss_func")
+
+        def enter(call: Call) -> bool:
+            function = cast("Function | None", function_of(call))
+            if function is not None and not self._position.is_elsewhere:
+                set_function(
+                    call,
+                    simple(self._tracer, function, LOSS, Kind.COMPUTE, self._position.arguments),
+                )
+            return False
+
+        return around(self._tracer, original, enter, lambda call, result: result)
+
+    def backward_step(self, original: Function) -> Function:
+        """`backward`: the gradients of one microbatch through one chunk."""
+        output_of = argument_reader(original, "output_tensor")
+        gradient_of = argument_reader(original, "output_tensor_grad")
+        position, tracer = self._position, self._tracer
+
+        def enter(call: Call) -> bool:
+            output = first_of(output_of(call))
+            position.slot = position.outputs.pop(id(output), None)
+            position.phase = Phase.BACKWARD
+            if position.slot is not None:
+                position.learn(first_of(gradient_of(call)), position.slot)
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            self._backward_spans.end_all()
+            tracer.add(Kind.COMPUTE, BACKWARD, call.memory, tracer.mark(), position.arguments())
+            gradient = first_of(result)
+            if gradient is not None and position.slot is not None:
+                position.gradients[id(gradient)] = position.slot
+            position.slot = position.phase = None
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def weight_gradients(self, original: Function) -> Function:
+        """`backward-weights`: the second half of a backward pass that a plan has split."""
+        microbatch_of = argument_reader(original, "microbatch")
+        chunk_of = argument_reader(original, "chunk")
+        position, tracer = self._position, self._tracer
+
+        def enter(call: Call) -> bool:
+            position.slot = (cast(int, microbatch_of(call)), cast(int, chunk_of(call)))
+            position.phase = Phase.BACKWARD
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            arguments = position.arguments()
+            tracer.add(Kind.COMPUTE, BACKWARD_WEIGHTS, call.memory, tracer.mark(), arguments)
+            position.slot = position.phase = None
+            return result
+
+        return around(tracer, original, enter, leave)
+
+
+def _is_plain_iterator(data: object) -> bool:
+    return data is not None and hasattr(data, "__next__") and not isinstance(data, TracedIterator)
+
+
+def simple(
+    tracer: RecordingTracer,
+    original: Function,
+    name: str,
+    kind: Kind,
+    arguments: Callable[[], Arguments] = dict,
+) -> Function:
+    """One span around each call."""
+
+    def enter(call: Call) -> bool:
+        call.memory = tracer.mark()
+        return True
+
+    def leave(call: Call, result: object) -> object:
+        tracer.add(kind, name, call.memory, tracer.mark(), arguments())
+        return result
+
+    return around(tracer, original, enter, leave)
+
+
+class _Transfer(Protocol):
+    """What the trainer says about one end of a message."""
+
+    operation: str
+    direction: str
+    peer: int
+    microbatch: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class _Message:
+    """One tensor of an exchange; `handle` is its key among the handles of an overlapped one."""
+
+    name: str
+    handle: str
+    peer: int
+    tensor: torch.Tensor
+
+    @property
+    def operation(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def direction(self) -> str:
+        return self.name.partition("_")[2]
+
+
+class PointToPoint:
+    """Wraps `P2PCommunicator._communicate`, which all exchanges of the schedules go through."""
+
+    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._groups = groups
+
+    def communicate(self, original: Function) -> Function:
+        """Spans send_forward, recv_forward, send_backward, recv_backward."""
+        previous_of = argument_reader(original, "tensor_send_prev")
+        next_of = argument_reader(original, "tensor_send_next")
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            communicator, begin = call.positional[0], call.memory
+            received = cast("tuple[object, object, object]", result)
+            sent = (previous_of(call), next_of(call))
+            messages = list(_messages(communicator, sent, received))
+            handles = received[2]
+            if isinstance(handles, dict) and handles:
+                self._follow(messages, communicator, begin, handles)
+            elif messages and not handles:
+                self._record(messages, communicator, begin)
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def transfer(self, original: Function) -> Function:
+        """The same spans, of messages that a plan sends one by one (`training.pipeline`).
+
+        Each channel is a group of its own; the spans say the pipeline's, as all messages do.
+        """
+        from megatron.core import parallel_state
+
+        transfer_of = argument_reader(original, "transfer")
+        tensor_of = argument_reader(original, "tensor")
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            transfer = cast(_Transfer, transfer_of(call))
+            tensor = cast("torch.Tensor", tensor_of(call))
+            name = f"{transfer.operation}_{transfer.direction}"
+            group = self._groups.name(parallel_state.get_pipeline_model_parallel_group())
+            arguments: Arguments = {
+                "op": str(transfer.operation),
+                "direction": transfer.direction,
+                "peer": transfer.peer,
+                "group": group,
+                "sequence": self._position.number(f"peer {transfer.peer}", name),
+                "size_bytes": tensor.nbytes,
+                "microbatch": transfer.microbatch,
+                "chunk": transfer.chunk,
+            }
+            work = cast(AsyncWork, result)
+            span, watched = tracer.add_pending(
+                work,
+                Kind.P2P,
+                name,
+                call.memory,
+                arguments=arguments,
+                lane=f"{name} {transfer.peer}",
+                backend=self._groups.backend(group),
+            )
+            return PendingWork(work, tracer, span, watched, tensor)
+
+        return around(tracer, original, enter, leave)
+
+    def _record(self, messages: list[_Message], communicator: object, begin: Mark) -> None:
+        end = self._tracer.mark()
+        for message in messages:
+            arguments = self._describe(message, communicator)
+            self._tracer.add(Kind.P2P, message.name, begin, end, arguments)
+
+    def _follow(
+        self,
+        messages: list[_Message],
+        communicator: object,
+        begin: Mark,
+        handles: dict[str, AsyncWork],
+    ) -> None:
+        """Record an overlapped exchange: each message until its own work is done."""
+        for message in messages:
+            work = handles.get(message.handle)
+            if work is None:
+                continue
+            arguments = self._describe(message, communicator)
+            span, watched = self._tracer.add_pending(
+                work,
+                Kind.P2P,
+                message.name,
+                begin,
+                arguments=arguments,
+                lane=message.name,
+                backend=self._groups.backend(str(arguments["group"])),
+            )
+            handles[message.handle] = PendingWork(work, self._tracer, span, watched, message.tensor)
+
+    def _describe(self, message: _Message, communicator: object) -> Arguments:
+        arguments: Arguments = {
+            "op": message.operation,
+            "direction": message.direction,
+            "peer": message.peer,
+            "group": self._groups.name(communicator.pp_group),  # type: ignore[attr-defined]
+            "sequence": self._position.number(f"peer {message.peer}", message.name),
+            "size_bytes": message.tensor.nbytes,
+        }
+        self._place(message, arguments)
+        return arguments
+
+    def _place(self, message: _Message, arguments: Arguments) -> None:
+        """Microbatch and chunk: of a sent tensor known, of a received one learned later."""
+        identity = id(message.tensor)
+        if message.operation == RECV:
+            self._position.received[identity] = arguments
+            return
+        made = self._position.outputs if message.direction == FORWARD else self._position.gradients
+        slot = made.get(identity)
+        if slot is not None:
+            arguments["microbatch"], arguments["chunk"] = slot
+
+
+def _messages(
+    communicator: object,
+    sent: tuple[object, object],
+    received: tuple[object, object, object],
+) -> Iterator[_Message]:
+    previous = communicator.prev_rank  # type: ignore[attr-defined]
+    following = communicator.next_rank  # type: ignore[attr-defined]
+    candidates = (
+        ("send_prev", previous, sent[0]),
+        ("recv_prev", previous, received[0]),
+        ("send_next", following, sent[1]),
+        ("recv_next", following, received[1]),
+    )
+    for name, (handle, peer, tensor) in zip(MESSAGES, candidates, strict=True):
+        if tensor is not None:
+            yield _Message(name, handle, peer, cast("torch.Tensor", tensor))
+
+
+class Host(IterationListener):
+    """Wraps optimizer steps and checkpoint saves."""
+
+    def __init__(self, tracer: RecordingTracer) -> None:
+        self._tracer = tracer
+        self._depth = 0
+
+    def iteration_begins(self) -> None:
+        """No optimizer is stepping, also if the last one ended with an exception."""
+        self._depth = 0
+
+    def optimizer_step(self, original: Function) -> Function:
+        """`optimizer`: only the outermost of optimizers that are chained."""
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            self._depth += 1
+            call.memory = tracer.mark() if self._depth == 1 else None
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            self._depth -= 1
+            if self._depth == 0:
+                tracer.add(Kind.OPTIMIZER, OPTIMIZER, call.memory, tracer.mark(), {})
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def save_checkpoint(self, original: Function) -> Function:
+        """`save-checkpoint`, in and between iterations; it is written with the next window."""
+        tracer = self._tracer
+
+        @functools.wraps(original)
+        def traced(*positional: object, **named: object) -> object:
+            if not tracer.waiting:
+                return original(*positional, **named)
+            begin = tracer.mark_host()
+            result = original(*positional, **named)
+            try:
+                tracer.add(Kind.CHECKPOINT, SAVE_CHECKPOINT, begin, tracer.mark_host(), {})
+            except Exception as error:
+                tracer.fail(error)
+            return result
+
+        return traced
+
+
+class GarbageCollections(IterationListener):
+    """Records the pauses of Python's garbage collector on the training thread."""
+
+    def __init__(self, tracer: RecordingTracer) -> None:
+        self._tracer = tracer
+        self._thread = threading.get_ident()
+        self._begin: Mark = None
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if not self._tracer.active or threading.get_ident() != self._thread:
+            return
+        try:
+            if phase == "start":
+                self._begin = self._tracer.mark_host()
+            elif self._begin is not None:
+                name = collection_of(info["generation"])
+                end = self._tracer.mark_host()
+                self._tracer.add(Kind.GC, name, self._begin, end, {})
+                self._begin = None
+        except Exception as error:
+            self._tracer.fail(error)
+
+    def granularity_lowered(self) -> None:
+        """Listen no longer."""
+        self.tracing_ends()
+
+    def tracing_ends(self) -> None:
+        """Listen no longer."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)

@@ -1,0 +1,413 @@
+"""Jobs of plain PyTorch, through hooks: DDP, FSDP2, stages of torch's own pipelines.
+
+Without megatron.core's schedules nobody says where a microbatch begins, so the model itself does:
+every call of it is the `forward` of the next microbatch, and every `torch.autograd.backward` is a
+`backward`, whose microbatch is known when the gradient of a model's output passes. What autograd
+does after the last gradient, where DDP and FSDP wait for their reductions, is `grad-sync`:
+
+    backward:  call ──► gradients of the model ──► last one │ grad-sync: reductions ──► return
+
+Hooks change neither the graph nor a bit of the gradients. One thing is put into a model: DDP
+reduces gradients in C++, where nothing can be seen, unless it is given a hook that does the same in
+Python.
+
+`torch.distributed.pipelining` says nothing of stages, only of ranks: a message to a later rank is
+called forward, one to an earlier rank backward. Both ends of a message name it alike.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from megascan.instrument.collectives import (
+    PendingWork,
+    reduce_visibly,
+    reduces_in_backward,
+    reduces_now,
+)
+from megascan.instrument.groups import Groups
+from megascan.instrument.megatron import BackwardSpans
+from megascan.instrument.place import Call, Function, Position, around
+from megascan.schema import Kind, Phase
+from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
+from megascan.vocabulary import (
+    BACKWARD,
+    BATCH_GENERATOR,
+    FORWARD,
+    GRAD_SYNC,
+    OPTIMIZER,
+    PLAIN_LAYER,
+    RECV,
+    SEND,
+    backward_of,
+    message_name,
+    recompute_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import P2POp
+    from torch.utils.hooks import RemovableHandle
+
+
+_LAYER_BACKWARD, _LAYER_REPEATED = backward_of(PLAIN_LAYER), recompute_of(PLAIN_LAYER)
+_OpenLayer: TypeAlias = "tuple[Mark, Phase | None, torch.Tensor | None]"
+"""When a layer was called, in which phase, and with which activation."""
+
+
+class WatchedModels(IterationListener):
+    """Hooks on the models of a rank, one a chunk; all are gone when tracing ends."""
+
+    def __init__(
+        self,
+        tracer: RecordingTracer,
+        position: Position,
+        backward_spans: BackwardSpans,
+        models: Sequence[torch.nn.Module],
+    ) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._backward_spans = backward_spans
+        self._num_forwards = [0] * len(models)
+        self._reducing = [model for model in models if reduces_in_backward(model)]
+        position.passes_known = True
+        self._depth = 0
+        self._handles: list[RemovableHandle] = []
+        self._layer_handles: list[RemovableHandle] = []
+        self._open_forwards: list[list[Mark]] = []
+        self._open_layers: list[list[_OpenLayer]] = []
+        self._compute_end: Mark = None
+        self._backward_arguments: Arguments = {}
+        for chunk, model in enumerate(models):
+            self._watch_model(model, chunk)
+            compiled = _inside_compiled(model)
+            for number, layer in enumerate(layers_of(model) if tracer.full else ()):
+                if layer not in compiled:
+                    self._watch_layer(layer, number + 1)
+            reduce_visibly(model)
+
+    def iteration_begins(self) -> None:
+        """Microbatches count from 0 in every iteration."""
+        self._num_forwards = [0] * len(self._num_forwards)
+        self._depth = 0
+        for forwards in self._open_forwards:  # calls that ended with an exception
+            forwards.clear()
+        for layers in self._open_layers:
+            layers.clear()
+
+    def granularity_lowered(self) -> None:
+        """Take the hooks of layers away."""
+        while self._layer_handles:
+            self._layer_handles.pop().remove()
+
+    def tracing_ends(self) -> None:
+        """Take every hook away."""
+        self.granularity_lowered()
+        while self._handles:
+            self._handles.pop().remove()
+
+    # The model as a whole
+
+    def _watch_model(self, model: torch.nn.Module, chunk: int) -> None:
+        import torch
+
+        position, open_marks = self._position, list[Mark]()
+        self._open_forwards.append(open_marks)
+
+        def begin() -> None:
+            if not torch.is_grad_enabled():  # an evaluation
+                return
+            position.slot = (self._num_forwards[chunk], chunk)
+            self._num_forwards[chunk] += 1
+            position.phase = Phase.FORWARD
+            open_marks[:] = [self._tracer.mark()]
+
+        def end(output: object) -> None:
+            if open_marks and position.slot is not None:
+                arguments = position.arguments()
+                now = self._tracer.mark()
+                self._tracer.add(Kind.COMPUTE, FORWARD, open_marks.pop(), now, arguments)
+                self._await_gradient(output, position.slot)
+            position.phase = None
+
+        self._handles += self._hook(model, lambda _: begin(), end)
+
+    def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
+        """When its gradient comes, the backward that is under way is that of this microbatch."""
+        tensor = _first_tensor(output)
+        if tensor is not None and tensor.grad_fn is not None:
+            self._position.outputs[id(tensor)] = slot
+            tensor.register_hook(lambda _: self._guarded(lambda: self._gradient_came(slot)))  # type: ignore[no-untyped-call]
+
+    def _gradient_came(self, slot: tuple[int, int]) -> None:
+        from torch.autograd import Variable
+
+        self._position.slot = slot
+        self._backward_arguments["microbatch"], self._backward_arguments["chunk"] = slot
+        if self._compute_end is None:
+            callback = functools.partial(self._guarded, self._compute_ended)
+            Variable._execution_engine.queue_callback(callback)
+
+    def _compute_ended(self) -> None:
+        """Called by autograd after the last gradient, before DDP and FSDP wait for theirs."""
+        if self._depth == 1:
+            self._backward_spans.end_all()
+            self._compute_end = self._tracer.mark()
+
+    def backward(self, original: Function) -> Function:
+        """Wrap `torch.autograd.backward`; one within another repeats a checkpointed forward."""
+        tracer, position = self._tracer, self._position
+
+        def enter(call: Call) -> bool:
+            self._depth += 1
+            if self._depth == 1:
+                position.phase, self._compute_end = Phase.BACKWARD, None
+                self._backward_arguments = {"phase": str(Phase.BACKWARD)}
+                call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            self._depth -= 1
+            if self._depth == 0:
+                self._record_backward(call.memory)
+            return result
+
+        return around(tracer, original, enter, leave)
+
+    def _record_backward(self, begin: Mark) -> None:
+        end = self._tracer.mark()
+        compute_end = end if self._compute_end is None else self._compute_end
+        arguments = self._backward_arguments
+        self._tracer.add(Kind.COMPUTE, BACKWARD, begin, compute_end, arguments)
+        if any(map(reduces_now, self._reducing)) and compute_end is not end:
+            self._tracer.add(Kind.OPTIMIZER, GRAD_SYNC, compute_end, end, {})
+        self._position.phase = self._position.slot = None
+
+    # Its layers
+
+    def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
+        position, opened = self._position, list[_OpenLayer]()
+        self._open_layers.append(opened)
+
+        def begin(inputs: tuple[object, ...]) -> None:
+            if position.is_elsewhere:
+                return
+            source = _first_tensor(inputs)
+            opened.append((self._tracer.mark_at(source), position.phase, source))
+            position.layer = number
+            if position.phase is Phase.BACKWARD:
+                position.phase = Phase.RECOMPUTE
+
+        def end(output: object) -> None:
+            if not opened or position.is_elsewhere:
+                return
+            began, phase, source = opened.pop()
+            repeated = position.phase is Phase.RECOMPUTE
+            arguments = position.arguments()
+            name = _LAYER_REPEATED if repeated else PLAIN_LAYER
+            result = _first_tensor(output)
+            now = self._tracer.mark_at(result, began)
+            self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
+            if result is not None and result.grad_fn is not None and source is not result:
+                self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
+            position.phase, position.layer = phase, None
+
+        self._layer_handles += self._hook(layer, begin, end)
+
+    def _hook(
+        self,
+        module: torch.nn.Module,
+        begin: Callable[[tuple[object, ...]], None],
+        end: Callable[[object], None],
+    ) -> list[RemovableHandle]:
+        """Call `begin` with a module's inputs and `end` with its output, while tracing is on."""
+
+        def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+            self._guarded(lambda: begin(inputs))
+
+        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            del inputs
+            self._guarded(lambda: end(output))
+
+        return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do it if tracing is on; an error of ours stops tracing, never training."""
+        if not self._tracer.active:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._tracer.fail(error)
+
+
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What a model repeats: the members of its outermost lists of modules, else its children.
+
+    Wrappers that hold one module only (DDP, a compiled or a half-precision model) are seen through.
+    """
+    import torch
+
+    inside = list(model.children())
+    while len(inside) == 1 and not isinstance(inside[0], torch.nn.ModuleList | torch.nn.Sequential):
+        inside = list(inside[0].children())
+    if isinstance(model, torch.nn.Sequential):
+        return list(model)
+    lists = [part for part in inside if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential)]
+    return [layer for part in lists for layer in cast("Sequence[torch.nn.Module]", part)] or inside
+
+
+def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Modules that `torch.compile` sees whole: a hook of ours would cut its graphs in pieces."""
+    return {
+        inner
+        for module in model.modules()
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for inner in module.modules()
+    }
+
+
+def _first_tensor(value: object) -> torch.Tensor | None:
+    """The first tensor with a gradient, in a value or in the tuples and dicts it consists of."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        is_weight = isinstance(value, torch.nn.Parameter)
+        return value if value.requires_grad and not is_weight else None
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | tuple | list):
+        return None
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)  # type: ignore[attr-defined]
+
+
+class Steps(IterationListener):
+    """Records the steps of every torch optimizer and the batches of every data loader."""
+
+    def __init__(self, tracer: RecordingTracer) -> None:
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._tracer = tracer
+        self._open: list[Mark] = []
+        self._handles = (
+            register_optimizer_step_pre_hook(self._begin),
+            register_optimizer_step_post_hook(self._end),
+        )
+
+    def iteration_begins(self) -> None:
+        """No optimizer is stepping, also if the last one ended with an exception."""
+        self._open.clear()
+
+    def tracing_ends(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, optimizer: torch.optim.Optimizer, positional: object, named: object) -> None:
+        del optimizer, positional, named
+        if not self._tracer.active:
+            return
+        try:
+            self._open.append(self._tracer.mark())
+        except Exception as error:
+            self._tracer.fail(error)
+
+    def _end(self, optimizer: torch.optim.Optimizer, positional: object, named: object) -> None:
+        """Record it, unless it is part of another optimizer's step."""
+        del optimizer, positional, named
+        if not self._tracer.active or not self._open:
+            return
+        try:
+            begin = self._open.pop()
+            if not self._open:
+                self._tracer.add(Kind.OPTIMIZER, OPTIMIZER, begin, self._tracer.mark(), {})
+        except Exception as error:
+            self._tracer.fail(error)
+
+    def next_batch(self, original: Function) -> Function:
+        """Wrap the `__next__` of torch's data loaders."""
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            call.memory = tracer.mark_host()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            tracer.add(Kind.DATA, BATCH_GENERATOR, call.memory, tracer.mark_host(), {})
+            return result
+
+        return around(tracer, original, enter, leave)
+
+
+class Exchanges:
+    """Wraps functions that take a list of `P2POp` and return their works."""
+
+    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._groups = groups
+        self._depth = 0
+
+    def batch(self, original: Function) -> Function:
+        """Spans of all messages of a batch; a batch that another one calls is the same batch."""
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            self._depth += 1
+            call.memory = tracer.mark()
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            self._depth -= 1
+            if self._depth or not isinstance(result, list) or not result:
+                return result
+            batch = cast("Sequence[P2POp]", next(iter((*call.positional, *call.named.values()))))
+            return self._follow(batch, result, call.memory)
+
+        return around(tracer, original, enter, leave)
+
+    def _follow(
+        self, batch: Sequence[P2POp], works: list[AsyncWork], begin: Mark
+    ) -> list[PendingWork]:
+        """Each message until its work is done; a coalesced batch has one work for all."""
+        followed = list[PendingWork]()
+        for number, message in enumerate(batch):
+            work = works[min(number, len(works) - 1)]
+            arguments = self._describe(message)
+            name = message_name(str(arguments["op"]), str(arguments["direction"]))
+            span, watched = self._tracer.add_pending(
+                work,
+                Kind.P2P,
+                name,
+                begin,
+                arguments=arguments,
+                lane=name,
+                backend=self._groups.backend(str(arguments["group"])),
+            )
+            followed.append(PendingWork(work, self._tracer, span, watched, message.tensor))
+        return followed[-len(works) :]
+
+    def _describe(self, message: P2POp) -> Arguments:
+        import torch.distributed as dist
+
+        operation = SEND if message.op is dist.isend else RECV
+        is_later = message.peer > dist.get_rank()
+        direction = FORWARD if is_later == (operation == SEND) else BACKWARD
+        arguments: Arguments = {
+            "op": operation,
+            "direction": direction,
+            "peer": message.peer,
+            "group": self._groups.name(message.group),
+            "sequence": self._position.number(
+                f"peer {message.peer}", message_name(operation, direction)
+            ),
+            "size_bytes": message.tensor.nbytes,
+        }
+        slot = self._position.outputs.get(id(message.tensor))
+        if operation == SEND and slot is not None:
+            arguments["microbatch"], arguments["chunk"] = slot
+        return arguments

@@ -1,0 +1,363 @@
+"""Read our own rank files: runs, finished windows, and what a killed process left behind them.
+
+Spans wait for the mark that closes their window (`FileRuns`):
+
+    header  span span span  window   span span ▏        the file ends here: killed
+            └── kept: 3, as it says  └── left out and counted
+
+A job of thousands of ranks has thousands of short files. What a file costs by itself, some hundred
+steps on small columns, is paid once for as many files as fill a block (`read_short_files`).
+Whatever is out of the ordinary in one of them (damage, a torn end, another rank's spans) makes all
+of them be read one by one, where it is named or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from megascan.arrays import Integers
+from megascan.errors import InputError
+from megascan.header import Json, RankHeader, WindowRecord
+from megascan.parallel import Spread, across_threads, num_workers
+from megascan.reader.lines import Block, EventBlock, parse_block, parsed_blocks, read_all
+from megascan.reader.segments import (
+    Packed,
+    Segment,
+    event_schema,
+    faulty_rows,
+    in_order,
+    is_mark,
+    rows_of,
+    span_columns,
+)
+from megascan.reader.templates import Templates
+from megascan.schema import HEADER_EVENT, SPAN_COLUMNS
+from megascan.timeline import TRACE_SCHEMA, equals, numbers, shifted
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line that cannot be used, and why (a predicate: "is not a JSON event")."""
+
+    line: int
+    reason: str
+
+
+def read_mark(text: bytes, where: str) -> RankHeader | WindowRecord:
+    """Read a header or the end of a window. Raises InputError naming `where` when it is damaged."""
+    try:
+        record: dict[str, Json] = orjson.loads(text)
+    except orjson.JSONDecodeError as error:  # a number that no double holds
+        raise InputError(f"{where}: a damaged mark ({error}); restore the file") from error
+    arguments = record.get("args")
+    if not isinstance(arguments, dict):
+        raise InputError(f"{where}: a mark without arguments; restore the file")
+    if record["name"] == HEADER_EVENT:
+        return RankHeader.from_json(arguments, where)
+    return WindowRecord.from_json(arguments, where)
+
+
+@dataclass
+class _Run:
+    """One run while its file is read."""
+
+    header: RankHeader
+    windows: list[WindowRecord] = field(default_factory=list)
+    finished: list[pa.Table] = field(default_factory=list)
+    num_unfinished: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class FileRuns:
+    """Follows a rank file from mark to mark.
+
+    `is_settled` says that spans come in order, a window at a time, in unix time.
+    """
+
+    def __init__(self, path: Path, *, is_settled: bool = False) -> None:
+        self._path = path
+        self._is_settled = is_settled
+        self._runs: dict[str, _Run] = {}
+        self._current: _Run | None = None
+        self._pending: list[pa.Table] = []
+        self._faults: list[Fault] = []
+
+    @property
+    def rank(self) -> int | None:
+        """Whose spans these are; None before the first header."""
+        return self._current.header.rank if self._current else None
+
+    def take(self, spans: pa.Table) -> None:
+        """Take spans of the open window; times relative to the run's origin unless settled."""
+        if self._current is not None:
+            self._pending.append(spans)
+
+    def fault(self, faults: Iterable[Fault]) -> None:
+        """Note lines of the open window, or before the first header, that cannot be used."""
+        self._faults += faults
+
+    def mark(self, mark: RankHeader | WindowRecord, line: int) -> None:
+        """Open a run or close a window."""
+        if isinstance(mark, RankHeader):
+            self._open(mark)
+        else:
+            self._close(mark, f"{self._path}, line {line}")
+
+    def _open(self, header: RankHeader) -> None:
+        self._drop_pending()
+        self._current = self._runs.setdefault(header.run_id, _Run(header))
+        self._current.header = header
+
+    def _close(self, window: WindowRecord, where: str) -> None:
+        run = self._current
+        if run is None or run.header.run_id != window.run_id:
+            raise InputError(
+                f"{where}: a window of run {window.run_id} without that run's header before it; "
+                "the file is damaged, restore it or leave this rank out"
+            )
+        if self._faults:
+            fault = self._faults[0]
+            others = f" (and {len(self._faults) - 1} more)" if len(self._faults) > 1 else ""
+            raise InputError(
+                f"{self._path}: line {fault.line} {fault.reason}{others}; the file is damaged, "
+                "restore it or move it away and pass --allow-missing-ranks"
+            )
+        num_spans = sum(table.num_rows for table in self._pending)
+        if num_spans != window.num_spans:
+            raise InputError(
+                f"{where}: window {window.window} says it holds {window.num_spans} spans, found "
+                f"{num_spans}; the file is damaged, restore it or move it away and pass "
+                "--allow-missing-ranks"
+            )
+        if self._is_settled:
+            run.finished += self._pending
+        elif num_spans:
+            window_spans = in_order(pa.concat_tables(self._pending))
+            run.finished.append(shifted(window_spans, run.header.clock.origin_unix_ns))
+        run.windows.append(window)
+        self._pending = []
+
+    def _drop_pending(self) -> None:
+        """Leave out what no window closed; damage before the first header stays a fault."""
+        run = self._current
+        if run is None:
+            return
+        num_spans = sum(table.num_rows for table in self._pending)
+        if num_spans or self._faults:
+            run.num_unfinished += num_spans
+            torn = f" and {len(self._faults)} torn or damaged lines" if self._faults else ""
+            run.notes.append(
+                f"rank {run.header.rank}: {num_spans} spans{torn} behind the last finished window "
+                f"of {self._path.name} were left out"
+            )
+        self._pending, self._faults = [], []
+
+    def tear(self) -> None:
+        """Note that the compressed stream ended too early."""
+        if self._current is not None:
+            self._current.notes.append(
+                f"rank {self._current.header.rank}: {self._path.name} is cut off inside its "
+                "compressed data"
+            )
+
+    def segments(self) -> list[Segment]:
+        """Return all runs, after the last line."""
+        self._drop_pending()
+        return [
+            Segment(
+                path=self._path,
+                header=run.header,
+                windows=tuple(run.windows),
+                spans=pa.concat_tables(run.finished or [TRACE_SCHEMA.empty_table()]),
+                num_unfinished_spans=run.num_unfinished,
+                notes=tuple(run.notes),
+            )
+            for run in self._runs.values()
+        ]
+
+
+def read_rank_files(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
+    """Read all runs of all files, the files side by side."""
+    batches = list(file_batches(paths))
+    read = partial(
+        _read_batch,
+        templates=Templates(event_schema(SPAN_COLUMNS)),
+        num_threads=num_workers() // max(len(batches), 1),
+    )
+    return [segment for part in spread(read, batches) for segment in part.segments]
+
+
+def read_rank_file(
+    path: Path, templates: Templates | None = None, num_threads: int = 1
+) -> list[Segment]:
+    """Read everything a rank file holds, a segment a run, in file order.
+
+    `templates` may be shared by files; with several threads its blocks are parsed side by side.
+
+    Spans, damaged lines and torn ends behind a run's last window mark are left out and noted.
+    Raises InputError for damage before a window mark, naming file and line.
+    """
+    runs = FileRuns(path)
+    parser = templates or Templates(event_schema(SPAN_COLUMNS))
+    for block, events in parsed_blocks(path, parser, num_threads):
+        if events is not None:
+            _follow(runs, events, path)
+        if block.torn:
+            runs.tear()
+    return runs.segments()
+
+
+def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -> Packed:
+    found = read_short_files(paths, templates) if len(paths) > 1 else None
+    if found is None:
+        parts = (read_rank_file(path, templates, num_threads) for path in paths)
+        found = [segment for part in parts for segment in part]
+    return Packed(tuple(found))
+
+
+def _follow(runs: FileRuns, events: EventBlock, path: Path) -> None:
+    """Take a block's spans and marks in their order."""
+    marks = np.flatnonzero(is_mark(events.table)).tolist()
+    faults = [(damage.row, Fault(damage.line, damage.reason)) for damage in events.damages]
+    begin = 0
+    for row, text in zip(marks, events.rows_text(marks) if marks else [], strict=True):
+        _take(runs, events, begin, row)
+        runs.fault(fault for at, fault in faults if at <= row)
+        faults = [(at, fault) for at, fault in faults if at > row]
+        line = events.numbers[row]
+        runs.mark(read_mark(text, f"{path}, line {line}"), line)
+        begin = row + 1
+    _take(runs, events, begin, events.table.num_rows)
+    runs.fault(fault for _, fault in faults)
+
+
+def _take(runs: FileRuns, events: EventBlock, begin: int, end: int) -> None:
+    """Take the spans of rows `begin` to `end`; other events (names, counters) are passed over."""
+    part: pa.Table = events.table.slice(begin, end - begin)
+    rows = np.flatnonzero(equals(part, "ph", "X"))
+    if runs.rank is None or not len(rows):
+        return
+    part = rows_of(part, rows)
+    spans = span_columns(part, SPAN_COLUMNS)
+    runs.fault(
+        Fault(events.numbers[begin + int(rows[row])], reason)
+        for row, reason in faulty_rows(spans, part, runs.rank)
+    )
+    runs.take(spans)
+
+
+_OPENING, _CLOSING = b"[\n", b"\n]"
+_SHORT_BYTES = 1 << 20
+_TOGETHER_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A header or window end: row of the events, and file and line it stands in."""
+
+    row: int
+    file: int
+    line: int
+    record: RankHeader | WindowRecord
+
+
+def file_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield rank files to be read in one go: long ones alone, short ones up to some MB."""
+    batch: list[Path] = []
+    room = _TOGETHER_BYTES
+    for path in paths:
+        size = path.stat().st_size
+        if batch and (size > _SHORT_BYTES or size > room):
+            yield batch
+            batch, room = [], _TOGETHER_BYTES
+        batch.append(path)
+        room -= size
+    if batch:
+        yield batch
+
+
+def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segment] | None:
+    """Read whole and undamaged files together; None when one of them is anything else.
+
+    Raises InputError for damaged marks, naming file and line.
+    """
+    bodies = [_body(path) for path in paths]
+    if not all(bodies):
+        return None
+    events = parse_block(Block(bytearray(b"\n").join(bodies), 1), templates)
+    first_row = np.cumsum([0, *(body.count(b"\n") + 1 for body in bodies)])
+    if events is None or events.damages or events.table.num_rows != first_row[-1]:
+        return None
+    marks = list(_marks(events, first_row, paths))
+    spans = _settled(events.table, marks)
+    return None if spans is None else _segments(paths, marks, spans)
+
+
+def _body(path: Path) -> bytes:
+    """Return a file's lines without the brackets around them; nothing for one that is cut off."""
+    content, torn = read_all(path)
+    if torn or not content.startswith(_OPENING):
+        return b""
+    return content.rstrip(b"\n").removeprefix(_OPENING).removesuffix(_CLOSING)
+
+
+def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> Iterator[_Mark]:
+    rows = np.flatnonzero(is_mark(events.table))
+    files = np.searchsorted(first_row, rows, side="right") - 1
+    lines = rows - first_row[files] + 2  # the opening bracket has the first
+    texts = events.rows_text(rows.tolist())
+    for row, file, line, text in zip(
+        rows.tolist(), files.tolist(), lines.tolist(), texts, strict=True
+    ):
+        yield _Mark(row, file, line, read_mark(text, f"{paths[file]}, line {line}"))
+
+
+def _settled(table: pa.Table, marks: Sequence[_Mark]) -> list[pa.Table] | None:
+    """Return spans behind each mark, in order and in unix time; None when one cannot be used."""
+    rows = np.flatnonzero(equals(table, "ph", "X"))
+    part = rows_of(table, rows)
+    spans = span_columns(part, SPAN_COLUMNS)
+    mark = np.searchsorted([mark.row for mark in marks], rows) - 1
+    headers = list(_headers(marks))
+    ranks = np.array([header.rank for header in headers])
+    if (
+        not len(rows)
+        or mark[0] < 0
+        or faulty_rows(spans, part, rank=None)
+        or (ranks[mark] != numbers(spans, "rank")).any()
+    ):
+        return None
+    origin_ns = np.array([header.clock.origin_unix_ns for header in headers])
+    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), mark))
+    spans = shifted(spans, origin_ns[mark]).take(pa.array(order))
+    bounds = np.searchsorted(mark, np.arange(len(marks) + 1))
+    return [spans.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
+
+
+def _headers(marks: Sequence[_Mark]) -> Iterator[RankHeader]:
+    """Yield the header that stands at or before each mark; none before the first."""
+    header: RankHeader | None = None
+    for mark in marks:
+        if isinstance(mark.record, RankHeader):
+            header = mark.record
+        if header is not None:
+            yield header
+
+
+def _segments(
+    paths: Sequence[Path], marks: Sequence[_Mark], spans: Sequence[pa.Table]
+) -> list[Segment]:
+    runs = [FileRuns(path, is_settled=True) for path in paths]
+    for mark, behind in zip(marks, spans, strict=True):
+        runs[mark.file].mark(mark.record, mark.line)
+        if behind.num_rows:
+            runs[mark.file].take(behind)
+    return [segment for each in runs for segment in each.segments()]

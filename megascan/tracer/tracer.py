@@ -1,0 +1,474 @@
+"""The tracer of a run: which iterations are traced, and the spans of the window that is open.
+
+`Tracer` is what a trainer holds when nothing is traced: every call is allowed and does nothing.
+`RecordingTracer` records; instrumentation listens to it as an `IterationListener`. An error of ours
+stops tracing and never leaves the context managers around iterations and spans.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from megascan.config import TraceConfig
+from megascan.overhead import Activity
+from megascan.schema import Granularity, Kind, Track
+from megascan.tracer.budget import Level
+from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
+from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
+from megascan.vocabulary import ITERATION
+
+
+class Tracer:
+    """The tracer of a run that is not traced: everything is allowed and nothing happens."""
+
+    active: bool = False
+    """Whether spans are being recorded right now; wrappers look here before anything else."""
+
+    run_id: str | None = None
+    """Id of the run, equal on all ranks; None when it is not traced."""
+
+    def iteration(self, number: int) -> AbstractContextManager[None]:
+        """Enclose training iteration `number` (from 1)."""
+        del number
+        return nullcontext()
+
+    def span(
+        self, name: str, kind: Kind | str, **arguments: int | str
+    ) -> AbstractContextManager[None]:
+        """Record what is enclosed, if the iteration is traced."""
+        del name, kind, arguments
+        return nullcontext()
+
+    def close(self) -> None:
+        """Finish the open window, write it, and take all instrumentation away."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class IterationListener:
+    """Instrumentation that keeps state within an iteration."""
+
+    def iteration_begins(self) -> None:
+        """Start from nothing: numbering and memory are per iteration."""
+
+    def granularity_lowered(self) -> None:
+        """From now on only what `base` records is wanted."""
+
+    def tracing_ends(self) -> None:
+        """Leave no trace in the process."""
+
+
+class _Scope(AbstractContextManager[None]):
+    """Calls `begin` and `end`; what goes wrong in them stops tracing and nothing else."""
+
+    _tracer: RecordingTracer
+
+    def begin(self) -> None:
+        """The enclosed code is about to run."""
+        raise NotImplementedError
+
+    def end(self, failed: bool) -> None:
+        """It is done, or has `failed` with an exception of its own."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        try:
+            self.begin()
+        except Exception as error:
+            self._tracer.fail(error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.end(error is not None)
+        except Exception as failure:
+            self._tracer.fail(failure)
+
+
+class IterationScope(_Scope):
+    """A traced iteration; one that ends with an exception is forgotten."""
+
+    def __init__(self, tracer: RecordingTracer, number: int) -> None:
+        self._tracer = tracer
+        self._number = number
+        self._first_span = 0
+        self._entered: Mark = None
+        self._begin: Mark = None
+
+    def begin(self) -> None:
+        """Open the iteration."""
+        self._entered = self._tracer.mark()
+        self._first_span = self._tracer.begin_iteration(self._number)
+        self._begin = self._tracer.mark()
+
+    def end(self, failed: bool) -> None:
+        """Record it, or leave it out."""
+        tracer = self._tracer
+        if failed:
+            tracer.abandon_iteration(self._first_span)
+        elif tracer.active:
+            tracer.end_iteration(self._begin)
+            tracer.add_timing(self._number, Activity.TRACED, self._entered)
+
+
+class UntracedScope(_Scope):
+    """An iteration of which only the duration is taken, to compare traced ones with."""
+
+    def __init__(self, tracer: RecordingTracer, number: int) -> None:
+        self._tracer = tracer
+        self._number = number
+        self._num_steps = 0
+        self._entered: Mark = None
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._num_steps = self._tracer.num_writer_steps
+        self._entered = self._tracer.mark()
+
+    def end(self, failed: bool) -> None:
+        """Keep the duration, and whether the writer was at work beside it."""
+        tracer = self._tracer
+        if failed or not tracer.waiting:
+            return
+        is_idle = not self._num_steps % 2 and self._num_steps == tracer.num_writer_steps
+        activity = Activity.NONE if is_idle else Activity.WRITING
+        tracer.add_timing(self._number, activity, self._entered)
+
+
+class SpanScope(_Scope):
+    """A span that the trainer itself asks for; not recorded when it ends with an exception."""
+
+    def __init__(
+        self, tracer: RecordingTracer, name: str, kind: Kind, arguments: Arguments
+    ) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._kind = kind
+        self._arguments = arguments
+        on_host = track_of(kind) is Track.HOST
+        self._mark = tracer.mark_host if on_host else tracer.mark
+        self._begin: Mark = None
+
+    def begin(self) -> None:
+        """Take the first mark."""
+        self._begin = self._mark()
+
+    def end(self, failed: bool) -> None:
+        """Record it."""
+        if self._tracer.active and not failed:
+            self._tracer.add(self._kind, self._name, self._begin, self._mark(), self._arguments)
+
+
+MAX_WINDOW_SPANS = 400_000
+"""A window this long is cut after the iteration in which it got there, to bound its memory."""
+
+MAX_TIMED = 2048
+"""Durations that one window's record holds at most, the newest."""
+
+MAX_TIMED_BETWEEN = 32
+"""Untraced iterations after a window whose duration is taken, to compare the traced ones with."""
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+class RecordingTracer(Tracer):
+    """Records spans of traced iterations and hands each window to the writer when it ends.
+
+    Nothing that goes wrong in here reaches training: the first error is logged once, tracing stops
+    for the rest of the run, and windows already written stay.
+    """
+
+    mark: Callable[[], Mark]
+    """Now, where the work is executed: the timer's own method, called twice a span."""
+
+    mark_at: Callable[..., Mark]
+    """Now, when a tensor is complete: the timer's `mark_at(tensor, unless)`."""
+
+    mark_before: Callable[[object], Mark]
+    """Now, before something is done to a tensor."""
+
+    mark_after: Callable[[object], Mark]
+    """Now, behind what was done to a tensor."""
+
+    mark_host: Callable[[], Mark]
+    """Now, on the host's clock."""
+
+    _timer: Timer
+    _writer: TraceWriter
+
+    def __init__(self, config: TraceConfig) -> None:
+        self._config = config
+        self._voice = Voice()
+        self._next_level: Level | None = None
+        self._timed: deque[TimedIteration] = deque(maxlen=MAX_TIMED)
+        self._ready = False
+        self._spans: list[Span] = []
+        self._unwatched: list[Span] = []
+        self._iteration = 0
+        self._first_iteration = 0
+        self._last_iteration = 0
+        self._window_open = False
+        self._opened: object = None
+        self._num_dropped = 0
+        self._failed = False
+        self._closed = False
+        self._process_id = os.getpid()
+        self._listeners: list[IterationListener] = []
+        self._forget_in_children()
+        atexit.register(self.close)
+
+    # What instrumentation uses
+
+    @property
+    def waiting(self) -> bool:
+        """Whether tracing goes on, now or in a later iteration."""
+        return not (self._failed or self._closed)
+
+    @property
+    def full(self) -> bool:
+        """Whether modules, all collectives and host events are wanted too."""
+        return self._config.granularity is Granularity.FULL
+
+    @property
+    def current_iteration(self) -> int:
+        """The iteration that training is in, or was in last."""
+        return self._iteration
+
+    @property
+    def num_writer_steps(self) -> int:
+        """Odd while the writer's thread is at work; changes whenever it begins or ends."""
+        return self._writer.num_steps
+
+    def add(
+        self,
+        kind: Kind,
+        name: str,
+        begin: Mark,
+        end: Mark,
+        arguments: Arguments,
+    ) -> Span:
+        """Record a finished span of the current iteration."""
+        arguments["iteration"] = self._iteration
+        span = Span(kind, name, track_of(kind), begin, end, arguments)
+        self._spans.append(span)
+        return span
+
+    def add_pending(
+        self,
+        work: AsyncWork,
+        kind: Kind,
+        name: str,
+        begin: Mark,
+        *,
+        arguments: Arguments,
+        lane: str,
+        backend: str,
+    ) -> tuple[Span, bool]:
+        """Record asynchronous communication that `backend` has been told to carry out.
+
+        Returns the span and whether the timer sees its end; if not, the caller sets `span.end` at
+        its own wait, and the span says that its end is a bound.
+        """
+        arguments["iteration"] = self._iteration
+        span = Span(kind, name, Track.OVERLAPPED, begin, None, arguments, lane)
+        watched = self._timer.watch(work, span, backend)
+        if not watched:
+            arguments["end_is_bound"] = 1
+            self._unwatched.append(span)
+        self._spans.append(span)
+        return span, watched
+
+    def fail(self, error: BaseException) -> None:
+        """Stop tracing for the rest of the run and say why, once."""
+        self.active = False
+        self._spans = []
+        if not self._failed and os.getpid() == self._process_id:
+            self._failed = True
+            kind = type(error).__name__
+            self._voice.warn(
+                f"{kind} {getattr(error, 'errno', '')}",
+                f"tracing stopped, training goes on without it: {kind}: {error}",
+            )
+
+    def listen(self, listener: IterationListener) -> None:
+        """Tell a listener when each traced iteration begins and when tracing ends."""
+        self._listeners.append(listener)
+
+    def speak_with(self, voice: Voice) -> None:
+        """Who says warnings; before anything can fail."""
+        self._voice = voice
+
+    def record_with(self, timer: Timer, writer: TraceWriter) -> None:
+        """How time is taken and where finished windows go; before the first iteration."""
+        self._timer, self._writer = timer, writer
+        self.mark, self.mark_host = timer.mark, timer.mark_host
+        self.mark_at, self.mark_before = timer.mark_at, timer.mark_before
+        self.mark_after = timer.mark_after
+        self.run_id = writer.run_id
+        self._ready = True
+
+    # What a trainer uses
+
+    def iteration(self, number: int) -> AbstractContextManager[None]:
+        """Enclose training iteration `number` (from 1)."""
+        self._iteration = number
+        if self._failed or self._closed:
+            return nullcontext()
+        if self._next_level is not None:
+            self._change_level(self._next_level)
+        if self._config.traces(number):
+            return IterationScope(self, number)
+        after_window = (number - 1) % self._config.interval - self._config.window
+        return UntracedScope(self, number) if after_window < MAX_TIMED_BETWEEN else nullcontext()
+
+    def span(
+        self, name: str, kind: Kind | str, **arguments: int | str
+    ) -> AbstractContextManager[None]:
+        """Record what is enclosed, if the iteration is traced."""
+        return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
+
+    def lower(self, level: Level) -> None:
+        """Trace less from an iteration on; may be called from another thread."""
+        self._next_level = level
+
+    def close(self) -> None:
+        """Finish the open window as it is, write it, and take all instrumentation away.
+
+        Waits a bounded time for the disk. May be called more than once.
+        """
+        if self._closed or os.getpid() != self._process_id:
+            return
+        self._closed = True
+        self.active = False
+        atexit.unregister(self.close)
+        for listener in self._listeners:
+            listener.tracing_ends()
+        try:
+            self._close_writer()
+        except Exception as error:
+            self.fail(error)
+        self._voice.finish()
+
+    def _close_writer(self) -> None:
+        if not self._ready:
+            return
+        if self._window_open and not self._failed:
+            self._end_window()
+        if not self._writer.close(CLOSE_TIMEOUT_S) and not self._failed:
+            self._voice.warn(
+                "slow close",
+                "the last windows were not written: the disk did not take them within "
+                f"{CLOSE_TIMEOUT_S:.0f} s",
+            )
+
+    # The life of a window
+
+    def begin_iteration(self, number: int) -> int:
+        """Open the iteration, and the window if it is its first; return where its spans begin."""
+        if self._window_open and number != self._last_iteration + 1:
+            self._end_window()  # iterations between were skipped or ended with an exception
+        if not self._window_open:
+            self._first_iteration = number
+            self._opened = self._timer.tie()
+        for listener in self._listeners:
+            listener.iteration_begins()
+        self.active = True
+        return len(self._spans)
+
+    def end_iteration(self, begin: Mark) -> None:
+        """Record the iteration's own span; hand the window over if it was the last."""
+        self._end_unwatched()
+        self.add(Kind.ITERATION, ITERATION, begin, self.mark(), {})
+        self.active = False
+        self._last_iteration = self._iteration
+        self._window_open = True
+        if self._config.ends_window(self._iteration) or len(self._spans) > MAX_WINDOW_SPANS:
+            self._end_window()
+
+    def add_timing(self, number: int, activity: Activity, begin: Mark) -> None:
+        """How long an iteration took, until now."""
+        self._timed.append((number, activity, begin, self.mark()))
+
+    def _change_level(self, level: Level) -> None:
+        """Take up a level that was announced, at the first interval that begins after it holds."""
+        if self._iteration < level.from_iteration or (self._iteration - 1) % self._config.interval:
+            return
+        self._next_level = None
+        if self._window_open:
+            self._end_window()
+        was_full = self.full
+        self._config = replace(self._config, granularity=level.granularity, interval=level.interval)
+        if was_full and not self.full:
+            for listener in self._listeners:
+                listener.granularity_lowered()
+
+    def _end_unwatched(self) -> None:
+        """Sends that the trainer never waits for end, at the latest, with the iteration."""
+        for span in self._unwatched:
+            if span.end is None and span.arguments["iteration"] == self._iteration:
+                span.end = self.mark()
+        self._unwatched.clear()
+
+    def abandon_iteration(self, first_span: int) -> None:
+        """Forget an iteration that ended with an exception; the window ends before it."""
+        self.active = False
+        del self._spans[first_span:]
+
+    def _end_window(self) -> None:
+        finished = [span for span in self._spans if span.end is not None]
+        dropped = len(self._spans) - len(finished)
+        window = Window(
+            first_iteration=self._first_iteration,
+            last_iteration=self._last_iteration,
+            spans=finished,
+            times=WindowTimes(self._opened, self._timer.tie()),
+            num_dropped=self._num_dropped + dropped,
+            granularity=self._config.granularity,
+            interval=self._config.interval,
+            timed=tuple(self._timed),
+        )
+        self._spans = []
+        self._timed.clear()
+        self._window_open = False
+        self._num_dropped = 0
+        if not self._writer.submit(window):
+            if not self._failed:
+                self._voice.warn(
+                    "disk behind",
+                    f"a window of {len(finished)} spans was dropped, since the disk is "
+                    f"{MAX_WAITING_WINDOWS} windows behind; window records count what is dropped",
+                )
+            self._num_dropped = window.num_dropped + len(finished)
+
+    def _forget_in_children(self) -> None:
+        """A forked child (a data-loader worker) neither traces nor writes."""
+        reference = weakref.ref(self)
+
+        def silence() -> None:
+            tracer = reference()
+            if tracer is not None:
+                tracer.active = False
+                tracer._failed = True
+
+        os.register_at_fork(after_in_child=silence)

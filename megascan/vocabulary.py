@@ -1,0 +1,412 @@
+"""Every word that a trace can hold, declared once, with what it counts as in the analysis.
+
+Instrumentation, the readers of other formats, the simulator and the detector take names from here.
+To trace something new, add one line to the table that it belongs to:
+
+    WORDS         names of spans that are not communication: passes, layers, modules, optimizer, ...
+    COLLECTIVES   operations of process groups, and what their members wait for
+    MESSAGES      names of point-to-point messages between pipeline stages
+    GROUP_AXES    process groups: what joins their members, and what Megatron-Core calls them
+
+How the spans of compute contain each other (`>`), and what the detector does with each:
+
+    forward > transformer_layer > attention, mlp, moe > core_attention-recompute
+            > embedding, output_layer, loss
+    PASS      compared between peers; what its modules do not explain, the device stood still
+    LAYER     compared where a stage has no peer; stands for its modules where none are traced
+    MODULE    tells what is typical of a pass, and whether the host kept its device fed
+
+A module of one of the names MODULE may lie in another (`mlp` in `moe`): the outer one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from megascan.schema import Kind, Phase
+
+
+class FaultKind(StrEnum):
+    """What a fault slows; how it is planted is the planter's own matter.
+
+    COMPUTE: every computation of the rank. LINK: its communications, or those with one peer. HOST:
+    the thread that launches operations, which starves the device. LOADER: the loading of each
+    microbatch. GC: pauses of Python's collector. The names are those of the detector's causes.
+    """
+
+    COMPUTE = "compute"
+    LINK = "link"
+    HOST = "host"
+    LOADER = "loader"
+    GC = "gc"
+
+
+class CountsAs(StrEnum):
+    """What a span is to the analysis."""
+
+    ITERATION = "iteration"
+    PASS = "pass"
+    """Forward or backward of one microbatch through one model chunk."""
+    BLOCK = "block"
+    """All layers of a chunk as one span."""
+    LAYER = "layer"
+    MODULE = "module"
+    """Part of a layer; the modules of a layer follow each other."""
+    MODEL_END = "model_end"
+    """Before the first layer or after the last one."""
+    LOSS = "loss"
+    PART = "part"
+    """Inside a module: a kernel, an operator, a part that is recomputed alone."""
+    OPTIMIZER = "optimizer"
+    GRADIENT_SYNC = "gradient_sync"
+    LOADER = "loader"
+    COLLECTOR = "collector"
+    CHECKPOINT = "checkpoint"
+    HOST = "host"
+    COLLECTIVE = "collective"
+    MESSAGE = "message"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """The name of a span and what spans of this name are.
+
+    `contains_spans`: further spans of compute lie inside, so it lasts on while the device waits
+    there. `contains_communication`: some of its time may be communication.
+    """
+
+    name: str
+    kind: Kind
+    counts_as: CountsAs
+    phase: Phase | None = None
+    contains_spans: bool = False
+    contains_communication: bool = False
+
+
+ITERATION: Final = "iteration"
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+BACKWARD_WEIGHTS: Final = "backward-weights"  # the second half of a backward pass that a plan split
+DECODER: Final = "decoder"
+TRANSFORMER_LAYER: Final = "transformer_layer"
+PLAIN_LAYER: Final = "layer"
+ATTENTION: Final = "attention"
+MLP: Final = "mlp"
+MOE: Final = "moe"
+CORE_ATTENTION: Final = "core_attention"
+RECOMPUTED_OUTPUT: Final = "output"
+EMBEDDING: Final = "embedding"
+OUTPUT_LAYER: Final = "output_layer"
+LOSS: Final = "loss"
+LOSS_SYNC: Final = "loss-sync"
+OPTIMIZER: Final = "optimizer"
+GRAD_SYNC: Final = "grad-sync"
+BATCH_GENERATOR: Final = "batch-generator"
+SAVE_CHECKPOINT: Final = "save-checkpoint"
+SEND_RECV: Final = "send_recv"
+_COLLECTION = "gc-generation-"
+_GENERATIONS = range(3)
+
+
+def backward_of(name: str) -> str:
+    """Return the name of a module's backward: `mlp-backward`."""
+    return f"{name}-backward"
+
+
+def recompute_of(name: str) -> str:
+    """Return the name of a module's repeated forward: `mlp-recompute`."""
+    return f"{name}-recompute"
+
+
+def collection_of(generation: int) -> str:
+    """Return the name of a pause of Python's garbage collector."""
+    return f"{_COLLECTION}{generation}"
+
+
+def _of_model(
+    name: str, counts_as: CountsAs, *, contains_spans: bool = False
+) -> tuple[Word, Word, Word]:
+    """Return the words of a part of the model: forward, backward, and forward repeated."""
+    forward = Word(
+        name=name,
+        kind=Kind.COMPUTE,
+        counts_as=counts_as,
+        phase=Phase.FORWARD,
+        contains_spans=contains_spans,
+        contains_communication=True,
+    )
+    return (
+        forward,
+        replace(forward, name=backward_of(name), phase=Phase.BACKWARD),
+        replace(forward, name=recompute_of(name), phase=Phase.RECOMPUTE),
+    )
+
+
+def _container(name: str, counts_as: CountsAs, phase: Phase = Phase.FORWARD) -> Word:
+    return Word(
+        name=name,
+        kind=Kind.COMPUTE,
+        counts_as=counts_as,
+        phase=phase,
+        contains_spans=True,
+        contains_communication=True,
+    )
+
+
+def _repeated_part(name: str) -> Word:
+    return Word(
+        name=recompute_of(name),
+        kind=Kind.COMPUTE,
+        counts_as=CountsAs.PART,
+        phase=Phase.RECOMPUTE,
+    )
+
+
+WORDS: Final = (
+    Word(
+        name=ITERATION,
+        kind=Kind.ITERATION,
+        counts_as=CountsAs.ITERATION,
+        contains_spans=True,
+        contains_communication=True,
+    ),
+    _container(FORWARD, CountsAs.PASS),
+    _container(BACKWARD, CountsAs.PASS, Phase.BACKWARD),
+    _container(BACKWARD_WEIGHTS, CountsAs.PASS, Phase.BACKWARD),
+    _container(DECODER, CountsAs.BLOCK),
+    *_of_model(TRANSFORMER_LAYER, CountsAs.LAYER, contains_spans=True),
+    *_of_model(PLAIN_LAYER, CountsAs.LAYER),
+    *_of_model(ATTENTION, CountsAs.MODULE),
+    *_of_model(MLP, CountsAs.MODULE),
+    *_of_model(MOE, CountsAs.MODULE),
+    *_of_model(EMBEDDING, CountsAs.MODEL_END),
+    *_of_model(OUTPUT_LAYER, CountsAs.MODEL_END),
+    _repeated_part(CORE_ATTENTION),
+    _repeated_part(RECOMPUTED_OUTPUT),
+    Word(
+        name=LOSS,
+        kind=Kind.COMPUTE,
+        counts_as=CountsAs.LOSS,
+        phase=Phase.FORWARD,
+        contains_communication=True,
+    ),
+    Word(
+        name=LOSS_SYNC,
+        kind=Kind.COLLECTIVE,
+        counts_as=CountsAs.LOSS,
+        phase=Phase.FORWARD,
+        contains_communication=True,
+    ),
+    Word(
+        name=OPTIMIZER,
+        kind=Kind.OPTIMIZER,
+        counts_as=CountsAs.OPTIMIZER,
+        contains_communication=True,
+    ),
+    Word(
+        name=GRAD_SYNC,
+        kind=Kind.OPTIMIZER,
+        counts_as=CountsAs.GRADIENT_SYNC,
+        contains_communication=True,
+    ),
+    Word(
+        name=BATCH_GENERATOR,
+        kind=Kind.DATA,
+        counts_as=CountsAs.LOADER,
+        contains_communication=True,
+    ),
+    *(
+        Word(name=collection_of(generation), kind=Kind.GC, counts_as=CountsAs.COLLECTOR)
+        for generation in _GENERATIONS
+    ),
+    Word(name=SAVE_CHECKPOINT, kind=Kind.CHECKPOINT, counts_as=CountsAs.CHECKPOINT),
+)
+"""A compute span of another name is a PART: a kernel or operator of a profile. `loss-sync` is the
+loss together with its reduction over the replicas, which the original MegaScan records as one."""
+
+_UNDECLARED: Final = {
+    Kind.COMPUTE: CountsAs.PART,
+    Kind.HOST: CountsAs.HOST,
+    Kind.DATA: CountsAs.LOADER,
+    Kind.GC: CountsAs.COLLECTOR,
+}
+"""Kinds whose names are open: operations of whoever wrote the trace."""
+
+
+class Waiting(StrEnum):
+    """Whom the members of a collective wait for."""
+
+    EVERYBODY = "everybody"
+    """None leaves before all have arrived."""
+    ROOT = "root"
+    """The root may leave early or wait for all; the others need the root only."""
+
+
+COLLECTIVES: Final = {
+    "all_reduce": Waiting.EVERYBODY,
+    "all_gather": Waiting.EVERYBODY,
+    "reduce_scatter": Waiting.EVERYBODY,
+    "all_to_all": Waiting.EVERYBODY,
+    "barrier": Waiting.EVERYBODY,
+    "all_gather_object": Waiting.EVERYBODY,
+    "broadcast": Waiting.ROOT,
+    "reduce": Waiting.ROOT,
+    "gather": Waiting.ROOT,
+    "scatter": Waiting.ROOT,
+    "broadcast_object_list": Waiting.ROOT,
+}
+"""Operations of a process group; span and `op` have the same name."""
+
+ROOTED_OPS: Final = tuple(op for op, waits in COLLECTIVES.items() if waits is Waiting.ROOT)
+MUTUAL_OPS: Final = tuple(op for op, waits in COLLECTIVES.items() if waits is Waiting.EVERYBODY)
+
+SEND: Final = "send"
+RECV: Final = "recv"
+
+
+def message_name(op: str, direction: str) -> str:
+    """Return the name of a message's span: `send_forward` hands activations to the next stage."""
+    return f"{op}_{direction}"
+
+
+MESSAGES: Final = (
+    message_name(SEND, Phase.BACKWARD),
+    message_name(RECV, Phase.FORWARD),
+    message_name(SEND, Phase.FORWARD),
+    message_name(RECV, Phase.BACKWARD),
+)
+"""In the order in which an exchange is recorded: previous stage first, sends first."""
+UNDIRECTED_MESSAGES: Final = (SEND, RECV, SEND_RECV)
+"""A profile does not say which way a message goes; `send_recv` is a batch of several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupAxis:
+    """What joins the members of a process group; the first part of its id.
+
+    `variables` are those of `megatron.core.parallel_state`; profiles describe groups by the same
+    words. `within_pass`: its members wait for each other inside a pass. `is_data_parallel`:
+    gradients and parameters travel over it.
+    """
+
+    name: str
+    variables: tuple[str, ...] = ()
+    within_pass: bool = False
+    is_data_parallel: bool = False
+
+
+def _axis(
+    name: str, *variables: str, within_pass: bool = False, is_data_parallel: bool = False
+) -> GroupAxis:
+    return GroupAxis(
+        name=name,
+        variables=variables,
+        within_pass=within_pass,
+        is_data_parallel=is_data_parallel,
+    )
+
+
+GROUP_AXES: Final = (
+    _axis("tp", "_TENSOR_MODEL_PARALLEL_GROUP", within_pass=True),
+    _axis("pp", "_PIPELINE_MODEL_PARALLEL_GROUP"),
+    _axis("dp", "_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    _axis("dp_cp", "_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
+    _axis("dp_cp_ag", "_DATA_PARALLEL_GROUP_WITH_CP_AG", is_data_parallel=True),
+    _axis("cp", "_CONTEXT_PARALLEL_GROUP", within_pass=True),
+    _axis("ep", "_EXPERT_MODEL_PARALLEL_GROUP", within_pass=True),
+    _axis("expt_dp", "_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    _axis("expt_tp", "_EXPERT_TENSOR_PARALLEL_GROUP", within_pass=True),
+    _axis("tp_ep", "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", within_pass=True),
+    _axis("tp_ep_pp", "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP"),
+    _axis("mp", "_MODEL_PARALLEL_GROUP"),
+    _axis("embd", "_EMBEDDING_GROUP"),
+    _axis("pos_embd", "_POSITION_EMBEDDING_GROUP"),
+    _axis("tp_dp", "_TENSOR_AND_DATA_PARALLEL_GROUP"),
+    _axis("tp_dp_cp", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP"),
+    _axis("tp_cp", "_TENSOR_AND_CONTEXT_PARALLEL_GROUP", within_pass=True),
+    _axis("intra_dp_cp", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", is_data_parallel=True),
+    _axis("intra_expt_dp", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP", is_data_parallel=True),
+    _axis("inter_expt_dp", "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP"),
+    _axis("intra_dist_opt", "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),
+    _axis("dp_gloo", "_DATA_PARALLEL_GROUP_GLOO"),
+    _axis("dp_cp_gloo", "_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
+    _axis("expt_dp_gloo", "_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
+    _axis("intra_dp_cp_gloo", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
+    _axis("intra_expt_dp_gloo", "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO"),
+    _axis("world"),
+)
+"""Megatron-Core's groups; a group that stands in two variables goes by the first of this table.
+Groups that a trainer makes itself keep their own words."""
+
+AXIS_OF_VARIABLE: Final = {
+    variable: axis.name for axis in GROUP_AXES for variable in axis.variables
+}
+MODEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.within_pass)
+"""Axes over which ranks of one stage and replica wait for each other inside a pass."""
+_DATA_PARALLEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.is_data_parallel)
+
+
+def group_id(axis: str, members: Iterable[int]) -> str:
+    """Return the id of a process group, the same on every member: `tp@4`."""
+    return f"{axis}@{min(members)}"
+
+
+def axis_of_group(group: str) -> str:
+    """Return the axis of a process group's id: `tp` of `tp@4`."""
+    return group.partition("@")[0]
+
+
+def is_data_parallel(group: str) -> bool:
+    """Return whether gradients and parameters travel over a group.
+
+    Several mesh dimensions that are one axis have names of their own: `dp-dp_shard@0`.
+    """
+    axis = axis_of_group(group)
+    return axis in _DATA_PARALLEL_AXES or axis.startswith("dp-")
+
+
+_DECLARED: Final = {(word.kind, word.name): word for word in WORDS}
+
+
+def word_of(kind: Kind, name: str) -> Word | None:
+    """Return what a span of this kind and name is; None where nobody has said so."""
+    declared = _DECLARED.get((kind, name))
+    if declared is not None:
+        return declared
+    if kind in _UNDECLARED:
+        return Word(name=name, kind=kind, counts_as=_UNDECLARED[kind])
+    is_message = name in MESSAGES or name in UNDIRECTED_MESSAGES
+    if kind is Kind.COLLECTIVE and name in COLLECTIVES:
+        return Word(name=name, kind=kind, counts_as=CountsAs.COLLECTIVE)
+    if kind is Kind.P2P and is_message:
+        return Word(name=name, kind=kind, counts_as=CountsAs.MESSAGE)
+    return None
+
+
+def is_declared(kind: Kind, name: str) -> bool:
+    """Return whether a name is one of ours, and not one of those that are open."""
+    return (kind, name) in _DECLARED or (
+        kind not in _UNDECLARED and word_of(kind, name) is not None
+    )
+
+
+def names_of(*wanted: CountsAs, phases: Iterable[Phase] = tuple(Phase)) -> tuple[str, ...]:
+    """Return the names of the compute spans that count as one of these, in these phases.
+
+    names_of(CountsAs.MODULE, phases=[Phase.BACKWARD]) is attention-backward, mlp-backward, ...
+    """
+    within = tuple(phases)
+    return tuple(
+        word.name
+        for word in WORDS
+        if word.kind is Kind.COMPUTE and word.counts_as in wanted and word.phase in within
+    )
+
+
+CONTAINERS: Final = tuple(
+    word.name for word in WORDS if word.kind is Kind.COMPUTE and word.contains_spans
+)
+"""Compute spans that hold others; they last on while the device waits inside them."""

@@ -1,0 +1,48 @@
+"""A host whose ranks are slow together is one finding; what data or stages explain is none."""
+
+from __future__ import annotations
+
+from detect import Cause, Owner
+from megascan.topology import Layout
+
+
+def lost_by(ranks, time_ms):
+    return lambda slot: time_ms if slot.rank in ranks else 0.0
+
+
+def test_host_that_holds_up_its_ranks_is_one_finding(job):
+    report = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by(range(4, 8), 15.0)).report()
+    (finding,) = report.findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+    assert "host n01" in finding.headline and finding.host == "n01"
+
+
+def test_host_that_is_a_stage_is_found_from_five_per_cent_on(job):
+    stages = Layout(pp=4, dp=4)
+    slow = job(layout=stages, hosts=4, gap_ms=lost_by(range(4, 8), 25.0)).report()
+    assert [(one.cause, one.ranks) for one in slow.findings] == [(Cause.HOST, (4, 5, 6, 7))]
+    slight = job(layout=stages, hosts=4, gap_ms=lost_by(range(4, 8), 5.0)).report()
+    assert slight.findings == ()
+
+
+def test_lost_time_that_some_ranks_do_not_share_is_not_the_hosts(job):
+    report = job(layout=Layout(dp=16), hosts=4, gap_ms=lost_by((5, 6), 15.0)).report()
+    assert sorted(one.ranks for one in report.findings) == [(5,), (6,)]
+
+
+def test_hot_host_is_one_finding(job):
+    hot = job(
+        layout=Layout(dp=16), hosts=4, work=lambda slot: 1.1 if slot.rank in range(8, 12) else 1.0
+    )
+    (finding,) = hot.report().findings
+    assert (finding.cause, finding.owner) == (Cause.COMPUTE, Owner.NODE)
+    assert finding.ranks == (8, 9, 10, 11)
+    assert 1.08 < finding.slowdown < 1.12
+
+
+def test_host_whose_replica_has_longer_data_is_not_named(job):
+    def longer(slot):
+        return 1.12 if slot.replica == 2 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(tp=4, dp=4), hosts=4, work=longer).report()
+    assert [one for one in report.findings if one.owner == Owner.NODE] == []

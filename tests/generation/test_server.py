@@ -1,0 +1,236 @@
+"""A real server, asked by real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import ROOT, Running, Serve, command_of, environment
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve, chatty: Path) -> Running:
+    """One rank, four rows."""
+    return serve("--load-hf", chatty, "--inference-max-requests", 4)
+
+
+def test_the_openai_client_works_unchanged(server: Running, models: dict[str, Any]) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    name = client.models.list().data[0].id
+    assert name == "llama"
+    expected = models["llama"]
+    for prompt, tokens in zip(expected.prompts, expected.greedy, strict=True):
+        answer = client.completions.create(
+            model=name, prompt=prompt, max_tokens=20, temperature=0, logprobs=1
+        )
+        assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
+        if 0 not in tokens:  # which ends a text here
+            assert answer.usage.completion_tokens == 20
+    parts = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": "the cat"}], max_tokens=8, seed=3,
+        stream=True, temperature=0.8,
+    )  # fmt: skip
+    streamed = "".join(part.choices[0].delta.content or "" for part in parts)
+    whole = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": "the cat"}], max_tokens=8, seed=3,
+        temperature=0.8, logprobs=True, top_logprobs=2,
+    )  # fmt: skip
+    assert whole.choices[0].message.content == streamed
+    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
+    with pytest.raises(openai.BadRequestError, match="begin as user"):
+        client.chat.completions.create(
+            model=name, messages=[{"role": "assistant", "content": "no"}], max_tokens=8
+        )
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="others", prompt="a")
+
+
+def test_a_client_that_goes_frees_its_row_within_a_token(server: Running) -> None:
+    before = server.metric("generated_tokens_total")
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions",
+        json={"prompt": "a", "max_tokens": 110, "stream": True, "temperature": 5.0, "seed": 2},
+    ) as answer:  # fmt: skip
+        next(answer.iter_lines())
+    server.until("rows_running", lambda rows: rows == 0)
+    assert server.metric("generated_tokens_total") - before < 110
+    assert server.metric('requests_total{outcome="cancelled"}') >= 1
+
+
+def test_half_a_request_harms_nobody(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for half in (
+        b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"pro',
+        b"POST /v1/compl",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(half)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    assert answer.status_code == 200
+
+
+def test_many_clients_at_once_all_get_what_each_gets_alone(server: Running) -> None:
+    bodies = [
+        {"prompt": "the cat sat"[: 1 + number % 11], "max_tokens": 1 + number * 5 % 30,
+         "temperature": 0.9, "seed": number}
+        for number in range(64)
+    ]  # fmt: skip
+
+    async def ask(together: bool) -> list[str]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(timeout=200, limits=limits) as client:
+
+            async def one(body: dict[str, Any]) -> str:
+                answer = await client.post(f"{server.url}/v1/completions", json=body)
+                return str(answer.json()["choices"][0]["text"])
+
+            if together:
+                return list(await asyncio.gather(*map(one, bodies)))
+            return [await one(body) for body in bodies[::8]]
+
+    together = asyncio.run(ask(together=True))
+    assert together[::8] == asyncio.run(ask(together=False))
+
+
+def test_lm_eval_measures_what_it_measures_with_transformers(
+    server: Running, chatty: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: it is too heavy for dev")
+    pytest.importorskip("transformers")
+    rows = [
+        {"q": "the cat sat on", "choices": ["the mat", "mat the", "cat"], "gold": number % 3}
+        for number in range(4)
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "task": "toy", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
+        "output_type": "multiple_choice", "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{choices}}", "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (tmp_path / "toy.yaml").write_text(json.dumps(task))
+    tokenizer = f"tokenizer={chatty},tokenizer_backend=huggingface"
+    asked = f"model=llama,base_url={server.url}/v1/completions,{tokenizer},num_concurrent=2"
+    found = [
+        log_likelihoods(tmp_path, name, arguments)
+        for name, arguments in (
+            ("local-completions", asked), ("hf", f"pretrained={chatty},dtype=float32"),
+        )
+    ]  # fmt: skip
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+def log_likelihoods(folder: Path, name: str, arguments: str) -> list[float]:
+    """Of all choices of all questions, by one of lm-eval's models."""
+    out = folder / name
+    done = subprocess.run(
+        [sys.executable, "-m", "lm_eval", "run", "--model", name, "--model_args", arguments,
+         "--tasks", "toy", "--include_path", str(folder), "--log_samples", "--output_path",
+         str(out), "--device", "cpu"],
+        cwd=folder, capture_output=True, text=True, timeout=250,
+        env={**environment(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder),
+             "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (samples,) = out.rglob("samples_*.jsonl")
+    lines = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda one: one["doc_id"])
+    return [float(one[0]) for line in lines for one in line["filtered_resps"]]
+
+
+@pytest.mark.distributed
+def test_what_a_training_has_learnt_is_served_in_another_layout(
+    serve: Serve, tmp_path: Path
+) -> None:
+    words = (
+        "-m training.pretrain_gpt --mock-data --tokenizer-type NullTokenizer --vocab-size 60 "
+        "--make-vocab-size-divisible-by 16 --num-layers 4 --hidden-size 64 --seq-length 32 "
+        "--num-attention-heads 4 --micro-batch-size 4 --global-batch-size 4 --lr 5e-3 "
+        "--num-workers 0 --distributed-backend gloo --train-iters 60 --eval-iters 0"
+    )
+    done = subprocess.run(
+        command_of(1, [*words.split(), "--save", str(tmp_path / "counts")]),
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    flags = ["--load", tmp_path / "counts", "--tensor-model-parallel-size", 2]
+    server = serve(*flags, num_ranks=2)
+    body = {"prompt": "1 2 3", "max_tokens": 10, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["text"] == " 4 5 6 7 8 9 10 11 12 13"
+    assert answer["model"] == "counts"
+    typed = subprocess.run(
+        command_of(1, ["-m", "training.generate", "--load", str(tmp_path / "counts"),
+                       "--max-tokens", "6", "--stop", " 15", "--distributed-backend", "gloo"]),
+        input="1 2 3\nx\n10 11 12\n", cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert typed.stdout.splitlines() == [" 4 5 6 7 8 9", " 13 14"]
+    assert "error: NullTokenizer takes integers" in typed.stderr
+    kill_a_rank(server)
+
+
+def kill_a_rank(server: Running) -> None:
+    """A rank that dies in the middle of a request ends the server, and its client hears of it."""
+    ranks = children_of(server.process.pid)
+    assert len(ranks) == 2
+    began = time.monotonic()
+    with pytest.raises(httpx.HTTPError), httpx.Client(timeout=60) as client:
+        os.kill(ranks[1], signal.SIGKILL)
+        while time.monotonic() - began < 60:
+            body = {"prompt": "1 2 3", "max_tokens": 20}
+            answer = client.post(f"{server.url}/v1/completions", json=body)
+            assert answer.status_code in (200, 503)
+    assert server.process.wait(60) == 1
+
+
+def children_of(parent: int) -> list[int]:
+    """The ranks that a launcher has started, in order."""
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return sorted(int(child) for child in listed.split())
+
+
+def test_a_signal_ends_the_server_in_order(serve: Serve, chatty: Path) -> None:
+    server = serve("--load-hf", chatty)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    assert server.process.stdout is not None
+    assert "Traceback" not in server.process.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "part"),
+    [
+        ([], 2, "give either --load, a checkpoint, or --load-hf"),
+        (["--load", "nowhere"], 1, "nowhere has no latest_checkpointed_iteration.txt"),
+        (["--load-hf", "{model}", "--host", "0.0.0.0"], 2, "give --token-file"),
+        (["--load-hf", "{model}", "--token-file", "/dev/null"], 1, "one word of at least 16"),
+        (["--load-hf", "{model}", "--tensor-model-parallel-size", "2"], 1, "is not divisible"),
+        (["--load-hf", "{model}", "--inference-max-requests", "0"], 1, "must be at least 1"),
+        (["--load-hf", "{model}", "--port", "99999"], 1, "cannot listen on 127.0.0.1 port 99999"),
+    ],
+)
+def test_a_wrong_start_is_said_in_one_sentence(
+    chatty: Path, flags: list[str], code: int, part: str
+) -> None:
+    words = [flag.replace("{model}", str(chatty)) for flag in flags]
+    done = subprocess.run(
+        command_of(1, ["-m", "training.serve", *words, "--distributed-backend", "gloo"]),
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,179 @@
+"""The real commands, from a Hugging Face folder to a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megascan.errors import InputError
+from training.hf.families import read_family
+from training.hf.loading import check_names
+from training.hf.rules import rules_of
+from training.hf.weights import open_weights
+from training.hf.writing import plan, writing
+
+HERE = Path(__file__).parent
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.mark.timeout(900)
+def test_every_family_goes_in_computes_the_same_and_comes_back_bit_for_bit(
+    run: Run, models: Path, tmp_path: Path
+) -> None:
+    done = run(HERE / "round_trips.py", models, tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("result")]
+    names = sorted(path.name for path in models.iterdir() if path.is_dir())
+    assert results == [[name, "True", "True"] for name in names]
+    assert done.stdout.count("check passed") == len(names)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+def test_every_family_computes_the_same_in_combined_layouts(run: Run, models: Path) -> None:
+    done = run(HERE / "layouts.py", models, num_ranks=8)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("tp")]
+    num_models = len([path for path in models.iterdir() if path.is_dir()])
+    assert len(rows) == 2 * num_models + 2  # expert parallelism is tried with experts only
+    assert {row[0] for row in rows} >= {"tp4-pp2-vpp1-ep1", "tp2-pp2-vpp2-ep1"}
+    assert max(float(row[2]) for row in rows) < 1e-5, rows
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ((), 2, "give --from-hf and --save, or --load and --to-hf"),
+        (("--from-hf", "x", "--to-hf", "y"), 2, "give --from-hf and --save"),
+        (("--from-hf", "nowhere", "--save", "x"), 1, "cannot read nowhere/config.json"),
+        (("--load", "nowhere", "--to-hf", "x"), 1, "nowhere has no latest_checkpointed"),
+    ],
+)
+def test_wrong_words_end_in_one_sentence(
+    run: Run, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    done = run("-m", "training.convert", *words)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_converted_model_is_not_overwritten(run: Run, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("0\n")
+    done = run("-m", "training.convert", "--from-hf", models / "gpt2", "--save", tmp_path)
+    assert done.returncode == 1
+    assert "give another folder or --force" in done.stderr
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    there = open_weights(folder)
+    return {name: there.read([name])[0].clone() for name in there.file_of}
+
+
+def copy_config(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+
+
+def test_torchs_own_format_is_read_in_one_file_and_in_several(models: Path, tmp_path: Path) -> None:
+    tensors = load_file(models / "llama2" / "model.safetensors")
+    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
+    whole.mkdir()
+    sharded.mkdir()
+    torch.save(tensors, whole / "pytorch_model.bin")
+    names = {name: f"part{index % 2}.bin" for index, name in enumerate(tensors)}
+    for file in set(names.values()):
+        torch.save({n: t for n, t in tensors.items() if names[n] == file}, sharded / file)
+    index = {"weight_map": names}
+    (sharded / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for folder in (whole, sharded):
+        found = weights_of(folder)
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+        assert open_weights(folder).dtype() == "float32"
+
+
+def test_files_are_divided_at_the_size_that_is_asked_for(models: Path, tmp_path: Path) -> None:
+    tensors = weights_of(models / "qwen2")
+    files = plan({name: tensor.to("meta") for name, tensor in tensors.items()}, 50_000)
+    with writing(tmp_path, files) as writer:
+        for file in files:
+            for name in file.tensors:
+                writer.write(name, tensors[name])
+    assert len(files) > 2
+    for file in files:
+        read = load_file(tmp_path / file.name)
+        assert all(torch.equal(read[name], tensors[name]) for name in file.tensors)
+    assert set(weights_of(tmp_path)) == set(tensors)
+
+
+def test_the_place_of_a_tensor_in_the_plan_is_heeded(tmp_path: Path) -> None:
+    files = plan({"a": torch.empty(2, device="meta"), "b": torch.empty(3, device="meta")}, 100)
+    with pytest.raises(ValueError, match="b of"), writing(tmp_path, files) as writer:
+        writer.write("b", torch.zeros(3))
+
+
+def refusal(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    values = read_family(folder)
+    with pytest.raises(InputError) as caught:
+        weights = open_weights(folder)
+        check_names(weights, rules_of(config["model_type"], values), values)
+        weights.read(weights.file_of)
+    return str(caught.value)
+
+
+def test_a_tensor_that_nothing_reads_is_refused(models: Path, tmp_path: Path) -> None:
+    copy_config(models / "llama2", tmp_path)
+    tensors = weights_of(models / "llama2")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(48)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert "does not ask for: model.layers.0.self_attn.q_proj.bias" in refusal(tmp_path)
+
+
+def test_a_second_output_layer_beside_a_tied_one_must_be_the_same(
+    models: Path, tmp_path: Path
+) -> None:
+    copy_config(models / "qwen2-tied", tmp_path)
+    tensors = weights_of(models / "qwen2-tied")
+    embedding = tensors["model.embed_tokens.weight"]
+    values = read_family(tmp_path)
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
+    check_names(open_weights(tmp_path), rules_of("qwen2", values), values)
+    save_file({**tensors, "lm_head.weight": embedding + 1}, tmp_path / "model.safetensors")
+    assert "another lm_head.weight" in refusal(tmp_path)
+
+
+def test_old_names_and_constants_are_understood(models: Path, tmp_path: Path) -> None:
+    copy_config(models / "gpt2", tmp_path)
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in weights_of(models / "gpt2").items()
+    }
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights, values = open_weights(tmp_path), read_family(tmp_path)
+    check_names(weights, rules_of("gpt2", values), values)
+    assert weights.dtype() == "float32"
+    assert torch.equal(weights.read(["transformer.wpe.weight"])[0], tensors["wpe.weight"])
+
+
+def test_damaged_and_missing_files_are_errors_of_one_sentence(models: Path, tmp_path: Path) -> None:
+    copy_config(models / "llama2", tmp_path)
+    assert "has no weights" in refusal(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((models / "llama2" / "model.safetensors").read_bytes()[:1000])
+    assert "cannot read weights from" in refusal(tmp_path)
+    file.unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 not a model")
+    assert "cannot read weights from" in refusal(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../outside.safetensors"}}))
+    assert "outside of its folder" in refusal(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    assert "which is not there" in refusal(tmp_path)

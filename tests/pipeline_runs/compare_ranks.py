@@ -1,0 +1,120 @@
+"""One rank of a comparison: jobs trained one after the other, what each computed in exact digits.
+
+    torchrun … tests/pipeline_runs/compare_ranks.py RUNS.json OUT
+
+RUNS.json maps names to flags; all have the same parallel sizes but for chunks. Every rank writes
+OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, of each run. In runs
+whose name ends in "late" a fifth of the messages leave late.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.distributed import read_launch
+from training.job import parse_job
+
+if TYPE_CHECKING:
+    from training.log import IterationResult
+    from training.loop import Progress, Trainer
+
+_FOUND: dict[str, object] = {}
+
+
+def _watch() -> None:
+    """Keep what trainers compute."""
+    from training.log import TrainingLog
+    from training.loop import Trainer
+
+    add, run = TrainingLog.add, Trainer.run
+
+    def note(log: TrainingLog, result: IterationResult, consumed: int) -> None:
+        _FOUND["losses"].append(None if result.loss is None else float(result.loss).hex())
+        _FOUND["norms"].append(None if result.grad_norm is None else result.grad_norm.hex())
+        add(log, result, consumed)
+
+    def run_and_hash(trainer: Trainer, progress: Progress) -> Progress:
+        done = run(trainer, progress)
+        digest = hashlib.sha256()
+        for chunk in trainer._state.chunks:
+            for parameter in chunk.parameters():
+                digest.update(parameter.detach().float().cpu().numpy().tobytes())
+        _FOUND["parameters"] = digest.hexdigest()
+        return done
+
+    TrainingLog.add, Trainer.run = note, run_and_hash
+
+
+class _LateSends:
+    """Lets messages wait before they leave, each channel's in order."""
+
+    def __init__(self, rank: int) -> None:
+        from training.pipeline import channels
+
+        self.acts = False
+        self._send = channels.Outbox.send
+        self._draw = random.Random(rank)
+        self._queues: dict[object, queue.Queue[tuple[object, ...]]] = {}
+        late = self
+
+        def send(outbox: object, *message: object) -> None:
+            late.put(outbox, message) if late.acts else late._send(outbox, *message)
+
+        def drain(outbox: object, original: object = channels.Outbox.drain) -> None:
+            if outbox in late._queues:
+                late._queues[outbox].join()
+            original(outbox)
+
+        channels.Outbox.send, channels.Outbox.drain = send, drain
+
+    def put(self, outbox: object, message: tuple[object, ...]) -> None:
+        """Have a thread of the channel send it."""
+        if outbox not in self._queues:
+            self._queues[outbox] = queue.Queue()
+            threading.Thread(target=self._run, args=(outbox,), daemon=True).start()
+        wait_s = 0.03 if self._draw.random() < 0.2 else 0.0
+        self._queues[outbox].put((wait_s, message))
+
+    def _run(self, outbox: object) -> None:
+        while True:
+            wait_s, message = self._queues[outbox].get()
+            time.sleep(wait_s)
+            self._send(outbox, *message)
+            self._queues[outbox].task_done()
+
+
+def main(runs_path: str, out: str) -> None:
+    """Train all runs in one process group."""
+    launch = read_launch(os.environ)
+    runs = json.loads(Path(runs_path).read_text(encoding="utf-8"))
+    jobs = {name: parse_job(flags, launch) for name, flags in runs.items()}
+    results = {}
+    with next(iter(jobs.values())).joined():
+        from megatron.core import parallel_state
+
+        _watch()
+        late = _LateSends(launch.rank)
+        for name, job in jobs.items():
+            late.acts = name.endswith("late")
+            chunks = job.sizes.virtual_pipeline_size
+            parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
+            _FOUND.update(losses=[], norms=[], parameters="")
+            job.train()
+            results[name] = dict(_FOUND)
+            gc.unfreeze()
+            gc.collect()
+    Path(f"{out}.{launch.rank}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""Comparing schedules: several trainings in one set of processes, in exact digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MODEL = """
+    --mock-data --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 16
+    --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1
+    --lr 5e-3 --train-iters 3 --log-interval 1 --num-workers 0 --eval-iters 0
+    --distributed-backend gloo --distributed-timeout-minutes 3
+"""
+
+Found = dict[str, list[dict[str, object]]]
+"""By run: losses, norms and hash of the parameters on each rank."""
+TrainTraced = Callable[[Path, Sequence[str]], None]
+Compare = Callable[[int, Sequence[str], Mapping[str, Sequence[str]]], Found]
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    """Train all runs on some ranks; `flags` are those that all have, after the model's."""
+
+    def train(num_ranks: int, flags: Sequence[str], runs: Mapping[str, Sequence[str]]) -> Found:
+        named = {name: [*MODEL.split(), *flags, *own] for name, own in runs.items()}
+        (tmp_path / "runs.json").write_text(json.dumps(named), encoding="utf-8")
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        program = str(Path(__file__).with_name("compare_ranks.py"))
+        words = [program, str(tmp_path / "runs.json"), str(tmp_path / "found")]
+        done = subprocess.run(
+            [sys.executable, *launcher, str(num_ranks), *words], cwd=ROOT, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=550,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        of_rank = [
+            json.loads((tmp_path / f"found.{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(num_ranks)
+        ]
+        return {name: [found[name] for found in of_rank] for name in runs}
+
+    return train
+
+
+@pytest.fixture
+def train_traced() -> TrainTraced:
+    """Train six iterations on four ranks, two stages and two replicas, all of them traced."""
+
+    def train(folder: Path, flags: Sequence[str]) -> None:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        words = ["--trace", "--trace-dir", str(folder), "--trace-interval", "6"]
+        words += ["--continuous-trace-iterations", "6", "--train-iters", "6"]
+        words += ["--pipeline-model-parallel-size", "2", "--global-batch-size", "8"]
+        program = ["-m", "training.pretrain_gpt", *MODEL.split(), *words, *flags]
+        done = subprocess.run(
+            [sys.executable, *launcher, *program], cwd=ROOT, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "tracing stopped" not in done.stderr
+
+    return train

@@ -1,0 +1,26 @@
+"""A step that stands still says why; one that goes on says nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from training.pipeline.watchdog import Watchdog
+
+
+def test_a_rank_that_waits_says_once_what_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with Watchdog(3, lambda: "next 1F2; inputs there: none", stall_s=0.1):
+        time.sleep(0.5)
+    printed = capsys.readouterr().err
+    assert printed.startswith("rank 3 has waited for ")
+    assert printed.endswith(" s: next 1F2; inputs there: none\n")
+    assert printed.count("\n") == 1
+
+
+def test_a_rank_that_works_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with Watchdog(3, lambda: "next 1F2", stall_s=2.0) as watchdog:
+        for _ in range(10):
+            time.sleep(0.05)
+            watchdog.beat()
+    assert capsys.readouterr().err == ""

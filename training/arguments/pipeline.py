@@ -1,0 +1,84 @@
+"""In which order the microbatches of a step pass the pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from training.arguments.flags import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """The pipeline's schedule; without these flags it is Megatron-Core's own."""
+
+    pipeline_schedule: str | None = flag(
+        None,
+        "order of the pipeline's work: 1f1b, dfc (depth-first, interleaved), bfc (breadth-first), "
+        "zb-h1 (weight gradients on their own), auto (the fastest plan found within "
+        "--dpp-memory-limit), or a file that holds a plan; left out: Megatron-Core's schedule",
+    )
+    pipeline_model_parallel_layout: str | None = flag(
+        None,
+        "layers of each stage, as in 'Ettt|ttt|t|tL': E embedding, t layer, L loss, | between "
+        "stages, x*4 and (tt|)*3 repeat; left out: the same number on each",
+    )
+    microbatch_group_size_per_vp_stage: int | None = flag(
+        None,
+        "interleaved schedule: microbatches that pass one chunk before the next; left out: the "
+        "pipeline size",
+        option="--microbatch-group-size-per-virtual-pipeline-stage",
+    )
+    recompute_ahead: bool = flag(
+        False,
+        "keep no activations but a chunk's input, and repeat its forward before the gradient "
+        "comes; with --pipeline-schedule or --use-dpp, in place of --recompute-granularity",
+    )
+    dpp_microbatches: str | None = flag(
+        None,
+        "microbatches of a step by replica, as in 18,14; auto: moved between replicas while the "
+        "job runs, from what each replica takes; left out: equal shares",
+    )
+    dpp_memory_limit: float | None = flag(
+        None,
+        "microbatches whose activations a rank may hold at most: plans that hold more are refused, "
+        "auto and guided use what is allowed; left out: as many as with Megatron-Core's schedule",
+    )
+    use_dpp: bool = flag(
+        False, "plan the pipeline's work: --pipeline-schedule auto where none is given"
+    )
+    dpp_choice: str = flag(
+        "static",
+        "with --use-dpp: follow the plan (static), or leave it while the job runs where its next "
+        "input is neither there nor about to come (guided)",
+        choices=("static", "guided"),
+    )
+
+
+_OF_THE_ORIGINAL = {
+    "node_ips": "torchrun brings the nodes together",
+    "workload": "messages have the size of the model's activations",
+    "num_gpus": "torchrun starts the ranks",
+    "multi_node": "torchrun knows how many nodes there are",
+}
+"""Flags of the first MegaDPP, which brought its own transport, and what stands in their place."""
+
+
+def add_original_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the flags of the first MegaDPP, so that its command lines run."""
+    group = parser.add_argument_group("flags of the first MegaDPP, without effect")
+    for name in _OF_THE_ORIGINAL:
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            nargs="?",
+            const="",
+            help="without effect",
+        )
+
+
+def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
+    """A sentence for each of these flags that is given."""
+    for name, reason in _OF_THE_ORIGINAL.items():
+        if getattr(given, name) is not None:
+            yield f"--{name.replace('_', '-')} has no effect: {reason}"

@@ -1,0 +1,419 @@
+"""Checkpoints in torch's distributed format, through Megatron-Core.
+
+A folder ``iter_0000010`` per checkpoint, and ``latest_checkpointed_iteration.txt`` beside them,
+as in Megatron-LM. A checkpoint is written under another name, renamed when every rank is done, and
+named in the text file last: whatever happens in between, the file names a complete checkpoint.
+
+A run that is resumed with the same flags on as many ranks continues exactly: weights, optimizer,
+learning-rate schedule, loss scale, random states and the place in the data are restored.
+
+What a checkpoint says of its model and tokenizer is in `checkpoint_folder`, and is compared here
+with the run that loads it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
+from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.utils import unwrap_model
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megascan.errors import ConfigError, InputError, OutputError
+from training.arguments import Settings, Sizes
+from training.arguments.model_values import differences
+from training.checkpoint_folder import (
+    LATEST_FILE,
+    SavedSettings,
+    checkpoint_folder,
+    latest_checkpoint,
+    make_empty,
+    publish,
+    read_saved,
+    saved_settings,
+    write_saved,
+)
+from training.loop import Progress, TrainState
+
+if TYPE_CHECKING:
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.transformer import MegatronModule
+
+
+__all__ = ["load_checkpoint", "load_weights", "save_checkpoint", "saved_settings"]
+
+
+# torch gathers what went wrong on any rank into a CheckpointException, which is no Exception;
+# a file that is cut off or overwritten ends in any of the others.
+DAMAGES: tuple[type[BaseException], ...] = (
+    CheckpointException,
+    CheckpointingException,
+    pickle.UnpicklingError,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason in one line: of a gathered exception that of its first rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        _, (error, _) = min(error.failures.items())
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
+
+
+def _single_optimizers(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron-Core's."""
+    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    for part in parts:
+        if part.optimizer is not None:
+            yield cast(torch.optim.Optimizer, part.optimizer)
+
+
+def prepare_optimizer(optimizer: MegatronOptimizer) -> None:
+    """Make empty Adam states: Megatron-Core loads in place and reads the step before that."""
+    for single in _single_optimizers(optimizer):
+        if not isinstance(single, torch.optim.Adam):  # AdamW is one as well
+            continue
+        for group in single.param_groups:
+            for parameter in group["params"]:
+                single.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(parameter.data),
+                    "exp_avg_sq": torch.zeros_like(parameter.data),
+                }
+
+
+def restore_step(optimizer: MegatronOptimizer) -> None:
+    """Set Adam's step again: the distributed optimizer loads it and then overwrites it by zero."""
+    for single in _single_optimizers(optimizer):
+        for group in single.param_groups:
+            if group.get("step") is None:
+                continue
+            for parameter in group["params"]:
+                single.state[parameter]["step"] = torch.tensor(
+                    float(group["step"]), dtype=torch.float32
+                )
+
+
+def _states() -> dict[str, object]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def set_random_state(state: dict[str, object]) -> None:
+    """Go on drawing where the rank was when the checkpoint was written."""
+    random.setstate(cast(tuple[object, ...], state["python"]))
+    np.random.set_state(cast(dict[str, object], state["numpy"]))
+    torch.cuda.set_rng_state(cast(torch.Tensor, state["device"]))
+    torch.set_rng_state(cast(torch.Tensor, state["torch"]))
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def sharded_random_state(sizes: Sizes) -> ShardedObject:
+    """Every rank's own states: expert parallelism makes them differ even between replicas."""
+    return ShardedObject("rng_state", _states(), (sizes.world_size,), (dist.get_rank(),))
+
+
+# The other sharding of the distributed optimizer that 0.16 can still write loses data when a
+# gradient buffer has several buckets with padding between them.
+METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
+
+
+def sharded_state(
+    state: TrainState, *, is_loading: bool, with_optimizer: bool = True
+) -> dict[str, object]:
+    """Model, optimizer and schedule, in the form that Megatron-Core saves and loads."""
+    contents: dict[str, object] = {
+        name: chunk.sharded_state_dict(metadata=METADATA) for name, chunk in named_chunks(state)
+    }
+    if with_optimizer:
+        models = dict(contents)
+        contents["optimizer"] = state.optimizer.sharded_state_dict(
+            models, is_loading=is_loading, metadata=METADATA
+        )
+        contents["schedule"] = state.schedule.state_dict()
+    return contents
+
+
+def named_chunks(state: TrainState) -> list[tuple[str, MegatronModule]]:
+    """The model chunks of this rank under their names in the checkpoint."""
+    chunks = unwrap_model(state.chunks)
+    return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
+
+
+_MODEL_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+    "kv_channels", "max_position_embeddings",
+)  # fmt: skip
+_MODEL_FLAGS = (
+    "normalization", "position_embedding_type", "qk_layernorm", "swiglu", "add_bias_linear",
+    "add_qkv_bias", "untie_embeddings_and_output_weights",
+)  # fmt: skip
+_LAYOUT_SIZES = ("tensor_size", "pipeline_size", "virtual_pipeline_size", "expert_size")
+_ORDER_SIZES = ("train_iters", "global_batch_size")
+
+
+def flags_of(settings: Settings) -> dict[str, object]:
+    """Flags that decide which weights there are, how optimizer state and data are cut."""
+    return {
+        **{name: getattr(settings.model, name) for name in _MODEL_FLAGS},
+        "num_experts": settings.moe.num_experts,
+        "use_distributed_optimizer": settings.parallel.use_distributed_optimizer,
+        "overlap_grad_reduce": settings.parallel.overlap_grad_reduce,
+        "ddp_bucket_size": settings.parallel.ddp_bucket_size,
+        "optimizer": settings.optimizer.optimizer,
+        "seed": settings.batch.seed,
+    }
+
+
+# What a fine-tuning may change on purpose: to read longer texts, say.
+_CHANGED_BY_FINETUNING = frozenset(
+    {
+        "rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor", "use_rope_scaling",
+        "rope_scaling_factor", "norm_epsilon",
+    }
+)  # fmt: skip
+
+
+def check_model(
+    settings: Settings, folder: Path, common: dict[str, dict[str, object]], here: SavedSettings
+) -> None:
+    """The weights must be those of this run's model; raises InputError."""
+    saved = read_saved(folder)
+    there: Mapping[str, object]
+    if saved is not None:
+        there = saved.model
+    else:  # older checkpoints say what decides about the weights' shapes, and no more
+        there = {name: common["sizes"][name] for name in _MODEL_SIZES} | {
+            name: common["flags"][name] for name in (*_MODEL_FLAGS, "num_experts")
+        }
+    for name, value, own in differences(there, here.model):
+        text = f"the checkpoint {folder} has {name.replace('_', ' ')} {value} and this run {own}"
+        if settings.checkpoint.finetune and name in _CHANGED_BY_FINETUNING:
+            warn(f"{text}: it is fine-tuned to that")
+            continue
+        way = "" if saved is None else ", or --use-checkpoint-args"
+        raise InputError(f"{text}; give the model's flags as they were when it was saved{way}")
+
+
+def check_layout(
+    settings: Settings, sizes: Sizes, common: dict[str, dict[str, object]], folder: Path
+) -> None:
+    """Optimizer state can be loaded only in the form it was saved in."""
+    flags, saved = flags_of(settings), common["flags"]
+    names = ["use_distributed_optimizer", "optimizer"]
+    pairs = [(name, saved[name], flags[name]) for name in names]
+    if settings.parallel.use_distributed_optimizer and saved["use_distributed_optimizer"]:
+        buckets = ("overlap_grad_reduce", "ddp_bucket_size")
+        pairs += [(name, saved[name], flags[name]) for name in buckets]
+        layout = common["sizes"]
+        pairs += [(name, layout[name], getattr(sizes, name)) for name in _LAYOUT_SIZES]
+    for name, there, here in pairs:
+        if there != here:
+            raise InputError(
+                f"the optimizer state of {folder} was saved with {name.replace('_', ' ')} {there} "
+                f"and this run has {here}; use the same, or --no-load-optim to load weights only"
+            )
+
+
+def warn_about_order(
+    settings: Settings, sizes: Sizes, common: dict[str, dict[str, object]]
+) -> None:
+    """Say on rank 0 what keeps the run from going on as the one that was saved."""
+    pairs = [(name, common["sizes"][name], getattr(sizes, name)) for name in _ORDER_SIZES]
+    pairs.append(("seed", common["flags"]["seed"], settings.batch.seed))
+    for name, there, here in pairs:
+        if there != here:
+            warn(
+                f"{name.replace('_', ' ')} was {there} in the checkpoint and is {here} now: the "
+                "order of samples or the learning rate differs from an uninterrupted run"
+            )
+
+
+def warn(text: str) -> None:
+    """Print a warning on rank 0."""
+    if dist.get_rank() == 0:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def save_checkpoint(
+    settings: Settings,
+    sizes: Sizes,
+    state: TrainState,
+    progress: Progress,
+    described: SavedSettings,
+) -> None:
+    """Write a checkpoint of `progress` into ``--save``; every rank calls it.
+
+    `described` is what the checkpoint says of itself. Raises OutputError, at least on rank 0, when
+    the folder cannot be written.
+    """
+    folder = settings.checkpoint.save
+    if folder is None:
+        raise ConfigError("there is no folder to save to; give --save")
+    final = checkpoint_folder(folder, progress.iteration)
+    partial = final.with_name(final.name + ".partial")
+    if dist.get_rank() == 0:
+        make_empty(partial)
+    dist.barrier()
+    contents = sharded_state(state, is_loading=False)
+    contents |= {
+        "rng_state": sharded_random_state(sizes),
+        "progress": asdict(progress),
+        "sizes": asdict(sizes),
+        "flags": flags_of(settings),
+    }
+    try:
+        dist_checkpointing.save(contents, str(partial), content_metadata=METADATA)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            write_saved(replace(described, folder=partial))
+            publish(partial, final, progress.iteration)
+    except DAMAGES as error:
+        raise OutputError(
+            f"cannot write the checkpoint {final} ({reason_of(error)}); make room, or give --save "
+            "another folder"
+        ) from error
+    dist.barrier()
+
+
+def load_checkpoint(
+    settings: Settings, sizes: Sizes, state: TrainState, described: SavedSettings
+) -> Progress:
+    """Restore `state` from ``--load`` and return how far it had come.
+
+    Without a checkpoint there the run starts at the beginning, with a warning, unless
+    ``--exit-on-missing-checkpoint`` is set. Raises InputError when the checkpoint is damaged or
+    belongs to a model or layout that does not fit.
+    """
+    wanted = settings.checkpoint
+    folder = None if wanted.load is None else latest_checkpoint(wanted.load)
+    if folder is None:
+        if wanted.exit_on_missing_checkpoint:
+            raise InputError(f"{wanted.load} has no {LATEST_FILE}; give --load another folder")
+        if wanted.load is not None:
+            warn(f"{wanted.load} has no {LATEST_FILE}: starting at iteration 1")
+        return Progress()
+    try:
+        return _load(settings, sizes, state, folder, described)
+    except DAMAGES as error:
+        raise InputError(
+            f"cannot load the checkpoint {folder} ({reason_of(error)}); take an earlier one by "
+            "writing "
+            f"its iteration into {folder.parent / LATEST_FILE}"
+        ) from error
+
+
+def load_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
+    """Fill this rank's chunks with the weights of one checkpoint, whatever layout it was saved in.
+
+    Raises InputError when it is damaged or holds another model.
+    """
+    bare = unwrap_model(list(chunks))
+    template = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(bare)}
+    try:
+        loaded = dist_checkpointing.load(template, str(folder))
+        for index, chunk in enumerate(bare):
+            chunk.load_state_dict(loaded[f"model{index}"])
+    except DAMAGES as error:
+        raise InputError(
+            f"cannot load the checkpoint {folder} ({reason_of(error)}); take another one"
+        ) from error
+
+
+def _leave_whole(value: object) -> object:
+    """The gate and the up projection of one matrix as one tensor, where this rank has all of both.
+
+    Megatron-Core saves them as two, for the sake of tensor parallelism, and copies each: they are
+    views. The two are neighbours in the checkpoint's tensor when nobody else has a part of them.
+    """
+    if not isinstance(value, ShardedTensorFactory):
+        return value
+    gate, up = value.build()
+    axis = gate.prepend_axis_num
+    if gate.key != up.key or gate.axis_fragmentations[axis] != 2:
+        return value
+    fragments = list(gate.axis_fragmentations)
+    fragments[axis] = 1
+    return replace(
+        gate,
+        data=value.data,
+        local_shape=tuple(value.data.shape),
+        axis_fragmentations=tuple(fragments),
+    )
+
+
+def save_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
+    """Write the weights of this rank's chunks into the folder of one checkpoint, and nothing else.
+
+    Raises OutputError when the folder cannot be written.
+    """
+    bare = unwrap_model(list(chunks))
+    contents = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(bare)}
+    dict_list_map_inplace(_leave_whole, contents)
+    try:
+        dist_checkpointing.save(contents, str(folder), content_metadata=METADATA)
+    except DAMAGES as error:
+        raise OutputError(
+            f"cannot write the checkpoint {folder} ({reason_of(error)}); make room"
+        ) from error
+
+
+def _load(
+    settings: Settings, sizes: Sizes, state: TrainState, folder: Path, described: SavedSettings
+) -> Progress:
+    wanted = settings.checkpoint
+    common = dist_checkpointing.load_common_state_dict(str(folder))
+    check_model(settings, folder, common, described)
+    saved = read_saved(folder)
+    weights_only = wanted.finetune or (saved is not None and not saved.has_training_state)
+    with_optimizer = wanted.load_optim and not weights_only
+    with_rng = wanted.load_rng and not weights_only
+    if with_optimizer:
+        check_layout(settings, sizes, common, folder)
+        prepare_optimizer(state.optimizer)
+    if with_rng and common["sizes"]["world_size"] != sizes.world_size:
+        warn("the checkpoint has random states of another number of ranks: seeded anew")
+        with_rng = False
+    template = sharded_state(state, is_loading=True, with_optimizer=with_optimizer)
+    if with_rng:
+        template["rng_state"] = sharded_random_state(sizes)
+    loaded = dist_checkpointing.load(template, str(folder))
+    for name, chunk in named_chunks(state):
+        chunk.load_state_dict(loaded[name])
+    if with_optimizer:
+        with torch.no_grad():
+            state.optimizer.load_state_dict(loaded["optimizer"])
+        restore_step(state.optimizer)
+        state.schedule.load_state_dict(loaded["schedule"])
+    else:
+        state.optimizer.reload_model_params()
+    if with_rng:
+        set_random_state(loaded["rng_state"])
+    if weights_only:
+        return Progress()
+    warn_about_order(settings, sizes, common)
+    return Progress(**loaded["progress"])

@@ -1,0 +1,223 @@
+"""Checkpoints on the disk: their names, which is the newest, and what each says of itself.
+
+Beside the weights a checkpoint has ``settings.json``: the values of its model, the size of its
+vocabulary, the number format of its weights and the tokenizer's flags, and a folder ``tokenizer``
+with the tokenizer's files. So whoever reads it (a resumed run, a server, an export) needs no flags
+beside the folder's name, and the folder can be moved. Reading them needs neither torch nor
+megatron.core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from megascan.errors import InputError, OutputError
+from training.data.tokenizers import TokenizerSettings, TokenizerType
+
+LATEST_FILE = "latest_checkpointed_iteration.txt"
+SETTINGS_FILE = "settings.json"
+TOKENIZER_FOLDER = "tokenizer"
+_FORMAT = 1
+
+
+def checkpoint_folder(folder: Path, iteration: int) -> Path:
+    """The folder of an iteration's checkpoint."""
+    return folder / f"iter_{iteration:07d}"
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a folder; None when there is none yet."""
+    latest = folder / LATEST_FILE
+    try:
+        iteration = int(latest.read_text().strip())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read an iteration from {latest} ({error}); mend it") from error
+    found = checkpoint_folder(folder, iteration)
+    if not found.is_dir():
+        raise InputError(f"{latest} names {found.name}, which is not there; mend it")
+    return found
+
+
+def make_empty(folder: Path) -> None:
+    """Make an empty folder, in place of what an interrupted run left; raises OutputError."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise OutputError(f"cannot write a checkpoint to {folder} ({error})") from error
+
+
+def publish(partial: Path, final: Path, iteration: int) -> None:
+    """Give the complete checkpoint its name, then point to it."""
+    if final.exists():
+        replaced = final.with_name(final.name + ".replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        partial.rename(final)
+        shutil.rmtree(replaced)
+    else:
+        partial.rename(final)
+    latest = final.parent / LATEST_FILE
+    temporary = latest.with_name(latest.name + ".partial")
+    with temporary.open("w") as file:
+        file.write(f"{iteration}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(latest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedSettings:
+    """What a checkpoint says of itself.
+
+    `folder` is the checkpoint, `model` the values of the trainer's settings by field name,
+    `vocab_size` the ids the model knows, before padding; `dtype` is torch's name of its number
+    format. `hf_config` is the configuration of the Hugging Face folder that the model comes from.
+    A converted model has no training state: there is no optimizer and no place in the data.
+    """
+
+    folder: Path
+    model: Mapping[str, object]
+    dtype: str
+    tokenizer: TokenizerSettings | None
+    hf_config: Mapping[str, object] | None = None
+    has_training_state: bool = True
+
+    @property
+    def vocab_size(self) -> int:
+        """The ids that the model knows, before padding."""
+        return cast(int, self.model["model_vocab_size"])
+
+    def defaults(self) -> dict[str, object]:
+        """The values as defaults of a command line's flags, by their names in its namespace."""
+        flags: dict[str, object] = dict(self.model)
+        if self.tokenizer is not None:
+            flags |= asdict(self.tokenizer)
+        return flags
+
+
+def saved_settings(load: Path) -> SavedSettings:
+    """What the newest checkpoint of a folder says of itself.
+
+    Raises InputError when there is none, or when it was written before checkpoints said so.
+    """
+    folder = latest_checkpoint(load)
+    if folder is None:
+        raise InputError(f"{load} has no {LATEST_FILE}; give the folder that --save wrote to")
+    found = read_saved(folder)
+    if found is None:
+        raise InputError(
+            f"{folder} has no {SETTINGS_FILE}: it was written before checkpoints said what model "
+            "they hold; resume it once with its flags and --save, which writes it"
+        )
+    return found
+
+
+def read_saved(folder: Path) -> SavedSettings | None:
+    """What one checkpoint says of itself; None when it is an older one that says nothing."""
+    file = folder / SETTINGS_FILE
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {file} ({error}); take another checkpoint") from error
+    try:
+        if found["format"] != _FORMAT:
+            raise InputError(
+                f"{file} has format {found['format']}, expected {_FORMAT}; read it with the "
+                "version that wrote it"
+            )
+        flags = found["tokenizer"]
+        return SavedSettings(
+            folder=folder,
+            model=dict(found["model"]),
+            dtype=str(found["dtype"]),
+            tokenizer=None if flags is None else _from_checkpoint(flags, folder),
+            hf_config=found["hf_config"],
+            has_training_state=bool(found["has_training_state"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{file} is not as it was written ({error!r}); take another checkpoint"
+        ) from error
+
+
+def write_saved(saved: SavedSettings) -> None:
+    """Write what a checkpoint says of itself, and its tokenizer's files, into ``saved.folder``."""
+    tokenizer = saved.tokenizer
+    if tokenizer is not None:
+        tokenizer = _into_checkpoint(tokenizer, saved.folder / TOKENIZER_FOLDER)
+    contents = {
+        "format": _FORMAT,
+        "model": dict(saved.model),
+        "dtype": saved.dtype,
+        "tokenizer": None if tokenizer is None else asdict(tokenizer),
+        "has_training_state": saved.has_training_state,
+        "hf_config": None if saved.hf_config is None else dict(saved.hf_config),
+    }
+    text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
+    (saved.folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
+
+
+# Flags that name files, and the files' names in a checkpoint.
+_VOCAB_FILE, _MERGE_FILE = "vocab.json", "merges.txt"
+# What Hugging Face keeps beside a tokenizer.json, for chats and for generating text.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "generation_config.json", _VOCAB_FILE, _MERGE_FILE, "tokenizer.model",
+)  # fmt: skip
+
+
+def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
+    """Copy the tokenizer's files of a folder to another; gives the names of those it has."""
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if names:
+        target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names
+
+
+def _into_checkpoint(tokenizer: TokenizerSettings, target: Path) -> TokenizerSettings:
+    """Copy the files that the flags name; give the flags with the names in the checkpoint."""
+    if tokenizer.tokenizer_model is not None:
+        model = Path(tokenizer.tokenizer_model)
+        copy_tokenizer_files(model if model.is_dir() else model.parent, target)
+        if model.is_file():
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model, target / "tokenizer.json")
+        return replace(tokenizer, tokenizer_model=TOKENIZER_FOLDER)
+    if tokenizer.vocab_file is not None and tokenizer.merge_file is not None:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tokenizer.vocab_file, target / _VOCAB_FILE)
+        shutil.copyfile(tokenizer.merge_file, target / _MERGE_FILE)
+        return replace(
+            tokenizer,
+            vocab_file=f"{TOKENIZER_FOLDER}/{_VOCAB_FILE}",
+            merge_file=f"{TOKENIZER_FOLDER}/{_MERGE_FILE}",
+        )
+    return tokenizer
+
+
+def _from_checkpoint(flags: Mapping[str, object], folder: Path) -> TokenizerSettings:
+    """The tokenizer's flags as they are written, files found in the checkpoint."""
+
+    def file(name: str) -> str | None:
+        return None if flags[name] is None else str(folder / cast(str, flags[name]))
+
+    return TokenizerSettings(
+        tokenizer_type=TokenizerType(str(flags["tokenizer_type"])),
+        vocab_file=file("vocab_file"),
+        merge_file=file("merge_file"),
+        tokenizer_model=file("tokenizer_model"),
+        vocab_size=cast(int | None, flags["vocab_size"]),
+    )

@@ -1,0 +1,209 @@
+"""Turn a Hugging Face folder into a checkpoint, or a checkpoint into a Hugging Face folder.
+
+    python -m training.convert --from-hf DIR --save CHECKPOINTS
+    python -m training.convert --load CHECKPOINTS --to-hf DIR
+
+One process on the CPU does either, whatever layout the checkpoint has or will be loaded in. With
+--check the model is run by Megatron-Core and by transformers, and the logits are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from megascan.errors import InputError, MegaScanError, OutputError, UsageError
+from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
+from training.arguments.model_values import model_values, settings_to_use
+from training.checkpoint_folder import (
+    LATEST_FILE,
+    SavedSettings,
+    checkpoint_folder,
+    make_empty,
+    publish,
+    saved_settings,
+    write_saved,
+)
+from training.distributed import Launch, finalize, initialize, seed_everything, silence
+
+_ALONE = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert; returns the exit code."""
+    try:
+        given = _parse(arguments)
+        if given.from_hf is not None:
+            _take_in(given)
+        else:
+            _give_out(given)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MegaScanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = TrainerParser(
+        prog="python -m training.convert",
+        description="Turn a Hugging Face folder into a checkpoint, or a checkpoint into one.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--from-hf", type=Path, metavar="DIR", help="Hugging Face folder to read")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="folder to write checkpoints to")
+    parser.add_argument("--load", type=Path, metavar="DIR", help="folder of checkpoints to read")
+    parser.add_argument("--to-hf", type=Path, metavar="DIR", help="Hugging Face folder to write")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run both models on the same tokens and compare their logits (needs transformers)",
+    )
+    parser.add_argument(
+        "--max-shard-size-gb",
+        type=float,
+        default=5.0,
+        metavar="GB",
+        help="largest safetensors file (default: 5)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="write into a folder that already has a model"
+    )
+    given = parser.parse_args(arguments)
+    inwards = (given.from_hf is not None, given.save is not None)
+    outwards = (given.load is not None, given.to_hf is not None)
+    if not ((all(inwards) and not any(outwards)) or (all(outwards) and not any(inwards))):
+        raise UsageError("give --from-hf and --save, or --load and --to-hf; see --help")
+    if given.max_shard_size_gb <= 0:
+        raise UsageError(f"--max-shard-size-gb is {given.max_shard_size_gb}, but must be above 0")
+    return given
+
+
+def _take_in(given: argparse.Namespace) -> None:
+    """Hugging Face folder to checkpoint."""
+    from training.origin import hugging_face_defaults
+
+    values = hugging_face_defaults(given.from_hf)
+    _require_free(given.save, given.save / LATEST_FILE, given.force)
+    dtype = _dtype_of(given.from_hf)
+    settings, sizes = _on_one_rank(values, dtype)
+    with alone(settings, sizes):
+        saved = _import(given.from_hf, given.save, settings, sizes, dtype)
+        if given.check:
+            _check(saved, given.from_hf)
+    print(
+        f"wrote {saved.folder}; next: python -m training.generate --load {given.save} --prompt TEXT"
+    )
+
+
+def _give_out(given: argparse.Namespace) -> None:
+    """Checkpoint to Hugging Face folder."""
+    saved = saved_settings(given.load)
+    _require_free(given.to_hf, given.to_hf / "config.json", given.force)
+    settings, sizes = _on_one_rank(saved.model, saved.dtype)
+    with alone(settings, sizes):
+        from training.hf.export import write_hf
+
+        try:
+            given.to_hf.mkdir(parents=True, exist_ok=True)
+            write_hf(saved, given.to_hf, round(given.max_shard_size_gb * 10**9))
+        except OSError as error:
+            raise OutputError(f"cannot write to {given.to_hf} ({error}); make room") from error
+        if given.check:
+            _check(saved, given.to_hf)
+    print(
+        f"wrote {given.to_hf}; next: load it with transformers' "
+        f"AutoModelForCausalLM.from_pretrained({str(given.to_hf)!r}), or vllm serve {given.to_hf}"
+    )
+
+
+def _require_free(folder: Path, mark: Path, is_forced: bool) -> None:
+    if mark.exists() and not is_forced:
+        raise OutputError(f"{folder} already has {mark.name}; give another folder or --force")
+
+
+def _dtype_of(folder: Path) -> str:
+    """The number format of a Hugging Face folder's weights, by torch's name."""
+    from training.hf.weights import open_weights
+
+    return open_weights(folder).dtype()
+
+
+def _on_one_rank(values: Mapping[str, object], dtype: str) -> tuple[Settings, Sizes]:
+    settings = settings_to_use(values, dtype, distributed_backend="gloo")
+    return settings, resolve_sizes(settings, 1, is_trained=False)
+
+
+@contextmanager
+def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
+    """Be the only rank of a job on the CPU while inside."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for devices
+    silence("cpu")
+    try:
+        initialize(settings, sizes, _ALONE, "cpu")
+        seed_everything(settings.batch.seed)
+        yield
+    finally:
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        finalize()
+
+
+def _import(
+    source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
+) -> SavedSettings:
+    """Fill a model from a Hugging Face folder and save it as iteration 0."""
+    from training.checkpoint import save_weights
+    from training.hf import load_hf
+    from training.hf.config import read_config
+    from training.model import build_bare_model
+    from training.origin import hugging_face_tokenizer
+
+    vocab_size = settings.model.model_vocab_size or 0
+    chunks = build_bare_model(settings, sizes, vocab_size, "cpu")
+    load_hf(source, chunks)
+    final = checkpoint_folder(target, 0)
+    partial = final.with_name(final.name + ".partial")
+    make_empty(partial)
+    saved = SavedSettings(
+        folder=partial,
+        model=model_values(settings, sizes, vocab_size),
+        dtype=dtype,
+        tokenizer=hugging_face_tokenizer(source),
+        hf_config=read_config(source),
+        has_training_state=False,
+    )
+    save_weights(partial, chunks)
+    try:
+        write_saved(saved)
+        publish(partial, final, 0)
+    except OSError as error:
+        raise OutputError(f"cannot write the checkpoint {final} ({error}); make room") from error
+    return saved_settings(target)
+
+
+def _check(saved: SavedSettings, folder: Path) -> None:
+    """Compare the logits of both; raises InputError when they differ."""
+    from training.hf.comparison import compare
+
+    result = compare(saved, folder)
+    sentence = (
+        f"largest difference of logits {result.largest_difference:.1e} over {result.num_tokens} "
+        f"tokens, in float32; largest logit {result.largest_logit:.2f}"
+    )
+    if not result.agrees:
+        raise InputError(
+            f"{saved.folder} and {folder} compute different things: {sentence}; do not use it"
+        )
+    print(f"check passed: {sentence}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""Attention over a cache, in the place of Megatron-Core's own inside its layers.
+
+Megatron-Core's inference needs all rows of a batch to be equally long, keeps keys unrotated and
+rotates all of them again for every token. Here a layer's `core_attention` is ours: it rotates the
+new queries and keys by their own positions, writes the cache, and lets each row see its own places.
+Everything else of a layer stays Megatron-Core's, hooks included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from training.generation.cache import KeyValueCache
+from training.generation.layout import Decoding, Layout, Piece
+
+
+class Rotation:
+    """Cosines and sines of a rotary embedding for all positions, from its frequencies."""
+
+    def __init__(self, frequencies: torch.Tensor, max_length: int, dtype: torch.dtype) -> None:
+        positions = torch.arange(max_length, dtype=torch.float32, device=frequencies.device)
+        angles = torch.outer(positions, frequencies.float())
+        cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)
+        # The sign that the first of a pair has is put into the table.
+        sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+        self._table = torch.stack((cosines, sines)).to(dtype)
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Cosines and sines `(2, token, 1, channel)` of the positions `(token,)`."""
+        return self._table[:, positions, None]
+
+
+def rotate(states: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Turn the first channels of `states` `(token, head, channel)`, each pair half a head apart."""
+    cosines, sines = turns
+    num_turned = cosines.shape[-1]
+    turned = states[..., :num_turned]
+    swapped = turned.reshape(*turned.shape[:-1], 2, -1).flip(-2).flatten(-2)
+    turned = torch.addcmul(turned * cosines, swapped, sines)
+    if num_turned == states.shape[-1]:
+        return turned
+    return torch.cat((turned, states[..., num_turned:]), dim=-1)
+
+
+class StepState:
+    """What the attention modules of one rank share: the cache, and the step that is under way."""
+
+    def __init__(self) -> None:
+        self.cache: KeyValueCache
+        self.layout: Layout
+        self.turns: torch.Tensor | None = None
+        """Cosines and sines of this step's tokens; None without rotary embedding."""
+
+
+class Product(torch.nn.Module):
+    """Attention of queries to keys and values as they are used: rotated, from the cache.
+
+    A module of its own so that a hook sees exactly these: queries `(row, head, token, channel)`,
+    keys and values `(row, group, place, channel)`, and which places are visible (None: all, or
+    causally when the row begins here).
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self._scale = scale
+
+    def forward(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        visible: torch.Tensor | None,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        """Give the context `(row, head, token, channel)`."""
+        shares_keys = queries.shape[1] != keys.shape[1]
+        if queries.shape[2] == 1 and shares_keys:
+            # The heads of a group as if they were tokens: no key is read twice.
+            rows, heads, _, channels = queries.shape
+            grouped = queries.view(rows, keys.shape[1], -1, channels)
+            context = scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=visible, scale=self._scale
+            )
+            return context.reshape(rows, heads, 1, channels)
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, is_causal=is_causal, scale=self._scale,
+            enable_gqa=shares_keys,
+        )  # fmt: skip
+
+
+class CachedAttention(torch.nn.Module):
+    """The attention of one layer to the cache, in the place of its `core_attention`."""
+
+    def __init__(self, state: StepState, *, layer_number: int, num_channels: int) -> None:
+        super().__init__()
+        self.product = Product(num_channels**-0.5)
+        self._layer_number = layer_number
+        self._state = state
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object = None,
+        **options: object,
+    ) -> torch.Tensor:
+        """Context `(token, 1, heads * channels)` of queries `(token, 1, head, channel)`."""
+        del attention_mask, options
+        state = self._state
+        layout = state.layout
+        queries, keys, values = query[:, 0], key[:, 0], value[:, 0]
+        if state.turns is not None:
+            num_heads = queries.shape[1]
+            turned = rotate(torch.cat((queries, keys), dim=1), state.turns)
+            queries, keys = turned[:, :num_heads], turned[:, num_heads:]
+        state.cache.write(self._layer_number, layout.places, keys, values)
+        parts = []
+        if layout.decoding is not None:
+            parts.append(self._decode(queries, layout.decoding))
+        parts += [self._read(queries, piece) for piece in layout.pieces]
+        context = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return context.reshape(context.shape[0], 1, -1)
+
+    def _decode(self, queries: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+        """One token of each row; gives `(row, head, channel)`."""
+        keys, values = self._state.cache.layer(self._layer_number)
+        context: torch.Tensor = self.product(
+            queries[: decoding.num_rows, :, None],
+            keys[decoding.slots, : decoding.length].transpose(1, 2),
+            values[decoding.slots, : decoding.length].transpose(1, 2),
+            decoding.visible,
+            False,
+        )
+        return context[:, :, 0]
+
+    def _read(self, queries: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """Pieces of prompts; gives `(token, head, channel)`."""
+        keys, values = self._state.cache.layer(self._layer_number)
+        rows = slice(piece.first_slot, piece.first_slot + piece.num_rows)
+        places = slice(0, piece.start + piece.num_tokens)
+        num_tokens = piece.num_rows * piece.num_tokens
+        own = queries[piece.first_token : piece.first_token + num_tokens]
+        own = own.view(piece.num_rows, piece.num_tokens, *own.shape[1:])
+        context: torch.Tensor = self.product(
+            own.transpose(1, 2),
+            keys[rows, places].transpose(1, 2),
+            values[rows, places].transpose(1, 2),
+            piece.visible,
+            piece.visible is None,
+        )
+        return context.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,162 @@
+"""The loop that generates: requests in, answers out, on every rank of a job.
+
+    commands from rank 0  →  scheduler  →  one step of the model  →  tokens  →  scheduler  →  …
+
+All ranks run the same loop. Where they differ, the difference lies in `Stage` (which layers) and in
+`Exchange` (who speaks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from training.generation.callback import GenerationCallback
+from training.generation.exchange import NOTHING, Commands, Exchange
+from training.generation.layout import lay_out
+from training.generation.request import Answer, Limits, Request, TokenScore
+from training.generation.sampling import Choice, choose
+from training.generation.scheduler import Scheduler, Step, Target
+from training.generation.stage import Stage
+
+Inbox = Callable[[bool], Commands]
+"""Gives what has arrived; with True it waits until something has."""
+
+
+class Engine:
+    """Generates for all requests of a job; one on every rank."""
+
+    def __init__(
+        self, stage: Stage, limits: Limits, callback: GenerationCallback | None = None
+    ) -> None:
+        self._stage = stage
+        self.limits = limits
+        self._callback = callback or GenerationCallback()
+        cache = stage.cache
+        self.scheduler = Scheduler(
+            num_slots=limits.num_rows,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            move=lambda source, target, length: cache.move(
+                source=source, target=target, length=length
+            ),
+        )
+        sampling_rank = dist.get_process_group_ranks(
+            parallel_state.get_pipeline_model_parallel_group()
+        )[-1]
+        # The first of its tensor-parallel ranks: rank 0's pipeline ends there.
+        sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
+        self._is_sampling = dist.get_rank() == sampling_rank
+        self._exchange = Exchange(sampling_rank)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of this rank's keys and values."""
+        return self._stage.cache.num_bytes
+
+    def run(self, inbox: Inbox | None = None) -> Iterator[list[Answer]]:
+        """Serve what the inbox of rank 0 brings, step by step, until its last command.
+
+        Yields the answers of each step, on every rank; other ranks need no inbox.
+        """
+        while True:
+            own = NOTHING if inbox is None else inbox(not self.scheduler.has_work)
+            commands = self._exchange.share_commands(own)
+            for request in commands.requests:
+                self.scheduler.add(request)
+            if commands.cancelled:
+                self.scheduler.cancel(set(commands.cancelled))
+                self._callback.answered(self.scheduler, ())
+            if commands.is_last:
+                return
+            if self.scheduler.has_work:
+                yield self._advance()
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[list[Answer]]:
+        """Answer a given set of requests; every rank calls it, only rank 0's requests count."""
+        pending = [Commands(requests=tuple(requests))]
+
+        def inbox(waits: bool) -> Commands:
+            if pending:
+                return pending.pop()
+            return Commands(is_last=True) if waits else NOTHING
+
+        return self.run(inbox)
+
+    def _advance(self) -> list[Answer]:
+        step = self.scheduler.plan()
+        with self._callback.step(step):
+            scores = self._compute(step)
+        answers = self.scheduler.record(step, scores)
+        self._callback.answered(self.scheduler, answers)
+        return answers
+
+    @torch.inference_mode()
+    def _compute(self, step: Step) -> list[TokenScore]:
+        stage, targets = self._stage, step.targets
+        layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
+        # Without a target the last stage still has to take part: it computes one position.
+        indices = [target.index for target in targets] or [0]
+        logits = stage.run(layout, torch.tensor(indices, device=stage.device))
+        if not targets:
+            return []
+        table = None
+        if logits is not None and self._is_sampling:
+            table = tabulate(logits, targets, step.num_logprobs)
+        num_columns = 2 + 2 * (step.num_logprobs or 0)
+        table = self._exchange.share_scores(table, len(targets), num_columns)
+        return [
+            _score(row, target, step.num_logprobs is not None)
+            for row, target in zip(table.tolist(), targets, strict=True)
+        ]
+
+
+def tabulate(
+    logits: torch.Tensor, targets: Sequence[Target], num_logprobs: int | None
+) -> torch.Tensor:
+    """Choose and score all targets: `(target, column)` in float64, on the CPU.
+
+    Columns: the token, its log probability, then the tokens of the best alternatives and their log
+    probabilities. Without `num_logprobs` only the tokens are found out.
+    """
+    tokens = _tokens(logits, targets)
+    columns = [tokens[:, None].double()]
+    if num_logprobs is None:
+        columns.append(torch.zeros_like(columns[0]))
+    else:
+        logits = logits.float()
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        columns.append((logits.gather(1, tokens[:, None]) - total).double())
+        if num_logprobs:
+            best = logits.topk(num_logprobs, dim=-1)
+            columns += [best.indices.double(), (best.values - total).double()]
+    return torch.cat(columns, dim=1).cpu()
+
+
+def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
+    """The token of each target: the given one, or one that is chosen."""
+    given = [target.given for target in targets]
+    tokens = torch.tensor([token or 0 for token in given], device=logits.device)
+    free = [index for index, token in enumerate(given) if token is None]
+    if free:
+        choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
+        rows = torch.tensor(free, device=logits.device)
+        own = logits if len(free) == len(targets) else logits[rows]
+        tokens[rows] = choose(own, choices)
+    return tokens
+
+
+def _score(row: Sequence[float], target: Target, has_logprob: bool) -> TokenScore:
+    """One target's score, with as many alternatives as its own request asked for."""
+    wanted = target.row.request.num_logprobs
+    if wanted is None or not has_logprob:
+        return TokenScore(token=int(row[0]), logprob=None)
+    most = (len(row) - 2) // 2
+    alternatives = zip(row[2 : 2 + wanted], row[2 + most : 2 + most + wanted], strict=True)
+    return TokenScore(
+        token=int(row[0]),
+        logprob=row[1],
+        alternatives=tuple((int(token), logprob) for token, logprob in alternatives),
+    )

@@ -1,0 +1,135 @@
+"""Where the tokens of one step stand: in the stream that the layers see, and in the cache.
+
+All tokens of a step go through the linear layers as one stream of shape (token, 1, hidden): first
+one token of every row that is being generated, then pieces of prompts. Only attention has to know
+which token belongs to which row. An example with two rows in generation and a new prompt of 3:
+
+    stream      a9  b4  c0 c1 c2
+    positions    9   4   0  1  2
+    decoding: slots 0, 1 with 10 and 5 tokens; one prompt piece: slot 2, tokens 0 to 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The tokens of one row that a step computes: those from position `start` to `end`."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Rows of one token each: `(row,)` slots, and which cached places each may see."""
+
+    num_rows: int
+    slots: slice | torch.Tensor
+    length: int
+    """Places of the longest row."""
+    visible: torch.Tensor | None
+    """`(row, 1, 1, place)`; None when all rows see all `length` places."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Prompt pieces of equal place and length in neighbouring slots, computed together."""
+
+    first_token: int
+    num_rows: int
+    num_tokens: int
+    """Tokens of each row."""
+    first_slot: int
+    start: int
+    visible: torch.Tensor | None
+    """`(token, place)`; None where the piece begins its row, and is causal by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One step's tokens, ready for the model of any stage."""
+
+    tokens: torch.Tensor
+    """`(1, token)`"""
+    positions: torch.Tensor
+    """`(1, token)`"""
+    places: torch.Tensor
+    """`(token,)`, in the cache"""
+    decoding: Decoding | None
+    pieces: tuple[Piece, ...]
+
+
+def lay_out(shares: Sequence[Share], *, max_length: int, device: str) -> Layout:
+    """Arrange the shares of a step, given as they stand in the stream: single tokens first."""
+    tokens = [token for share in shares for token in share.tokens]
+    positions = [at for share in shares for at in range(share.start, share.end)]
+    places = [
+        share.slot * max_length + at for share in shares for at in range(share.start, share.end)
+    ]
+    single = [share for share in shares if len(share.tokens) == 1]
+    numbers = torch.tensor([tokens, positions, places], device=device)
+    return Layout(
+        tokens=numbers[0:1],
+        positions=numbers[1:2],
+        places=numbers[2],
+        decoding=_decoding(single, device) if single else None,
+        pieces=tuple(_pieces(shares[len(single) :], len(single), device)),
+    )
+
+
+def _decoding(shares: Sequence[Share], device: str) -> Decoding:
+    slots = [share.slot for share in shares]
+    ends = [share.end for share in shares]
+    longest = max(ends)
+    neighbours = slots == list(range(slots[0], slots[0] + len(slots)))
+    visible = None
+    if min(ends) != longest:
+        limit = torch.tensor(ends, device=device)
+        visible = torch.arange(longest, device=device) < limit[:, None]
+        visible = visible[:, None, None]
+    return Decoding(
+        num_rows=len(shares),
+        slots=slice(slots[0], slots[-1] + 1) if neighbours else torch.tensor(slots, device=device),
+        length=longest,
+        visible=visible,
+    )
+
+
+def _pieces(shares: Sequence[Share], first_token: int, device: str) -> list[Piece]:
+    """Join neighbours of equal start, length and consecutive slots."""
+    made = []
+    numbered = enumerate(shares)
+    for _, run in groupby(
+        numbered, lambda pair: (pair[1].slot - pair[0], pair[1].start, pair[1].end)
+    ):
+        rows = [share for _, share in run]
+        first = rows[0]
+        visible = None
+        if first.start:
+            end = torch.arange(first.start, first.end, device=device)[:, None]
+            visible = torch.arange(first.end, device=device) <= end
+        made.append(
+            Piece(
+                first_token=first_token,
+                num_rows=len(rows),
+                num_tokens=len(first.tokens),
+                first_slot=first.slot,
+                start=first.start,
+                visible=visible,
+            )
+        )
+        first_token += len(rows) * len(first.tokens)
+    return made

@@ -1,0 +1,113 @@
+"""One pipeline stage of a model that generates: built without an optimizer, run step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from training.arguments import Settings, Sizes
+from training.failure import refusals_as_errors
+from training.generation.attention import CachedAttention, Rotation, StepState
+from training.generation.cache import KeyValueCache
+from training.generation.layout import Layout
+from training.generation.linear import lighten
+from training.generation.request import Limits
+from training.model import build_bare_model
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+
+class Stage:
+    """The layers of this rank, their cache, and the way to the neighbouring stages."""
+
+    def __init__(
+        self, settings: Settings, sizes: Sizes, vocab_size: int, device: str, limits: Limits
+    ) -> None:
+        self.device = device
+        self.vocab_size = vocab_size
+        self._state = StepState()
+        self.is_first: bool = parallel_state.is_pipeline_first_stage()
+        self.is_last: bool = parallel_state.is_pipeline_last_stage()
+        with refusals_as_errors():
+            self.model = self._build(settings, sizes, vocab_size)
+        self._wanted: torch.Tensor
+        self.cache = self._take_cache(sizes, limits)
+        if settings.model.position_embedding_type == "rope":
+            self._rotation: Rotation | None = self._take_rotation(limits.max_length)
+        else:
+            self._rotation = None
+        if self.is_last:
+            self.model.output_layer.register_forward_pre_hook(self._select, with_kwargs=True)
+
+    def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:
+        """Megatron-Core's model, with attention of ours in its layers."""
+        (model,) = build_bare_model(settings, sizes, vocab_size, self.device)
+        for layer in model.decoder.layers:
+            layer.self_attention.core_attention = CachedAttention(
+                self._state, layer_number=layer.layer_number, num_channels=sizes.kv_channels
+            )
+        lighten(model)
+        return model
+
+    def _take_cache(self, sizes: Sizes, limits: Limits) -> KeyValueCache:
+        layers = self.model.decoder.layers
+        cache = KeyValueCache(
+            num_slots=limits.num_rows,
+            max_length=limits.max_length,
+            num_groups=layers[0].self_attention.num_query_groups_per_partition,
+            num_channels=sizes.kv_channels,
+            dtype=self.model.config.params_dtype,
+            device=self.device,
+        )
+        for layer in layers:
+            cache.add_layer(layer.layer_number)
+        self._state.cache = cache
+        return cache
+
+    def _take_rotation(self, max_length: int) -> Rotation:
+        """Take the rotation over from the model, whose attention gets its tokens unrotated."""
+        frequencies = self.model.rotary_pos_emb.inv_freq.to(self.device)
+        factor = self.model.rotary_pos_emb.seq_len_interpolation_factor
+        if factor is not None:
+            frequencies = frequencies / factor
+        self.model.position_embedding_type = "none"
+        return Rotation(frequencies, max_length, self.model.config.params_dtype)
+
+    def _select(
+        self, layer: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Let only those tokens reach the output layer whose logits are needed."""
+        del layer
+        return (inputs[0].index_select(0, self._wanted), *inputs[1:]), options
+
+    @torch.inference_mode()
+    def run(self, layout: Layout, wanted: torch.Tensor) -> torch.Tensor | None:
+        """Compute a step; gives the logits `(wanted, vocabulary)` on the last stage, else None."""
+        self._state.layout = layout
+        positions = layout.positions
+        if self._rotation is not None:
+            self._state.turns = self._rotation.at(positions[0])
+        self._wanted = wanted
+        if not self.is_first:
+            self.model.set_input_tensor(self._receive(layout.places.shape[0]))
+        output = self.model(layout.tokens, positions, None, runtime_gather_output=True)
+        if self.is_last:
+            logits: torch.Tensor = output[0, :, : self.vocab_size]
+            return logits
+        group = parallel_state.get_pipeline_model_parallel_group()
+        after = parallel_state.get_pipeline_model_parallel_next_rank()
+        dist.send(output.contiguous(), after, group=group)
+        return None
+
+    def _receive(self, num_tokens: int) -> torch.Tensor:
+        config = self.model.config
+        states = torch.empty(
+            num_tokens, 1, config.hidden_size, dtype=config.params_dtype, device=self.device
+        )
+        group = parallel_state.get_pipeline_model_parallel_group()
+        dist.recv(states, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
+        return states

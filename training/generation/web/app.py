@@ -1,0 +1,119 @@
+"""The application: which path is answered by what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from training.generation.metrics import Outcome
+from training.generation.service import EndedError
+from training.generation.web import chat, completions, megatron_api
+from training.generation.web.asking import Model
+from training.generation.web.guard import Guard
+from training.generation.web.responses import RequestError, json_response
+
+__all__ = ["Model", "build_app"]
+
+_Endpoint = Callable[[Request, Model], Awaitable[Response]]
+
+
+def build_app(model: Model, *, token: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
+    """The whole HTTP side; `hosts` are names of this server beside those of the loopback."""
+    started = int(time.time())
+
+    async def models(request: Request) -> Response:
+        del request
+        return json_response({"object": "list", "data": [_described(model, started)]})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != model.name:
+            raise RequestError(
+                f"the model {name[:64]!r} is not here; this server has {model.name!r}",
+                status=404,
+                code="model_not_found",
+            )
+        return json_response(_described(model, started))
+
+    async def health(request: Request) -> Response:
+        del request
+        ended = model.service.is_ended
+        return json_response({"status": "ended" if ended else "ok"}, status=503 if ended else 200)
+
+    async def metrics(request: Request) -> Response:
+        del request
+        return PlainTextResponse(
+            model.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", _bound(completions.complete, model), methods=["POST"]),
+            Route("/v1/chat/completions", _bound(chat.chat, model), methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{name:path}", one_model, methods=["GET"]),
+            Route("/api", _bound(megatron_api.generate, model), methods=["PUT"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+        ],
+        exception_handlers={
+            RequestError: _refused,
+            EndedError: _ended,
+            HTTPException: _not_found,
+            Exception: _failed,
+        },
+    )
+    return Guard(app, token=token, hosts=hosts)
+
+
+def _bound(endpoint: _Endpoint, model: Model) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request, model)
+        except RequestError:
+            model.service.metrics.count_request(Outcome.REFUSED)
+            raise
+
+    return answer
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, RequestError)
+    return error.response()
+
+
+async def _ended(request: Request, error: Exception) -> Response:
+    """The engine has stopped while somebody waited for it."""
+    del request, error
+    return RequestError("the server has ended; ask again later", status=503).response()
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A mistake of ours; starlette hands it on to the guard, which writes it down."""
+    del request, error
+    return RequestError("the server failed; its log says why", status=500).response()
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """A path or a method that is not there, in the shape of all other errors."""
+    assert isinstance(error, HTTPException)
+    named = f"{request.method} {request.url.path[:100]}"
+    return RequestError(f"{named} is not served here", status=error.status_code).response()
+
+
+def _described(model: Model, started: int) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": started,
+        "owned_by": "megascan",
+        "max_model_len": model.limits.max_length,
+    }

@@ -1,0 +1,113 @@
+"""A checkpoint as a Hugging Face folder: configuration, weights and tokenizer.
+
+The weights are read from the checkpoint layer by layer, whatever layout it was saved in, and
+written as they come: in memory there is one layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from training.checkpoint_folder import SavedSettings
+from training.checkpoint_tensors import CheckpointTensors, Wanted
+from training.hf.describing import config_of
+from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
+from training.hf.tokenizer_files import write_tokenizer
+from training.hf.writing import plan, writing
+
+DEFAULT_MAX_FILE_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """One parameter of one layer and expert: where it lies in the checkpoint, what it becomes."""
+
+    rule: Rule
+    wanted: Wanted
+    names: list[str]
+
+
+def write_hf(
+    saved: SavedSettings, folder: Path, max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face folder; raises InputError when damaged."""
+    config = config_of(saved)
+    export = _Export(saved, str(config["model_type"]))
+    blank = {name: tensor for piece in export.pieces() for name, tensor in export.blank(piece)}
+    with writing(folder, plan(blank, max_file_bytes)) as writer:
+        for group in export.layers():
+            for name, tensor in export.real(group):
+                writer.write(name, tensor)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    write_tokenizer(saved, folder)
+
+
+class _Export:
+    """The tensors of one checkpoint under a family's rules."""
+
+    def __init__(self, saved: SavedSettings, model_type: str) -> None:
+        self._saved = saved
+        self._rules = rules_of(model_type, saved.model)
+        self._dtype: torch.dtype = getattr(torch, saved.dtype)
+        self._tensors = CheckpointTensors(saved.folder)
+        self._num_layers = cast(int, saved.model["num_layers"])
+        self._num_experts = cast(int, saved.model["num_experts"] or 0)
+        self._attention = Attention(
+            num_heads=cast(int, saved.model["num_attention_heads"]),
+            num_groups=cast(int, saved.model["num_query_groups"]),
+            num_channels=cast(int, saved.model["kv_channels"]),
+        )
+
+    def pieces(self) -> Iterator[_Piece]:
+        """All parameters in the order in which they are written."""
+        for group in self.layers():
+            yield from group
+
+    def layers(self) -> Iterator[list[_Piece]]:
+        """The parameters that are read together: before the layers, each layer, behind them."""
+        yield [self._top(rule) for rule in self._rules if rule.place is Place.FIRST]
+        for layer in range(self._num_layers):
+            yield list(self._of_layer(layer))
+        untied = bool(self._saved.model["untie_embeddings_and_output_weights"])
+        yield [
+            self._top(rule)
+            for rule in self._rules
+            if rule.place is Place.LAST and (untied or rule.name != "output_layer.weight")
+        ]
+
+    def _top(self, rule: Rule) -> _Piece:
+        return _Piece(rule=rule, wanted=Wanted(key=rule.name), names=rule.sources_of())
+
+    def _of_layer(self, layer: int) -> Iterator[_Piece]:
+        for rule in self._rules:
+            if rule.place is Place.LAYER:
+                key = f"decoder.layers.{join_norms(rule.name)}"
+                wanted = Wanted(key=key, place=(layer,))
+                yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer))
+            elif rule.place is Place.EXPERT:
+                key = f"decoder.layers.mlp.experts.experts.{rule.name}"
+                for expert in range(self._num_experts):
+                    wanted = Wanted(key=key, place=(layer, expert))
+                    yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))
+
+    def blank(self, piece: _Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """The folder's tensors of a parameter, without contents."""
+        shape = self._tensors.shape(piece.wanted)
+        return self._parts(piece, torch.empty(shape, dtype=self._dtype, device="meta"))
+
+    def real(self, pieces: Sequence[_Piece]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The folder's tensors of some parameters, read from the checkpoint together."""
+        read = self._tensors.read([piece.wanted for piece in pieces], self._dtype)
+        for piece, tensor in zip(pieces, read, strict=True):
+            yield from self._parts(piece, tensor)
+
+    def _parts(self, piece: _Piece, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        taken = parts(piece.rule, tensor, self._attention, self._saved.vocab_size)
+        return zip(piece.names, taken, strict=True)

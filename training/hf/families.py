@@ -1,0 +1,343 @@
+"""Families of Hugging Face models: what their configuration means in the trainer's flags, and back.
+
+A family is a function from a configuration to the values of flags, and one from values to a
+configuration. Both use the names of the trainer's settings (``hidden_size``, ``rotary_base``). Keys
+that are unknown, or that ask for what Megatron-Core's GPT cannot compute, are refused.
+
+GPT-2 stands alone. Llama, Mistral, Qwen2 (and 2.5), Qwen3 and Mixtral are one description with a
+few switches and different defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from megascan.errors import InputError
+from training.hf.config import ConfigReader, read_config
+
+Values = dict[str, object]
+"""Values of the trainer's settings by field name."""
+
+_TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+# The constants that Megatron-Core has built in, and those that a folder must therefore have.
+_LLAMA_3_ROTATION = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+# What a model has not, unless its family says so.
+_PLAIN: Values = {
+    "rotary_seq_len_interpolation_factor": None,
+    "use_rope_scaling": False,
+    "qk_layernorm": False,
+    "swiglu": False,
+    "openai_gelu": False,
+    "add_qkv_bias": False,
+    "num_experts": None,
+    "moe_router_pre_softmax": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One ``model_type``: how its configuration is read, and what it assumes when a key is missing.
+
+    `defaults` are those of the family's configuration class in transformers.
+    """
+
+    name: str
+    architecture: str
+    read: Callable[[ConfigReader, Family], Values]
+    defaults: Mapping[str, int | float]
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    has_experts: bool = False
+
+
+def read_family(folder: Path) -> Values:
+    """What a Hugging Face folder says of its model, as values of the trainer's settings.
+
+    Raises InputError for a family or a key that cannot be followed.
+    """
+    return describe(folder / "config.json", read_config(folder))
+
+
+def family_of(file: Path, config: Mapping[str, object]) -> Family:
+    """The family that a configuration names."""
+    kind = config.get("model_type")
+    for family in FAMILIES:
+        if family.name == kind:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise InputError(f"{file} has model_type {kind!r}; the families that can be read are {known}")
+
+
+def describe(file: Path, config: Mapping[str, object]) -> Values:
+    """The values of the trainer's settings that a configuration stands for."""
+    family = family_of(file, config)
+    reader = ConfigReader(file, config)
+    values = {**_PLAIN, **family.read(reader, family)}
+    reader.finish()
+    return values
+
+
+def _read_gpt2(reader: ConfigReader, family: Family) -> Values:
+    assumed = family.defaults
+    hidden, heads = reader.get("n_embd", 768), reader.get("n_head", 12)
+    activation = reader.get("activation_function", "gelu_new")
+    if activation not in (*_TANH_GELUS, "gelu"):
+        reader.refuse("activation_function", activation, "expected a kind of GELU")
+    reader.require("scale_attn_weights", (True,), True)
+    reader.require("scale_attn_by_inverse_layer_idx", (False,), False)
+    _skip(
+        reader, "n_ctx", "reorder_and_upcast_attn", "embd_pdrop", "summary_type",
+        "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+        "summary_first_dropout",
+    )  # fmt: skip
+    return {
+        "num_layers": reader.get("n_layer", 12),
+        "hidden_size": hidden,
+        "ffn_hidden_size": reader.optional("n_inner", int) or 4 * hidden,
+        "num_attention_heads": heads,
+        "num_query_groups": heads,
+        "group_query_attention": False,
+        "kv_channels": _whole_share(reader, "n_embd", hidden, heads),
+        "max_position_embeddings": reader.get("n_positions", int(assumed["n_positions"])),
+        "model_vocab_size": reader.get("vocab_size", int(assumed["vocab_size"])),
+        "position_embedding_type": "learned_absolute",
+        "normalization": "LayerNorm",
+        "norm_epsilon": reader.get("layer_norm_epsilon", 1e-5),
+        "openai_gelu": activation in _TANH_GELUS,
+        "add_bias_linear": True,
+        "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", True),
+        "hidden_dropout": reader.get("resid_pdrop", 0.1),
+        "attention_dropout": reader.get("attn_pdrop", 0.1),
+    }
+
+
+def _read_llama(reader: ConfigReader, family: Family) -> Values:
+    assumed = family.defaults
+    hidden = reader.get("hidden_size", 4096)
+    heads = reader.get("num_attention_heads", 32)
+    groups = reader.optional("num_key_value_heads", int)
+    if not reader.has("num_key_value_heads"):
+        groups = cast(int | None, assumed.get("num_key_value_heads"))
+    groups = groups or heads
+    channels = reader.optional("head_dim", int) or cast(int, assumed.get("head_dim", 0))
+    reader.require("hidden_act", ("silu", "swish"), "silu")
+    return {
+        "num_layers": reader.get("num_hidden_layers", 32),
+        "hidden_size": hidden,
+        "ffn_hidden_size": reader.get("intermediate_size", int(assumed["intermediate_size"])),
+        "num_attention_heads": heads,
+        "kv_channels": channels or _whole_share(reader, "hidden_size", hidden, heads),
+        "group_query_attention": groups != heads,
+        "num_query_groups": groups,
+        "max_position_embeddings": _longest(reader, family),
+        "model_vocab_size": reader.get("vocab_size", int(assumed["vocab_size"])),
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "norm_epsilon": reader.get("rms_norm_eps", assumed["rms_norm_eps"]),
+        "swiglu": True,
+        "qk_layernorm": family.has_qk_norm,
+        "add_bias_linear": _has_biases(reader, family),
+        "add_qkv_bias": family.has_qkv_bias,
+        "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", False),
+        "hidden_dropout": 0.0,
+        "attention_dropout": reader.get("attention_dropout", 0.0),
+        **_rotation(reader, float(assumed["rope_theta"])),
+        **(_experts(reader) if family.has_experts else {}),
+    }
+
+
+def _skip(reader: ConfigReader, *names: str) -> None:
+    """Keys that say nothing about weights or computation, only of this family."""
+    for name in names:
+        reader.raw(name)
+
+
+def _whole_share(reader: ConfigReader, name: str, size: int, heads: int) -> int:
+    if heads < 1 or size % heads:
+        reader.refuse(name, size, f"which {heads} attention heads do not divide")
+    return size // heads
+
+
+def _has_biases(reader: ConfigReader, family: Family) -> bool:
+    """Whether all linear layers have a bias; Megatron-Core has it in all or in none."""
+    if family.name == "qwen3":
+        reader.require("attention_bias", (False,), False)
+    if family.name != "llama":
+        return False
+    attention, mlp = reader.get("attention_bias", False), reader.get("mlp_bias", False)
+    if attention != mlp:
+        name = "attention_bias" if attention else "mlp_bias"
+        reader.refuse(name, True, "but Megatron-Core has a bias in all linear layers or in none")
+    return attention
+
+
+def _longest(reader: ConfigReader, family: Family) -> int:
+    """The longest sequence; a sliding window limits it, because within one window nothing slides.
+
+    Megatron-Core's own attention sees all positions, as a window does up to its size.
+    """
+    longest = reader.get("max_position_embeddings", int(family.defaults["max_position_embeddings"]))
+    window = cast(int | None, family.defaults.get("sliding_window"))
+    if reader.has("sliding_window"):
+        window = reader.optional("sliding_window", int)
+    slides = True
+    if family.name in ("qwen2", "qwen3"):
+        slides = reader.get("use_sliding_window", False)
+        _skip(reader, "max_window_layers")
+    kinds = reader.raw("layer_types")
+    if isinstance(kinds, list):
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            reader.refuse("layer_types", sorted(unknown), "which Megatron-Core's GPT lacks")
+        slides = "sliding_attention" in kinds
+    return min(longest, window) if slides and window else longest
+
+
+def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
+    """Rotary embedding; transformers 5 writes ``rope_parameters``, 4 two keys of its own."""
+    old = reader.raw("rope_scaling") or {}
+    new = reader.raw("rope_parameters") or {}
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        reader.refuse("rope_parameters", new or old, "expected a table")
+    rotation = {**cast(Values, old), **cast(Values, new)}
+    base = rotation.pop("rope_theta", None)
+    if base is None:
+        base = reader.get("rope_theta", assumed_base)
+    else:
+        reader.raw("rope_theta")
+    kind = rotation.pop("rope_type", rotation.pop("type", "default"))
+    rotation.pop("type", None)
+    partial = rotation.pop("partial_rotary_factor", reader.raw("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        reader.refuse("partial_rotary_factor", partial, "expected 1")
+    if not isinstance(base, int | float) or base != int(base):
+        reader.refuse("rope_theta", base, "expected a whole number")
+    values: Values = {"rotary_base": int(cast(float, base)), "rotary_percent": 1.0}
+    if kind == "llama3":
+        wrong = {
+            name: rotation.get(name)
+            for name, constant in _LLAMA_3_ROTATION.items()
+            if rotation.get(name) != constant
+        }
+        if wrong:
+            reader.refuse("rope_parameters", wrong, f"only {_LLAMA_3_ROTATION} can be computed")
+        values |= {"use_rope_scaling": True, "rope_scaling_factor": _number(rotation, reader)}
+    elif kind == "linear":
+        factor = _number(rotation, reader)
+        if factor != int(factor):
+            reader.refuse("rope_parameters", factor, "expected a whole factor")
+        values["rotary_seq_len_interpolation_factor"] = int(factor)
+    elif kind != "default":
+        reader.refuse("rope_type", kind, "expected default, linear or llama3")
+    known = {"default": set(), "linear": {"factor"}, "llama3": {"factor", *_LLAMA_3_ROTATION}}
+    unknown = sorted(set(rotation) - known[kind])
+    if unknown:
+        reader.refuse("rope_parameters", unknown, "which are not known")
+    return values
+
+
+def _number(rotation: Mapping[str, object], reader: ConfigReader) -> float:
+    factor = rotation.get("factor")
+    if not isinstance(factor, int | float) or factor <= 0:
+        reader.refuse("rope_parameters", dict(rotation), "expected a factor above 0")
+    return float(cast(float, factor))
+
+
+def _experts(reader: ConfigReader) -> Values:
+    reader.require("router_jitter_noise", (0, 0.0), 0.0)
+    _skip(reader, "output_router_logits")
+    return {
+        "num_experts": reader.get("num_local_experts", 8),
+        "moe_router_topk": reader.get("num_experts_per_tok", 2),
+        "moe_aux_loss_coeff": reader.get("router_aux_loss_coef", 0.001),
+    }
+
+
+FAMILIES = (
+    Family(
+        name="gpt2",
+        architecture="GPT2LMHeadModel",
+        read=_read_gpt2,
+        defaults={"vocab_size": 50257, "n_positions": 1024},
+    ),
+    Family(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        read=_read_llama,
+        defaults={
+            "intermediate_size": 11008,
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+        },
+    ),
+    Family(
+        name="mistral",
+        architecture="MistralForCausalLM",
+        read=_read_llama,
+        defaults={
+            "intermediate_size": 14336,
+            "vocab_size": 32000,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(
+        name="qwen2",
+        architecture="Qwen2ForCausalLM",
+        read=_read_llama,
+        has_qkv_bias=True,
+        defaults={
+            "intermediate_size": 22016,
+            "vocab_size": 151936,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        read=_read_llama,
+        has_qk_norm=True,
+        defaults={
+            "intermediate_size": 22016,
+            "vocab_size": 151936,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(
+        name="mixtral",
+        architecture="MixtralForCausalLM",
+        read=_read_llama,
+        has_experts=True,
+        defaults={
+            "intermediate_size": 14336,
+            "vocab_size": 32000,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+        },
+    ),
+)

@@ -1,0 +1,158 @@
+"""Filling the model chunks of this rank from a Hugging Face folder, layer by layer.
+
+Each rank reads its own share, whatever the layout: tensor, pipeline, interleaved and expert
+parallelism, layers of Megatron-Core or of Transformer Engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from megascan.errors import InputError
+from training.hf.config import read_config
+from training.hf.families import describe
+from training.hf.rules import Attention, Place, Rule, TensorRank, join_norms, rules_of, share
+from training.hf.weights import Weights, open_weights
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+# Constants that older versions of transformers saved beside the weights.
+_CONSTANTS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+
+
+def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
+    """Fill the chunks of this rank's model in place; each rank calls it for itself.
+
+    Raises InputError when the folder is damaged or its model is not the one that was built.
+    """
+    from megatron.core.utils import unwrap_model
+
+    config = read_config(folder)
+    values = describe(folder / "config.json", config)
+    rules = rules_of(str(config["model_type"]), values)
+    weights = open_weights(folder)
+    check_names(weights, rules, values)
+    for chunk in unwrap_model(list(chunks)):
+        with torch.no_grad():
+            _fill(chunk, weights, rules)
+
+
+def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, object]) -> None:
+    """Raise InputError for a tensor that no rule reads: the model would be another without it."""
+    known = {
+        weights.name_here(source)
+        for rule in rules
+        for layer, expert in _places(rule, values)
+        for source in rule.sources_of(layer, expert)
+    }
+    extra = {name for name in weights.file_of if not _CONSTANTS.search("." + name)} - known
+    if "lm_head.weight" in extra:  # tied, and saved a second time
+        embedding = next(rule for rule in rules if rule.name == "output_layer.weight").sources
+        head, tied = weights.read(["lm_head.weight", *embedding])
+        if not torch.equal(head, tied):
+            raise InputError(
+                f"{weights.folder} ties its output layer to the embedding (tie_word_embeddings), "
+                "but has another lm_head.weight; say in config.json which is right"
+            )
+        extra.remove("lm_head.weight")
+    if extra:
+        raise InputError(
+            f"{weights.folder} has tensors that its config.json does not ask for: "
+            f"{', '.join(sorted(extra)[:5])}; this model cannot be taken over"
+        )
+
+
+def _places(rule: Rule, values: Mapping[str, object]) -> Iterator[tuple[int, int]]:
+    layers = range(cast(int, values["num_layers"]))
+    experts = range(cast(int, values.get("num_experts") or 0))
+    match rule.place:
+        case Place.LAYER:
+            yield from ((layer, 0) for layer in layers)
+        case Place.EXPERT:
+            yield from ((layer, expert) for layer in layers for expert in experts)
+        case _:
+            yield 0, 0
+
+
+def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule]) -> None:
+    """Fill one chunk; every parameter must be made by exactly one rule."""
+    from megatron.core import parallel_state
+
+    dense = TensorRank(
+        rank=parallel_state.get_tensor_model_parallel_rank(),
+        size=parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    of_expert = TensorRank(
+        rank=parallel_state.get_expert_tensor_parallel_rank(),
+        size=parallel_state.get_expert_tensor_parallel_world_size(),
+    )
+    attention = Attention(
+        num_heads=chunk.config.num_attention_heads,
+        num_groups=chunk.config.num_query_groups,
+        num_channels=chunk.config.kv_channels,
+    )
+    left = dict(chunk.named_parameters())
+    for rule, name, sources in _targets(chunk, rules):
+        parameter = left.pop(_name_in_memory(name, left), None)
+        if parameter is None:
+            if rule.name == "output_layer.weight":  # the embedding itself, on the same rank
+                continue
+            raise InputError(
+                f"this run's model has no {name}, which {weights.folder} has weights for"
+            )
+        own = of_expert if rule.place is Place.EXPERT else dense
+        made = share(rule, weights.read(sources), attention, own, parameter.shape[0])
+        if made.shape != parameter.shape:
+            raise InputError(
+                f"{weights.folder} makes {name} of {tuple(made.shape)} and this run's model has it "
+                f"of {tuple(parameter.shape)}; leave the model's flags away"
+            )
+        parameter.copy_(made)
+    if left:
+        raise InputError(
+            f"{weights.folder} has nothing for {', '.join(sorted(left)[:3])}, which this run's "
+            "model has; leave the model's flags away"
+        )
+
+
+def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str, Sequence[str]]]:
+    """The parameters of a chunk, layer by layer: rule, name, and the folder's tensors."""
+    for rule in rules:
+        is_here = (rule.place is Place.FIRST and chunk.pre_process) or (
+            rule.place is Place.LAST and chunk.post_process
+        )
+        if is_here:
+            yield rule, rule.name, rule.sources_of()
+    for index, module in enumerate(chunk.decoder.layers):
+        layer = module.layer_number - 1
+        for rule in rules:
+            if rule.place is Place.LAYER:
+                yield rule, f"decoder.layers.{index}.{rule.name}", rule.sources_of(layer)
+            elif rule.place is Place.EXPERT:
+                for local, expert in enumerate(_experts_of(module)):
+                    name = f"decoder.layers.{index}.mlp.experts.local_experts.{local}.{rule.name}"
+                    yield rule, name, rule.sources_of(layer, expert)
+
+
+def _experts_of(layer: TransformerLayer) -> Iterable[int]:
+    """The experts of a layer that this rank has, counted over all ranks."""
+    return cast(Iterable[int], layer.mlp.local_expert_indices)
+
+
+def _name_in_memory(name: str, parameters: Mapping[str, object]) -> str:
+    """The name of a parameter in Megatron-Core's layers, or that in Transformer Engine's."""
+    if name in parameters:
+        return name
+    # All experts of a rank in one module: experts.local_experts.3.linear_fc1.weight
+    return re.sub(
+        r"experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$",
+        r"experts.\2.weight\1",
+        join_norms(name),
+    )

@@ -1,0 +1,149 @@
+"""Where a run's model comes from: flags, an earlier checkpoint, or a Hugging Face folder.
+
+``--use-checkpoint-args`` and ``--load-hf`` make what the checkpoint or the folder says the defaults
+of the flags; a flag that is given is still heeded, and refused later where it makes another model.
+With both ``--load`` and ``--load-hf`` a run resumes from the former once it holds a checkpoint, and
+begins with the latter before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megascan.errors import ConfigError, InputError
+from training.arguments import Settings, Sizes
+from training.arguments.model_values import differences, model_values
+from training.checkpoint_folder import (
+    SavedSettings,
+    latest_checkpoint,
+    read_saved,
+    saved_settings,
+)
+from training.data.tokenizers import TokenizerSettings, TokenizerType
+
+if TYPE_CHECKING:
+    from training.loop import Progress, TrainState
+
+# Given once, these say which tokenizer it is; mixed with those of another they would say nothing.
+_TOKENIZER_FLAGS = ("vocab_file", "merge_file", "tokenizer_model", "vocab_size")
+
+
+def parse_with_origin(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> argparse.Namespace:
+    """Parse a command line whose flags may be left to a checkpoint or a Hugging Face folder."""
+    given = parser.parse_args(arguments)
+    defaults = _defaults(given)
+    if not defaults:
+        return given
+    if given.tokenizer_type is not None:
+        for name in ("tokenizer_type", *_TOKENIZER_FLAGS):
+            defaults.pop(name, None)
+    parser.set_defaults(**defaults)
+    return parser.parse_args(arguments)
+
+
+def _defaults(given: argparse.Namespace) -> dict[str, object]:
+    load: Path | None = given.load
+    if given.use_checkpoint_args and load is None:
+        raise ConfigError("--use-checkpoint-args needs --load, the folder of the checkpoint")
+    if given.use_checkpoint_args and given.load_hf is None:
+        return saved_settings(given.load).defaults()
+    if given.load_hf is None:
+        return {}
+    if load is not None and latest_checkpoint(load) is not None:
+        return saved_settings(load).defaults()
+    return hugging_face_defaults(given.load_hf)
+
+
+def hugging_face_defaults(folder: Path) -> dict[str, object]:
+    """What a Hugging Face folder says of model and tokenizer, as defaults of flags."""
+    from training.hf import read_family
+
+    tokenizer = hugging_face_tokenizer(folder)
+    return {**read_family(folder), **({} if tokenizer is None else asdict(tokenizer))}
+
+
+def hugging_face_tokenizer(folder: Path) -> TokenizerSettings | None:
+    """The tokenizer of a Hugging Face folder; None when it has none that can be read."""
+    if (folder / "tokenizer.json").is_file():
+        return TokenizerSettings(
+            tokenizer_type=TokenizerType.HUGGING_FACE, tokenizer_model=str(folder)
+        )
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if vocab.is_file() and merges.is_file():
+        return TokenizerSettings(
+            tokenizer_type=TokenizerType.GPT2_BPE, vocab_file=str(vocab), merge_file=str(merges)
+        )
+    return None
+
+
+def model_vocab_size(settings: Settings, of_tokenizer: int) -> int:
+    """The ids that the model knows: as many as its flags say, or as the tokenizer has."""
+    wanted = settings.model.model_vocab_size
+    if wanted is not None and wanted < of_tokenizer:
+        raise ConfigError(
+            f"the tokenizer has {of_tokenizer} ids and the model knows {wanted} (as its checkpoint "
+            "or Hugging Face folder or --model-vocab-size says); choose the model's own tokenizer"
+        )
+    return wanted or of_tokenizer
+
+
+def describe_run(
+    settings: Settings, sizes: Sizes, vocab_size: int, tokenizer: TokenizerSettings
+) -> SavedSettings:
+    """What the checkpoints of this run say of themselves."""
+    from training.model import parameter_dtype
+
+    return SavedSettings(
+        folder=settings.checkpoint.save or Path(),
+        model=model_values(settings, sizes, vocab_size),
+        dtype=str(parameter_dtype(settings)).removeprefix("torch."),
+        tokenizer=tokenizer,
+        hf_config=_inherited_config(settings),
+    )
+
+
+def _inherited_config(settings: Settings) -> dict[str, object] | None:
+    """The configuration of the Hugging Face folder that this run's model once came from."""
+    from training.hf.config import read_config
+
+    load, load_hf = settings.checkpoint.load, settings.checkpoint.load_hf
+    folder = None if load is None else latest_checkpoint(load)
+    saved = None if folder is None else read_saved(folder)
+    if saved is not None:
+        return None if saved.hf_config is None else dict(saved.hf_config)
+    return None if load_hf is None else read_config(load_hf)
+
+
+def start_from(
+    settings: Settings, sizes: Sizes, state: TrainState, described: SavedSettings
+) -> Progress:
+    """Fill the model from the checkpoint or the folder that the flags name; how far it had come."""
+    from training.checkpoint import load_checkpoint
+    from training.hf import load_hf
+
+    folder, load = settings.checkpoint.load_hf, settings.checkpoint.load
+    if folder is None or (load is not None and latest_checkpoint(load) is not None):
+        return load_checkpoint(settings, sizes, state, described)
+    check_same_model(folder, described)
+    load_hf(folder, state.chunks)
+    state.optimizer.reload_model_params()
+    from training.loop import Progress
+
+    return Progress()
+
+
+def check_same_model(folder: Path, described: SavedSettings) -> None:
+    """Raise InputError when flags have made another model than a Hugging Face folder holds."""
+    from training.hf import read_family
+
+    for name, there, here in differences(read_family(folder), described.model):
+        raise InputError(
+            f"{folder} has {name.replace('_', ' ')} {there} and this run {here}; leave the flags "
+            "of the model away"
+        )

@@ -1,0 +1,306 @@
+"""Messages between pipeline stages: one process group a channel, one way, in the sender's order.
+
+Two ranks of a pipeline that hand tensors to each other have up to four channels: outputs forward
+and gradients backward, either way where several chunks make the pipeline a ring. Each channel is a
+process group of its own, so that no message waits for one of another channel, and the receiver
+knows the order of its messages because it knows its sender's list of actions.
+
+Sends return at once. On the CPU receives are posted ahead, a few a channel, and waited for when
+they are used. On GPUs a channel is an NCCL communicator of few thread blocks; a receive is posted
+when it is used, from a stream of its own (so that it starts before the compute launched earlier has
+ended), and waiting holds up the compute stream, not the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.distributed as dist
+
+from training.pipeline.plan import ActionKind, Message, PipelineShape, Plan
+
+RECEIVES_AHEAD = 2
+"""Receives posted on a channel at a time: one that is under way, one that is to follow."""
+
+MAX_THREAD_BLOCKS = 4
+"""Thread blocks of a channel's NCCL kernels: a receive that waits occupies so many."""
+
+
+class Operation(StrEnum):
+    """The two ends of a message."""
+
+    SEND = "send"
+    RECEIVE = "recv"
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Link:
+    """One way between two pipeline ranks; outputs (`forward`) and gradients go separate ways."""
+
+    sender: int
+    receiver: int
+    forward: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One end of a message: what it is, with whom, and to which of this rank's work it belongs."""
+
+    operation: Operation
+    direction: str
+    """``forward`` (an output) or ``backward`` (a gradient)."""
+    peer: int
+    """Global rank of the other end."""
+    microbatch: int
+    chunk: int
+    """This rank's chunk that made or needs it."""
+
+
+def start(transfer: Transfer, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin one end of a message; every message of a plan goes through here."""
+    call = dist.isend if transfer.operation is Operation.SEND else dist.irecv
+    work = call(tensor, transfer.peer, group=group)
+    assert work is not None, f"rank is no member of the channel to rank {transfer.peer}"
+    return work
+
+
+def links_of(shape: PipelineShape) -> list[Link]:
+    """All links of a pipeline, sorted; stages on the same rank need none."""
+    found = set[Link]()
+    for stage in range(shape.num_stages - 1):
+        one, other = shape.rank_of(stage), shape.rank_of(stage + 1)
+        if one != other:
+            found.add(Link(sender=one, receiver=other, forward=True))
+            found.add(Link(sender=other, receiver=one, forward=False))
+    return sorted(found)
+
+
+@dataclass(kw_only=True)
+class Channel:
+    """One link as this rank sees it: the group and the global rank at the other end."""
+
+    link: Link
+    group: dist.ProcessGroup
+    peer: int
+    headers: dist.ProcessGroup | None = None
+    """A group on the CPU that says what comes next; only where the order is chosen at run time."""
+
+
+class Channels:
+    """The channels of this rank's pipeline; made once, by all ranks of the job together.
+
+    `ranks` are the global ranks of this rank's pipeline, `device` is where its tensors lie. With
+    `announces` each channel gets a second group, on the CPU, for headers.
+    """
+
+    def __init__(
+        self, shape: PipelineShape, ranks: Sequence[int], device: str, *, announces: bool = False
+    ) -> None:
+        self.device = device
+        self.own: list[Channel] = []
+        for pipeline in all_groups(ranks):
+            for link in links_of(shape):
+                # Collective over the world, in one order: with `use_local_synchronization` ranks
+                # that belong to different numbers of groups would wait for each other for ever.
+                pair = [pipeline[link.sender], pipeline[link.receiver]]
+                group = _new_group(pair, device)
+                headers = dist.new_group(pair, backend="gloo") if announces else None
+                rank = dist.get_rank()
+                if rank in pair:
+                    peer = pair[1] if rank == pair[0] else pair[0]
+                    channel = Channel(link=link, group=group, peer=peer, headers=headers)
+                    self.own.append(channel)
+        self._rank = list(ranks).index(dist.get_rank())
+        if device != "cpu":
+            self._connect()
+
+    def outgoing(self) -> Iterator[Channel]:
+        """Channels on which this rank sends."""
+        return (channel for channel in self.own if channel.link.sender == self._rank)
+
+    def incoming(self) -> Iterator[Channel]:
+        """Channels on which this rank receives."""
+        return (channel for channel in self.own if channel.link.receiver == self._rank)
+
+    def _connect(self) -> None:
+        """Exchange one element on every channel, in one order.
+
+        NCCL connects two ranks when they first talk; ranks that do so in different orders while
+        training can wait for each other for ever.
+        """
+        for channel in self.own:
+            element = torch.zeros(1, device=self.device)
+            if channel.link.sender == self._rank:
+                dist.send(element, channel.peer, group=channel.group)
+            else:
+                dist.recv(element, channel.peer, group=channel.group)
+            torch.cuda.synchronize(self.device)
+
+
+def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every rank's `ranks` (those of its pipeline, say), once each, in one order on all ranks."""
+    everyone: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, tuple(ranks))
+    return sorted({group for group in everyone if group is not None})
+
+
+def _new_group(pair: list[int], device: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup
+    if device == "cpu":
+        group = dist.new_group(pair, backend="gloo")
+        return group
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = MAX_THREAD_BLOCKS
+    group = dist.new_group(pair, backend="nccl", pg_options=options)
+    return group
+
+
+class Outbox:
+    """Sends on one channel; tensors are kept until they have left."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def send(self, message: Message, chunk: int, tensor: torch.Tensor) -> None:
+        """Begin to send; `chunk` is this rank's that made the tensor."""
+        while self._under_way and self._under_way[0][0].is_completed():
+            self._under_way.popleft()
+        tensor = tensor.detach().contiguous()
+        transfer = transfer_of(Operation.SEND, self.channel, message, chunk)
+        self._under_way.append((start(transfer, tensor, self.channel.group), tensor))
+
+    def drain(self) -> None:
+        """Wait until everything has left."""
+        while self._under_way:
+            self._under_way.popleft()[0].wait()
+
+
+class Inbox:
+    """Receives on one channel, in the order that `expect` was told."""
+
+    def __init__(
+        self, channel: Channel, shape: Sequence[int], dtype: torch.dtype, device: str
+    ) -> None:
+        self.channel = channel
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._device = device
+        self._stream = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._expected: deque[tuple[Message, int]] = deque()
+        self._posted: deque[tuple[Message, dist.Work, torch.Tensor]] = deque()
+        self._ahead = RECEIVES_AHEAD
+        self._arrived: dict[Message, torch.Tensor] = {}
+
+    def expect(self, messages: Iterable[tuple[Message, int]], *, post: bool = True) -> None:
+        """Say what comes, each message with this rank's chunk that needs it.
+
+        With `post` receives are posted ahead by themselves (on the CPU), otherwise when `post` is
+        called or the message is taken.
+        """
+        self._expected.extend(messages)
+        # On a GPU a posted receive is a kernel that spins: loading another kernel for the first
+        # time waits for it, and with it the work that the sender is waiting for.
+        self._ahead = RECEIVES_AHEAD if post and self._stream is None else 0
+        self._post_up_to(self._ahead)
+
+    def post(self, message: Message) -> None:
+        """Post receives until that of `message` is posted."""
+        while self._expected and message not in self._known():
+            self._post_next()
+
+    def take(self, message: Message) -> torch.Tensor:
+        """Wait for a message and hand it over; those before it are kept until they are asked for.
+
+        On a GPU it is the current stream that waits.
+        """
+        while message not in self._arrived:
+            if not self._posted:
+                self._post_next()
+            found, work, tensor = self._posted.popleft()
+            work.wait()
+            if self._stream is not None:
+                tensor.record_stream(torch.cuda.current_stream())
+            self._arrived[found] = tensor
+            self._post_up_to(self._ahead)
+        return self._arrived.pop(message)
+
+    def _known(self) -> set[Message]:
+        return {message for message, _, _ in self._posted} | set(self._arrived)
+
+    def _post_up_to(self, number: int) -> None:
+        while self._expected and len(self._posted) < number:
+            self._post_next()
+
+    def _post_next(self) -> None:
+        message, chunk = self._expected.popleft()
+        transfer = transfer_of(Operation.RECEIVE, self.channel, message, chunk)
+        with self._own_stream():
+            tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+            work = start(transfer, tensor, self.channel.group)
+        self._posted.append((message, work, tensor))
+
+    def _own_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def transfer_of(operation: Operation, channel: Channel, message: Message, chunk: int) -> Transfer:
+    """One end of a message of a channel."""
+    return Transfer(
+        operation=operation,
+        direction="forward" if message.kind is ActionKind.FORWARD else "backward",
+        peer=channel.peer,
+        microbatch=message.microbatch,
+        chunk=chunk,
+    )
+
+
+class Mail:
+    """All messages of this rank in one step whose order is known beforehand.
+
+    `shape` and `dtype` are those of every message. What a stage hands to another one of the same
+    rank (the turn of a V) stays here.
+    """
+
+    def __init__(self, channels: Channels, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._outboxes = {channel.link: Outbox(channel) for channel in channels.outgoing()}
+        self._inboxes = {
+            channel.link: Inbox(channel, shape, dtype, channels.device)
+            for channel in channels.incoming()
+        }
+        self._at_home: dict[Message, torch.Tensor] = {}
+
+    def expect(self, plan: Plan) -> None:
+        """Learn a step's messages; where the plan names its receives, they wait for `post`."""
+        place = plan.shape
+        for link, inbox in self._inboxes.items():
+            messages = plan.messages(link.sender, link.receiver, forward=link.forward)
+            known = [(message, place.chunk_of(message.stage)) for message in messages]
+            inbox.expect(known, post=not plan.names_transfers)
+
+    def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
+        """Begin to send what this rank's `chunk` made."""
+        if link.sender == link.receiver:
+            self._at_home[message] = tensor.detach()
+        else:
+            self._outboxes[link].send(message, chunk, tensor)
+
+    def post(self, link: Link, message: Message) -> None:
+        """Post the receive of a message."""
+        self._inboxes[link].post(message)
+
+    def take(self, link: Link, message: Message) -> torch.Tensor:
+        """Wait for a message and hand it over."""
+        if link.sender == link.receiver:
+            return self._at_home.pop(message)
+        return self._inboxes[link].take(message)
+
+    def drain(self) -> None:
+        """Wait until everything has left."""
+        for outbox in self._outboxes.values():
+            outbox.drain()

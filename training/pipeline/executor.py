@@ -1,0 +1,439 @@
+"""Any plan, carried out over Megatron-Core's model chunks.
+
+`Executor` takes the place of the function that `get_forward_backward_func` returns: the same
+keywords, the same reports, the same gradients to the last bit. It runs this rank's list of actions
+by Megatron-Core's own `forward_step` and `backward_step`; the data-parallel reduction, the loss
+scale and the end of the step (`finalize_model_grads_func`) are as its schedules have them.
+
+    plan, rank 1 of 2:   1F0 1I0 1F1 1I1 1W0 1W1
+    messages:            ← output of stage 0 for each F    → gradient after each I
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import random
+from megatron.core.utils import get_model_config, get_model_type
+
+from training.pipeline.channels import Channels, Link, Mail
+from training.pipeline.plan import (
+    GIVES_INPUT_GRADIENT,
+    RECEIVES,
+    SENDS,
+    Action,
+    ActionKind,
+    Message,
+    PipelineShape,
+    Plan,
+    message_made,
+    message_needed,
+    message_of_transfer,
+)
+from training.pipeline.split_backward import WeightGradients
+from training.pipeline.stopwatch import Stopwatch
+from training.pipeline.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.transformer import TransformerConfig
+
+Report = dict[str, torch.Tensor]
+Stream = Iterator[object]
+ForwardStep = Callable[..., object]
+
+
+class Post(Protocol):
+    """Where a step's messages go and come from."""
+
+    def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
+        """Begin to send what this rank's `chunk` made."""
+
+    def post(self, link: Link, message: Message) -> None:
+        """Post the receive of a message."""
+
+    def take(self, link: Link, message: Message) -> torch.Tensor:
+        """Wait for a message and hand it over."""
+
+    def drain(self) -> None:
+        """Wait until everything has left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a step is carried out on: the arguments of a schedule, sorted."""
+
+    forward_step: ForwardStep
+    streams: Sequence[Stream | None]
+    """Data by chunk; None where a chunk needs none."""
+    chunks: Sequence[DistributedDataParallel]
+    config: TransformerConfig
+    groups: ProcessGroupCollection
+    divisor: int
+    """What each microbatch's loss is divided by: the microbatches of an even share."""
+    weight_gradients: Sequence[WeightGradients]
+    """By chunk; empty where backward passes are whole."""
+    stopwatch: Stopwatch | None = None
+    """Times what this rank computes."""
+
+
+class Step:
+    """One iteration on this rank: what is held between actions, and how each is done."""
+
+    def __init__(self, work: Work, plan: Plan, rank: int, post: Post) -> None:
+        self.reports: list[Report] = []
+        self.num_tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
+        self._work = work
+        self._place = plan.shape
+        self._post = post
+        self._sends_at_once = not plan.names_transfers
+        self._repeated = {a[1:] for a in plan.actions[rank] if a.kind is ActionKind.RECOMPUTE}
+        self.final = frozenset(_final_actions(plan.actions[rank]))
+        self._batches = [_Batches(stream) for stream in work.streams]
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._made: dict[Message, torch.Tensor] = {}
+
+    def do(self, action: Action) -> None:
+        """Carry out one action."""
+        if action.kind in SENDS or action.kind in RECEIVES:
+            self._transfer(action)
+            return
+        with self._reduction(action):
+            match action.kind:
+                case ActionKind.FORWARD:
+                    self._forward(action)
+                case ActionKind.RECOMPUTE:
+                    self._recompute(action)
+                case ActionKind.WEIGHT_GRADIENT:
+                    self._weight_gradient(action)
+                case _:
+                    self._backward(action)
+
+    def _reduction(self, action: Action) -> AbstractContextManager[object]:
+        """Let gradients count as ready for their reduction only where they are final."""
+        sync = self._work.config.no_sync_func
+        if sync is None or action.kind is ActionKind.FORWARD or action in self.final:
+            return nullcontext()
+        chunk = self._place.chunk_of(action.stage)
+        own = sync[chunk] if isinstance(sync, list) else sync
+        return cast("AbstractContextManager[object]", own())
+
+    def _forward(self, action: Action) -> None:
+        held = _Held(inputs=self._input(action))
+        self._held[action[1:]] = held
+        if action[1:] not in self._repeated:
+            held.output = self._run(action, held.inputs, self.reports)
+        else:
+            held.random_states = random._get_all_rng_states()
+            held.output = self._run(action, held.inputs, self.reports, keeps_graph=False)
+        self._hand_on(action, held.output)
+        if action[1:] in self._repeated:
+            held.output = None
+        else:
+            schedules.deallocate_output_tensor(
+                held.output, self._work.config.deallocate_pipeline_outputs
+            )
+
+    def _recompute(self, action: Action) -> None:
+        """Run a forward once more, with its graph and the random numbers of the first time."""
+        held = self._held[action[1:]]
+        with random._fork_rng():
+            random._set_all_rng_states(*held.random_states)
+            held.output = self._run(action, held.inputs, [])
+        held.random_states = ()
+        schedules.deallocate_output_tensor(
+            held.output, self._work.config.deallocate_pipeline_outputs
+        )
+
+    def _run(
+        self,
+        action: Action,
+        inputs: torch.Tensor | None,
+        reports: list[Report],
+        *,
+        keeps_graph: bool = True,
+    ) -> torch.Tensor:
+        work, chunk = self._work, self._place.chunk_of(action.stage)
+        with self._timed():
+            output, num_tokens = schedules.forward_step(
+                work.forward_step if keeps_graph else torch.no_grad()(work.forward_step),
+                self._batches[chunk].stream(action.microbatch),
+                work.chunks[chunk],
+                work.divisor,
+                inputs,
+                reports,
+                work.config,
+                cp_group_size=work.groups.cp.size(),
+                is_first_microbatch=action.microbatch == 0,
+                current_microbatch=action.microbatch,
+                vp_stage=chunk if self._place.num_chunks > 1 else None,
+                is_last_stage=action.stage == self._place.num_stages - 1,
+            )
+        if action.kind is ActionKind.FORWARD:
+            self.num_tokens += num_tokens
+        return cast(torch.Tensor, output)
+
+    def _backward(self, action: Action) -> None:
+        """Both halves of a backward pass, or the first."""
+        work, chunk = self._work, self._place.chunk_of(action.stage)
+        held = self._held.pop(action[1:])
+        assert held.output is not None
+        self._batches[chunk].forget(action.microbatch)
+        message = message_needed(self._place, action)
+        gradient = self._take(message) if message else None
+        with self._timed():
+            input_gradient = schedules.backward_step(
+                held.inputs, held.output, gradient, get_model_type(work.chunks[chunk]), work.config
+            )
+        if work.weight_gradients:
+            work.weight_gradients[chunk].end_pass(action.microbatch)
+        self._hand_on(action, input_gradient)
+        if work.weight_gradients and action.kind is ActionKind.BACKWARD:
+            self._weight_gradient(action)
+
+    def _weight_gradient(self, action: Action) -> None:
+        chunk = self._place.chunk_of(action.stage)
+        with self._timed():
+            self._work.weight_gradients[chunk].compute(action.microbatch, chunk)
+
+    def _timed(self) -> AbstractContextManager[object]:
+        watch = self._work.stopwatch
+        return nullcontext() if watch is None else watch.timing()
+
+    def _input(self, action: Action) -> torch.Tensor | None:
+        message = message_needed(self._place, action)
+        return self._take(message).requires_grad_() if message else None
+
+    def _take(self, message: Message) -> torch.Tensor:
+        return self._post.take(self.link_of(message), message)
+
+    def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
+        """Send what an action made, or keep it until the plan says so."""
+        message = message_made(self._place, action)
+        if message is None:
+            return
+        link = self.link_of(message)
+        if self._sends_at_once or link.sender == link.receiver:
+            self._post.send(link, message, self._place.chunk_of(action.stage), tensor)
+        else:
+            self._made[message] = tensor.detach()
+
+    def _transfer(self, action: Action) -> None:
+        message = message_of_transfer(action)
+        link = self.link_of(message)
+        if action.kind in RECEIVES:
+            self._post.post(link, message)
+        else:
+            chunk = self._place.chunk_of(action.stage)
+            self._post.send(link, message, chunk, self._made.pop(message))
+
+    def link_of(self, message: Message) -> Link:
+        """The link that a message takes; sender and receiver are one where it stays at home."""
+        forward = message.kind is ActionKind.FORWARD
+        source = message.stage - 1 if forward else message.stage + 1
+        return Link(
+            sender=self._place.rank_of(source),
+            receiver=self._place.rank_of(message.stage),
+            forward=forward,
+        )
+
+
+@dataclass
+class _Held:
+    """What a forward leaves for its backward."""
+
+    inputs: torch.Tensor | None
+    output: torch.Tensor | None = None
+    random_states: tuple[object, ...] = ()
+
+
+class _Batches:
+    """Data of a chunk by microbatch, loaded in order whatever the order of forwards."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+        self._loaded: dict[int, object] = {}
+        self._num_loaded = 0
+
+    def stream(self, microbatch: int) -> Stream | None:
+        """An iterator that yields the data of this microbatch."""
+        return None if self._stream is None else self._one(microbatch)
+
+    def _one(self, microbatch: int) -> Stream:
+        assert self._stream is not None
+        while self._num_loaded <= microbatch:
+            self._loaded[self._num_loaded] = next(self._stream)
+            self._num_loaded += 1
+        yield self._loaded[microbatch]
+
+    def forget(self, microbatch: int) -> None:
+        """The data of a microbatch is needed no more."""
+        self._loaded.pop(microbatch, None)
+
+
+def _final_actions(actions: Sequence[Action]) -> Iterator[Action]:
+    """Of each stage the last action that gives input gradients, the last that gives weights'.
+
+    The parameters outside linear layers are final after the first, all after the second.
+    """
+    weights = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+    for kinds in (GIVES_INPUT_GRADIENT, weights):
+        yield from {action.stage: action for action in actions if action.kind in kinds}.values()
+
+
+class Driver(Protocol):
+    """Decides in which order a rank's list is carried out, and how messages travel."""
+
+    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> DriverPost:
+        """The messages of this rank; `shape` and `dtype` are those of each."""
+
+    def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
+        """Carry out a step; `beat` is called as each action begins."""
+
+    def describe(self) -> str:
+        """Where the step stands: what is next, what is there, what is held."""
+
+
+class DriverPost(Post, Protocol):
+    """Messages that a driver learns of beforehand."""
+
+    def expect(self, plan: Plan) -> None:
+        """Learn what a step brings."""
+
+
+class ListDriver:
+    """Carries a list out as it stands."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._mail: Mail | None = None
+        self._next: Action | None = None
+
+    def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> Mail:
+        """The messages of this rank; made once."""
+        del place
+        if self._mail is None:
+            self._mail = Mail(self._channels, shape, dtype)
+        return self._mail
+
+    def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
+        """Carry out one action after the other."""
+        for action in plan.actions[rank]:
+            self._next = action
+            beat()
+            step.do(action)
+
+    def describe(self) -> str:
+        """The action under way."""
+        return f"at {self._next}"
+
+
+class Executor:
+    """A schedule function that carries out plans.
+
+    `plan_for` gives the plan for a number of microbatches; plans are made once and kept.
+    """
+
+    def __init__(
+        self,
+        plan_for: Callable[[int], Plan],
+        driver: Driver,
+        weight_gradients: Sequence[WeightGradients],
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self._plan_for = plan_for
+        self._driver = driver
+        self._weight_gradients = weight_gradients
+        self._stopwatch = stopwatch
+        self._plans: dict[int, Plan] = {}
+
+    def __call__(
+        self,
+        *,
+        forward_step_func: ForwardStep,
+        data_iterator: Stream | list[Stream | None] | None,
+        model: DistributedDataParallel | list[DistributedDataParallel],
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        own_microbatches: int | None = None,
+    ) -> list[Report]:
+        """Run a step forward and backward; returns the reports of the loss function.
+
+        `own_microbatches` is what this replica runs where that is another number than what the loss
+        is divided by.
+        """
+        chunks = model if isinstance(model, list) else [model]
+        config = get_model_config(chunks[0])
+        groups = process_groups()
+        work = Work(
+            forward_step=forward_step_func,
+            streams=data_iterator if isinstance(data_iterator, list) else [data_iterator],
+            chunks=chunks,
+            config=config,
+            groups=groups,
+            divisor=num_microbatches,
+            weight_gradients=self._weight_gradients,
+            stopwatch=self._stopwatch,
+        )
+        plan = self._plan(own_microbatches or num_microbatches)
+        shape = message_shape(config, groups, seq_length, micro_batch_size)
+        mail = self._driver.mail(plan.shape, shape, config.pipeline_dtype)
+        if config.timers is not None:
+            config.timers("forward-backward", log_level=1).start(
+                barrier=config.barrier_with_L1_time
+            )
+        step = Step(work, plan, groups.pp.rank(), mail)
+        mail.expect(plan)
+        with Watchdog(dist.get_rank(), self._driver.describe) as watchdog:
+            self._driver.run(step, plan, groups.pp.rank(), watchdog.beat)
+            mail.drain()
+        if config.finalize_model_grads_func is not None:
+            config.finalize_model_grads_func(
+                chunks,
+                step.num_tokens if config.calculate_per_token_loss else None,
+                pg_collection=groups,
+            )
+        if config.timers is not None:
+            config.timers("forward-backward").stop()
+        return step.reports
+
+    def _plan(self, num_microbatches: int) -> Plan:
+        if num_microbatches not in self._plans:
+            self._plans[num_microbatches] = self._plan_for(num_microbatches)
+        return self._plans[num_microbatches]
+
+
+def message_shape(
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+    seq_length: int,
+    micro_batch_size: int,
+) -> tuple[int, int, int]:
+    """Shape of what one stage hands to another, (position, sample, hidden)."""
+    length = seq_length // groups.cp.size()
+    if config.sequence_parallel:
+        length //= groups.tp.size()
+    return length, micro_batch_size, config.hidden_size
+
+
+def process_groups() -> ProcessGroupCollection:
+    """The groups that the end of a step reduces over, as Megatron-Core's schedules collect them."""
+    groups = ProcessGroupCollection()
+    groups.tp = parallel_state.get_tensor_model_parallel_group()
+    groups.pp = parallel_state.get_pipeline_model_parallel_group()
+    groups.embd = parallel_state.get_embedding_group(check_initialized=False)
+    groups.pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
+    groups.cp = parallel_state.get_context_parallel_group()
+    groups.dp_cp = parallel_state.get_data_parallel_group(
+        with_context_parallel=True, partial_data_parallel=False
+    )
+    return groups

@@ -1,0 +1,134 @@
+"""Plans that follow a rule: Megatron-Core's own orders, and ZB-H1.
+
+    1F1B            as many forwards as stages follow, then one forward, one backward in turn
+    depth-first     Megatron-Core's interleaved order: groups of P microbatches through all chunks
+    breadth-first   the same with one group: all microbatches through a chunk before the next
+    ZB-H1           1F1B with weight gradients split off and put where the rank would wait; the
+                    later the rank, the longer they are put off, so that no rank holds more
+                    activations than rank 0 of 1F1B
+
+Sources: megatron.core.pipeline_parallel.schedules; Narayanan et al. 2021 (interleaving);
+Lamy-Poirier 2023 (breadth-first); Qi et al. 2023 (zero bubble, handcrafted schedule H1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+from megascan.errors import ConfigError
+from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement, Plan
+
+_F, _B, _I, _W = (
+    ActionKind.FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+)
+
+
+def one_forward_one_backward(shape: PipelineShape) -> Plan:
+    """Return 1F1B, the order of Megatron-Core without interleaving."""
+    _one_chunk(shape, "1f1b")
+    rows = []
+    for rank in range(shape.num_ranks):
+        forwards = [Action(_F, rank, j) for j in range(shape.num_microbatches)]
+        backwards = [Action(_B, rank, j) for j in range(shape.num_microbatches)]
+        rows.append(_warmed_up(forwards, backwards, shape.num_ranks - rank - 1))
+    return Plan(name="1f1b", shape=shape, actions=tuple(rows))
+
+
+def depth_first(shape: PipelineShape, *, group_size: int | None = None) -> Plan:
+    """Return Megatron-Core's interleaved order.
+
+    `group_size` is its `microbatch_group_size_per_vp_stage` (default: the number of ranks). Numbers
+    of microbatches that Megatron-Core refuses, no multiple of the ranks, make a last group larger,
+    and all ranks begin with so many forwards more.
+    """
+    if shape.placement is not Placement.LOOP:
+        raise ConfigError("the interleaved order needs stages in a loop, got a V")
+    group_size = shape.num_ranks if group_size is None else group_size
+    if group_size < 1:
+        raise ConfigError(f"microbatch group size is {group_size}, expected 1 or more")
+    if shape.num_chunks == 1:
+        return one_forward_one_backward(shape).renamed("dfc")
+    groups = _groups(shape, group_size)
+    order = [(j, c) for group in groups for c in range(shape.num_chunks) for j in group]
+    largest = max(map(len, groups))
+    rows = []
+    for rank in range(shape.num_ranks):
+        forwards = [Action(_F, shape.stage_of(rank, c), j) for j, c in order]
+        last = shape.num_chunks - 1
+        backwards = [Action(_B, shape.stage_of(rank, last - c), j) for j, c in order]
+        warm_up = (shape.num_ranks - rank - 1) * 2 + last * largest
+        rows.append(_warmed_up(forwards, backwards, warm_up))
+    return Plan(name="dfc", shape=shape, actions=tuple(rows))
+
+
+def breadth_first(shape: PipelineShape) -> Plan:
+    """Return the interleaved order with all microbatches in one group."""
+    return depth_first(shape, group_size=shape.num_microbatches).renamed("bfc")
+
+
+def zero_bubble_h1(shape: PipelineShape) -> Plan:
+    """Return ZB-H1: the activations of 1F1B, two thirds of its bubble gone.
+
+    Rank r puts its weight gradients off by r microbatches; what is left follows at the end, where
+    1F1B waits.
+    """
+    _one_chunk(shape, "zb-h1")
+    rows = []
+    for rank in range(shape.num_ranks):
+        rows.append(tuple(_zero_bubble_row(shape, rank)))
+    return Plan(name="zb-h1", shape=shape, actions=tuple(rows))
+
+
+GENERATORS: dict[str, Callable[[PipelineShape], Plan]] = {
+    "1f1b": one_forward_one_backward,
+    "dfc": depth_first,
+    "bfc": breadth_first,
+    "zb-h1": zero_bubble_h1,
+}
+"""Plans by the names that `--pipeline-schedule` takes."""
+
+
+def _one_chunk(shape: PipelineShape, name: str) -> None:
+    if shape.num_chunks != 1:
+        raise ConfigError(
+            f"{name} runs one model chunk on each pipeline rank, got {shape.num_chunks}; "
+            "use dfc, bfc or a planned schedule with several chunks"
+        )
+
+
+def _warmed_up(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
+    """Forwards alone, then forward and backward in turn, then the backwards that are left."""
+    warm_up = min(warm_up, len(forwards))
+    paired = zip(forwards[warm_up:], backwards, strict=False)
+    rest = backwards[len(forwards) - warm_up :]
+    return (*forwards[:warm_up], *chain.from_iterable(paired), *rest)
+
+
+def _groups(shape: PipelineShape, group_size: int) -> list[range]:
+    """Microbatches that pass all chunks before the next ones do.
+
+    A last group of fewer microbatches than ranks would wait for itself; the one before takes it.
+    """
+    count = shape.num_microbatches
+    firsts = list(range(0, count, group_size))
+    if len(firsts) > 1 and count - firsts[-1] < shape.num_ranks:
+        firsts.pop()
+    return [range(*ends) for ends in zip(firsts, [*firsts[1:], count], strict=True)]
+
+
+def _zero_bubble_row(shape: PipelineShape, rank: int) -> list[Action]:
+    count = shape.num_microbatches
+    warm_up = min(shape.num_ranks - rank - 1, count)
+    row = [Action(_F, rank, j) for j in range(warm_up)]
+    for microbatch in range(count):
+        if warm_up + microbatch < count:
+            row.append(Action(_F, rank, warm_up + microbatch))
+        row.append(Action(_I, rank, microbatch))
+        if microbatch >= rank:
+            row.append(Action(_W, rank, microbatch - rank))
+    row += [Action(_W, rank, j) for j in range(max(0, count - rank), count)]
+    return row

@@ -1,0 +1,172 @@
+"""Guided choice: follow the plan, leave it where its next work is neither there nor about to be.
+
+A rank asks `choose` whenever it is free. The rule:
+
+1. The plan's next action, when what it needs is there.
+2. If its input is announced and due within the patience, wait for it. If it is not even announced,
+   wait a shorter while.
+3. Else the earliest planned action that can begin now; a forward only if it and all forwards that
+   the plan has before it fit into the plan's own peak of activations (and the slack given).
+4. Else wait until something comes.
+
+This cannot hang where the plan cannot: of all actions not done, take the first in an order of
+completion of the plan. All that the plan has before it on its rank is done, so it is its rank's
+next; all that it needs is done; and the plan's next action is always admitted. Within (kind, stage)
+microbatches stay in order, so sums of gradients stay what they are.
+
+The functions here know neither clock nor transport: the executor and the simulator both use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from training.pipeline.memory import ActivationMemory, even_memory, peak_memory
+from training.pipeline.plan import (
+    GIVES_INPUT_GRADIENT,
+    Action,
+    ActionKind,
+    Plan,
+    message_needed,
+)
+
+Outlook = Callable[[Action], float | None]
+"""Seconds until what an action needs from another stage comes: 0 when it is there, None when it is
+not announced. An overdue or unknown arrival is any small number above 0."""
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a rank waits for the plan's next input before it does something else, seconds."""
+
+    announced_s: float
+    unannounced_s: float
+
+
+def patience_for(forward_s: float) -> Patience:
+    """Return what was best in simulations and on gloo: 0.3 and 0.15 of a stage's forward."""
+    return Patience(announced_s=0.3 * forward_s, unannounced_s=0.15 * forward_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What to do now: an action, or waiting for `wait_s` at most (None: until something comes)."""
+
+    action: Action | None
+    wait_s: float | None = None
+
+
+class Progress:
+    """What one pipeline rank has taken of its plan, what it holds, and what it might take next."""
+
+    def __init__(
+        self, plan: Plan, rank: int, *, memory: ActivationMemory | None = None, slack: float = 0.0
+    ) -> None:
+        memory = memory or even_memory(plan.shape)
+        self._shape = plan.shape
+        self._listed = plan.work_of(rank)
+        self._limit = peak_memory(plan, memory)[rank] + slack + _ROUNDING
+        repeated = {a[1:] for a in self._listed if a.kind is ActionKind.RECOMPUTE}
+        self._repeated = repeated
+        self._change = [
+            memory.change(action, recomputes=action[1:] in repeated) for action in self._listed
+        ]
+        self._position = {action: number for number, action in enumerate(self._listed)}
+        self._queues: dict[tuple[ActionKind, int], list[Action]] = {}
+        for action in reversed(self._listed):
+            self._queues.setdefault((action.kind, action.stage), []).append(action)
+        self._taken: set[Action] = set()
+        self._head = 0
+        self.held = 0.0
+        self.num_deviations = 0
+
+    @property
+    def head(self) -> Action | None:
+        """The plan's next action; None when all are taken."""
+        return self._listed[self._head] if self._head < len(self._listed) else None
+
+    def take(self, action: Action) -> None:
+        """Note that an action begins."""
+        queue = self._queues[action.kind, action.stage]
+        if queue[-1] != action:
+            raise ValueError(f"{action} was taken before {queue[-1]}")
+        queue.pop()
+        self.num_deviations += action != self.head
+        self.held += self._change[self._position[action]]
+        self._taken.add(action)
+        while self._head < len(self._listed) and self._listed[self._head] in self._taken:
+            self._head += 1
+
+    def startable(self, action: Action) -> bool:
+        """Return whether this rank has done what it must do itself before an action."""
+        kind, stage, microbatch = action
+        if kind is ActionKind.FORWARD:
+            return True
+        before = ActionKind.FORWARD
+        if kind is ActionKind.WEIGHT_GRADIENT:
+            before = ActionKind.INPUT_GRADIENT
+        elif kind in GIVES_INPUT_GRADIENT and (stage, microbatch) in self._repeated:
+            before = ActionKind.RECOMPUTE
+        return Action(before, stage, microbatch) in self._taken
+
+    def alternatives(self) -> Iterator[Action]:
+        """Yield what may be taken instead of the plan's next action, earliest planned first.
+
+        The next microbatch of each kind and stage, where this rank has done what comes before it
+        and its activations fit. Whether its input is there is not looked at.
+        """
+        heads = [queue[-1] for queue in self._queues.values() if queue]
+        for action in sorted(heads, key=self._position.__getitem__):
+            if action != self.head and self.startable(action) and self._fits(action):
+                yield action
+
+    def _fits(self, action: Action) -> bool:
+        """Whether an action leaves room for all that the plan has before it."""
+        position = self._position[action]
+        if self._change[position] <= 0:
+            return True
+        before = sum(
+            self._change[number]
+            for number in range(self._head, position)
+            if self._change[number] > 0 and self._listed[number] not in self._taken
+        )
+        return self.held + before + self._change[position] <= self._limit
+
+    def needs_input(self, action: Action) -> bool:
+        """Return whether an action needs something from another stage."""
+        return message_needed(self._shape, action) is not None
+
+
+def choose(progress: Progress, outlook: Outlook, waited_s: float, patience: Patience) -> Choice:
+    """Return what a free rank does; `waited_s` is how long it has had nothing to do."""
+    head = progress.head
+    if head is None:
+        return Choice(action=None)
+    due_s = _due_s(progress, outlook, head)
+    if due_s == 0.0:
+        return Choice(action=head)
+    wait_s = _time_left(due_s, waited_s, patience)
+    if wait_s > 0.0:
+        return Choice(action=None, wait_s=wait_s)
+    for action in progress.alternatives():
+        if _due_s(progress, outlook, action) == 0.0:
+            return Choice(action=action)
+    return Choice(action=None)
+
+
+def _time_left(due_s: float | None, waited_s: float, patience: Patience) -> float:
+    """How much longer to wait for the plan's next input before looking for something else."""
+    if due_s is None:
+        return patience.unannounced_s - waited_s
+    if due_s > patience.announced_s:
+        return 0.0
+    return patience.announced_s - waited_s
+
+
+def _due_s(progress: Progress, outlook: Outlook, action: Action) -> float | None:
+    if not progress.startable(action):
+        return None
+    return outlook(action) if progress.needs_input(action) else 0.0

@@ -1,0 +1,502 @@
+"""Costs of a traced job: what each stage's passes, messages and pauses took on each replica.
+
+A pass on a stage takes as long as on the slowest of the ranks that carry it out together (tensor
+and context parallelism). Medians over iterations and microbatches are its cost; passes of one
+iteration compared with each other say how much microbatches differ. Whole backward passes are
+split by the usual ratio where the job has not run them split.
+
+    trace of PP2 DP2, rank 2 (replica 0, pipeline rank 1) 1.4x slow, forwards in ms
+        replica 0: 24 34       replica 1: 24 24
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megascan.errors import ConfigError, InputError
+from megascan.schema import Kind, Phase
+from megascan.timeline import Timeline, codes, equals, numbers
+from training.pipeline.costs import (
+    INPUT_GRADIENT_RATIO,
+    WEIGHT_GRADIENT_RATIO,
+    Costs,
+    StageCost,
+)
+from training.pipeline.generators import depth_first
+from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
+from training.pipeline.simulator import Prediction, predict, predict_megatron
+from training.pipeline.validity import check
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+FORWARD_SPAN, BACKWARD_SPAN = "forward", "backward"
+WEIGHTS_SPAN = "backward-weights"
+"""Where it is recorded, the backward span of its microbatch is the gradient of inputs alone."""
+_PASSES = (FORWARD_SPAN, BACKWARD_SPAN, WEIGHTS_SPAN)
+_FORWARD, _REPEATED = 0, 3
+_KINDS = (
+    ActionKind.FORWARD,
+    ActionKind.INPUT_GRADIENT,
+    ActionKind.WEIGHT_GRADIENT,
+    ActionKind.RECOMPUTE,
+)
+"""What passes are; a second forward of a microbatch on its stage repeats the first."""
+_LAYER_SPAN = "transformer_layer"
+_NS = 1e-9
+_NUM_WARMUP_ITERATIONS = 2
+_UNEVEN_RATIO = 0.05
+"""Microbatches whose costs spread by less are taken as alike: that much is noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredJob:
+    """What a trace says about the pipeline of a job.
+
+    `ranks` (replica, pipeline rank) are the global ranks that carry a stage out together;
+    `stages` (replica, stage) their costs; `microbatches` (replica) how many each ran in a step.
+    `scales` (step, replica, microbatch) are the relative costs of microbatches, empty when alike.
+    `layers` (stage) are the transformer layers of each stage and `layer` the cost of one, None
+    where modules were not traced. `spread_ratio` is how much equal passes differ, robustly.
+    """
+
+    shape: PipelineShape
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    stages: tuple[tuple[StageCost, ...], ...]
+    microbatches: tuple[int, ...]
+    message_s: tuple[float, ...]
+    overhead_s: float
+    step_s: float
+    pipeline_s: float
+    spread_ratio: float
+    as_traced: Plan | None
+    replicas_coupled: bool
+    recomputes: bool
+    splits_backward: bool
+    scales: Floats = field(default_factory=lambda: np.empty((0, 0, 0)))
+    layers: tuple[int, ...] | None = None
+    layer: StageCost | None = None
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model that data parallelism trains together."""
+        return len(self.stages)
+
+    def costs(self, replica: int, scales: tuple[float, ...] = ()) -> Costs:
+        """Return the costs of one replica; `scales` are those of its microbatches."""
+        return Costs(
+            stages=self.stages[replica],
+            message_s=self.message_s,
+            microbatch_scales=scales,
+            microbatch_sizes=scales,
+            overhead_s=self.overhead_s,
+        )
+
+    def shape_of(self, num_microbatches: int) -> PipelineShape:
+        """Return the pipeline with another number of microbatches."""
+        return PipelineShape(
+            num_ranks=self.shape.num_ranks,
+            num_chunks=self.shape.num_chunks,
+            num_microbatches=num_microbatches,
+        )
+
+    def predict_as_traced(self, scales: Sequence[tuple[float, ...]] = ()) -> tuple[Prediction, ...]:
+        """Return what the model says of the step that was traced, by replica.
+
+        Compared with `pipeline_s` it says how far the model can be trusted for this job. `scales`
+        (replica) are the relative costs of the microbatches of one step.
+        """
+        return tuple(
+            self._predict_replica(replica, scales[replica] if scales else ())
+            for replica in range(self.num_replicas)
+        )
+
+    def _predict_replica(self, replica: int, scales: tuple[float, ...]) -> Prediction:
+        shape = self.shape_of(self.microbatches[replica])
+        table = self.costs(replica, scales).table(shape)
+        plan = self.as_traced
+        if plan is None or plan.shape != shape or plan.actions == depth_first(shape).actions:
+            try:
+                return predict_megatron(shape, table)
+            except ConfigError:  # microbatches no multiple of the ranks: never Megatron-Core's own
+                return predict(depth_first(shape), table)
+        return predict(plan, table)
+
+
+def measure(timeline: Timeline) -> MeasuredJob:
+    """Return the costs of a traced job.
+
+    Raises InputError for a trace without a pipeline or without passes that can be told apart.
+    """
+    if timeline.layout.pp < 2:
+        raise InputError(
+            f"the traced job has pipeline size {timeline.layout.pp}; there is nothing to plan "
+            "below 2"
+        )
+    passes = _Passes(timeline)
+    seconds = passes.seconds
+    stages, recomputes = _stage_costs(timeline, seconds)
+    layers, layer = _layers(timeline, passes, recomputes=recomputes)
+    scales = _scales(seconds)
+    return MeasuredJob(
+        shape=passes.shape,
+        ranks=passes.ranks,
+        stages=stages,
+        microbatches=passes.microbatches,
+        message_s=_messages(timeline, passes),
+        overhead_s=passes.overhead_s(),
+        step_s=_step_s(timeline, passes),
+        pipeline_s=passes.pipeline_s(),
+        spread_ratio=_spread(seconds, scales),
+        as_traced=passes.plan(),
+        replicas_coupled=timeline.layout.ep > 1,
+        recomputes=recomputes,
+        splits_backward=bool(np.isfinite(seconds[2]).any()),
+        scales=scales,
+        layers=layers,
+        layer=layer,
+    )
+
+
+def with_layers(job: MeasuredJob, num_layers: int) -> MeasuredJob:
+    """Return the job with its layers known to be spread evenly, their cost taken from its stages.
+
+    A layer costs what it does on the middle stages, of which the lighter ones count; with two
+    stages what it does on the first, which has the embedding beside them. Raises ConfigError.
+    """
+    num_stages = job.shape.num_stages
+    if num_layers < num_stages or num_layers % num_stages:
+        raise ConfigError(
+            f"--num-layers is {num_layers}, expected a multiple of the {num_stages} stages; where "
+            "stages differ, trace with --trace-granularity full"
+        )
+    each = num_layers // num_stages
+    chosen = range(1, num_stages - 1) if num_stages > 2 else range(1)
+    costs = sorted(
+        (costs[stage] for costs in job.stages for stage in chosen),
+        key=lambda cost: cost.total_s,
+    )
+    usual = costs[(len(costs) - 1) // 2]
+    return replace(job, layers=(each,) * num_stages, layer=usual.scaled(1 / each))
+
+
+class _Passes:
+    """Pass spans of the traced iterations, as rows and as a dense array.
+
+    `seconds` is (pass, replica, iteration, stage, microbatch), nan where there is none.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        table = timeline.spans
+        name_codes, names = codes(table, "name")
+        wanted = np.array([_PASSES.index(n) if n in _PASSES else -1 for n in names] or [-1])
+        iteration = numbers(table, "iteration")
+        chosen = equals(table, "kind", Kind.COMPUTE) & (wanted[name_codes] >= 0) & (iteration > 0)
+        chosen &= numbers(table, "microbatch") >= 0
+        rows = np.flatnonzero(chosen)
+        later = iteration[rows] > _NUM_WARMUP_ITERATIONS
+        rows = rows[later] if later.any() else rows
+        if not len(rows):
+            raise InputError(
+                "the trace holds no forward and backward passes of microbatches, so there are no "
+                "costs to plan with; trace a training job with a pipeline"
+            )
+        self._timeline = timeline
+        self.rows = rows
+        self.kind = wanted[name_codes][rows]
+        self.rank = numbers(table, "rank")[rows]
+        self.start_ns = numbers(table, "start_ns")[rows]
+        self.end_ns = self.start_ns + numbers(table, "duration_ns")[rows]
+        self.microbatch = numbers(table, "microbatch")[rows]
+        self.chunk = np.maximum(numbers(table, "chunk")[rows], 0)
+        self.iterations, self.iteration = np.unique(iteration[rows], return_inverse=True)
+        self._place()
+        self._tell_repeated_forwards()
+        self.seconds = self._dense()
+
+    def _place(self) -> None:
+        """Replica and stage of every row, and who carries out what."""
+        layout = self._timeline.layout
+        known = np.unique(self.rank)
+        places = {int(rank): layout.coordinates(int(rank)) for rank in known}
+        self.replica = np.array([places[int(rank)].dp for rank in self.rank])
+        self.pp_rank = np.array([places[int(rank)].pp for rank in self.rank])
+        self.stage = self.chunk * layout.pp + self.pp_rank
+        counts = tuple(
+            int(self.microbatch[self.replica == replica].max(initial=-1)) + 1
+            for replica in range(layout.dp)
+        )
+        if min(counts) == 0:
+            raise InputError(
+                f"replica {counts.index(0)} of the job has no traced pass; trace all ranks"
+            )
+        self.microbatches = counts
+        self.shape = PipelineShape(
+            num_ranks=layout.pp,
+            num_chunks=int(self.chunk.max()) + 1,
+            num_microbatches=max(counts),
+        )
+        self.ranks = tuple(
+            tuple(
+                tuple(r for r, at in places.items() if at.dp == replica and at.pp == pp_rank)
+                for pp_rank in range(layout.pp)
+            )
+            for replica in range(layout.dp)
+        )
+
+    def _tell_repeated_forwards(self) -> None:
+        keys = (self.kind, self.microbatch, self.stage, self.iteration, self.rank)
+        order = np.lexsort((self.start_ns, *keys))
+        same = np.logical_and.reduce([np.diff(key[order], prepend=-1) == 0 for key in keys])
+        again = np.zeros(len(order), dtype=np.bool_)
+        again[order] = same
+        self.kind = np.where(again & (self.kind == _FORWARD), _REPEATED, self.kind)
+
+    def _dense(self) -> Floats:
+        shape = (
+            len(_KINDS),
+            len(self.ranks),
+            len(self.iterations),
+            self.shape.num_stages,
+            self.shape.num_microbatches,
+        )
+        seconds = np.full(shape, np.nan)
+        where = (self.kind, self.replica, self.iteration, self.stage, self.microbatch)
+        np.fmax.at(seconds, where, (self.end_ns - self.start_ns) * _NS)
+        return seconds
+
+    def pipeline_s(self) -> float:
+        """First forward's begin to last pass' end of the slowest replica, median of iterations."""
+        size = (len(self.ranks), len(self.iterations))
+        first = np.full(size, np.iinfo(np.int64).max)
+        last = np.zeros(size, dtype=np.int64)
+        np.minimum.at(first, (self.replica, self.iteration), self.start_ns)
+        np.maximum.at(last, (self.replica, self.iteration), self.end_ns)
+        return float(np.median((last - first).max(axis=0)) * _NS)
+
+    def overhead_s(self) -> float:
+        """Median pause before a pass after whatever ended last before it on its rank."""
+        gaps = [gap for rank in np.unique(self.rank) for gap in self._gaps(int(rank))]
+        return float(np.median(np.concatenate(gaps)) * _NS) if gaps else 0.0
+
+    def _gaps(self, rank: int) -> Iterator[Ints]:
+        """Pauses of a rank before each pass but the first of an iteration, ns."""
+        table = self._timeline.spans
+        mine = self.rank == rank
+        transfers = equals(table, "kind", Kind.P2P) & (numbers(table, "rank") == rank)
+        start_ns = numbers(table, "start_ns")[transfers]
+        end_ns = start_ns + numbers(table, "duration_ns")[transfers]
+        begins = np.concatenate([self.start_ns[mine], start_ns])
+        ends = np.concatenate([self.end_ns[mine], end_ns])
+        is_pass = np.arange(len(begins)) < mine.sum()
+        iteration = np.concatenate([self.iteration[mine], np.full(len(start_ns), -1)])
+        order = np.argsort(begins, kind="stable")
+        ended_ns = np.maximum.accumulate(ends[order])
+        gap_ns = begins[order][1:] - ended_ns[:-1]
+        passes = is_pass[order][1:]
+        changed = np.diff(iteration[order][is_pass[order]], prepend=-1) != 0
+        first = np.zeros(len(order), dtype=np.bool_)
+        first[np.flatnonzero(is_pass[order])[changed]] = True
+        yield np.maximum(gap_ns[passes & ~first[1:]], 0)
+
+    def hand_over_s(self) -> Floats:
+        """Pauses between a forward and that of the next stage where this waited for it; (case,).
+
+        Where messages are asynchronous and their ends unknown, this is what can be seen of them.
+        """
+        order = np.lexsort((self.start_ns, self.rank))
+        same_rank = np.diff(self.rank[order], prepend=-1) == 0
+        free_ns = np.zeros(len(order), dtype=np.int64)
+        free_ns[order] = np.where(same_rank, np.roll(self.end_ns[order], 1), 0)
+        size = self.seconds.shape[1:]
+        made_ns = np.zeros(size, dtype=np.int64)
+        forward = self.kind == _FORWARD
+        where = (self.replica, self.iteration, self.stage, self.microbatch)
+        np.maximum.at(made_ns, tuple(index[forward] for index in where), self.end_ns[forward])
+        fed = forward & (self.stage > 0)
+        before = (self.replica, self.iteration, self.stage - 1, self.microbatch)
+        made_ns = made_ns[tuple(index[fed] for index in before)]
+        waited = (free_ns[fed] < made_ns) & (made_ns > 0)
+        return np.asarray(np.maximum(self.start_ns[fed] - made_ns, 0)[waited] * _NS)
+
+    def plan(self) -> Plan | None:
+        """The order in which replica 0 worked in the last iteration; None where passes are lost."""
+        shape = PipelineShape(
+            num_ranks=self.shape.num_ranks,
+            num_chunks=self.shape.num_chunks,
+            num_microbatches=self.microbatches[0],
+        )
+        split = bool(np.isfinite(self.seconds[2]).any())
+        lists = []
+        for members in self.ranks[0]:
+            chosen = (self.rank == min(members, default=-1)) & (
+                self.iteration == len(self.iterations) - 1
+            )
+            rows = np.flatnonzero(chosen)[np.argsort(self.start_ns[chosen], kind="stable")]
+            lists.append(tuple(self._action(int(row), split=split) for row in rows))
+        plan = Plan(name="as traced", shape=shape, actions=tuple(lists))
+        try:
+            check(plan)
+        except ConfigError:
+            return None
+        return plan
+
+    def _action(self, row: int, *, split: bool) -> Action:
+        kind = _KINDS[self.kind[row]]
+        if kind is ActionKind.INPUT_GRADIENT and not split:
+            kind = ActionKind.BACKWARD
+        return Action(kind, int(self.stage[row]), int(self.microbatch[row]))
+
+
+def _stage_costs(
+    timeline: Timeline, seconds: Floats
+) -> tuple[tuple[tuple[StageCost, ...], ...], bool]:
+    """Costs by (replica, stage), and whether backward passes repeat the forward."""
+    finite = np.isfinite(seconds)
+    by_stage = _median(seconds, axis=(2, 4))
+    missing = ~finite[:2].any(axis=(2, 4))
+    if missing.any():
+        _, replica, stage = np.argwhere(missing)[0]
+        raise InputError(
+            f"stage {stage} of replica {replica} has no traced forward or backward pass; trace all "
+            "ranks, or leave --allow-missing-ranks out"
+        )
+    repeats = bool(equals(timeline.spans, "phase", Phase.RECOMPUTE).any())
+    costs = tuple(
+        tuple(
+            _cost(*map(float, by_stage[:, replica, stage]), repeats=repeats)
+            for stage in range(seconds.shape[3])
+        )
+        for replica in range(seconds.shape[1])
+    )
+    return costs, repeats or bool(finite[_REPEATED].any())
+
+
+def _cost(
+    forward_s: float,
+    backward_s: float,
+    weight_s: float,
+    recompute_s: float,
+    *,
+    repeats: bool,
+) -> StageCost:
+    """A stage's cost from its passes; nan are those that were not recorded apart.
+
+    `repeats` says that a backward holds the forward once more.
+    """
+    if np.isnan(recompute_s):
+        recompute_s = min(forward_s, 0.5 * backward_s) if repeats else 0.0
+        backward_s -= recompute_s
+    if np.isnan(weight_s):
+        whole = INPUT_GRADIENT_RATIO + WEIGHT_GRADIENT_RATIO
+        weight_s = backward_s * WEIGHT_GRADIENT_RATIO / whole
+        backward_s -= weight_s
+    return StageCost(
+        forward_s=float(forward_s),
+        input_gradient_s=float(backward_s),
+        weight_gradient_s=float(weight_s),
+        recompute_s=float(recompute_s),
+    )
+
+
+def _median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
+    """Median of what is there; nan without a warning where nothing is."""
+    there = np.isfinite(values).any(axis=axis)
+    filled = np.where(np.expand_dims(there, axis), values, 0.0)
+    return np.asarray(np.where(there, np.nanmedian(filled, axis=axis), np.nan))
+
+
+def _scales(seconds: Floats) -> Floats:
+    """Relative costs of microbatches, (iteration, replica, microbatch); empty when alike.
+
+    Each stage compares its passes of an iteration with their median; what most stages say of a
+    microbatch is the microbatch's, the rest is noise.
+    """
+    work = np.nansum(seconds, axis=0)
+    work = np.where(work > 0, work, np.nan)
+    relative = work / _median(work, axis=3)[..., None]
+    scales = _median(relative, axis=2).transpose(1, 0, 2)
+    complete = np.isfinite(scales).all(axis=(1, 2))
+    scales = scales[complete]
+    if not len(scales) or float(np.median(scales.std(axis=2))) < _UNEVEN_RATIO:
+        return np.empty((0, 0, 0))
+    return np.asarray(scales)
+
+
+def _spread(seconds: Floats, scales: Floats) -> float:
+    """Half the range of the middle 68 % of equal passes, relative to their median."""
+    relative = seconds[:2] / _median(seconds[:2], axis=(2, 4))[:, :, None, :, None]
+    if len(scales) == relative.shape[2]:
+        relative = relative / scales.transpose(1, 0, 2)[None, :, :, None, :]
+    low, high = np.nanpercentile(relative, [16, 84])
+    return float((high - low) / 2)
+
+
+def _messages(timeline: Timeline, passes: _Passes) -> tuple[float, ...]:
+    """Seconds of a message over each boundary between stages, both ways together."""
+    shape = passes.shape
+    table = timeline.spans
+    received = equals(table, "kind", Kind.P2P) & equals(table, "op", "recv")
+    transfer_ns = numbers(table, "transfer_ns")
+    rows = np.flatnonzero(received & (transfer_ns >= 0) & (numbers(table, "iteration") > 0))
+    forward = equals(table, "direction", "forward")[rows]
+    rank = numbers(table, "rank")[rows]
+    layout = timeline.layout
+    pp_of = {int(r): layout.coordinates(int(r)).pp for r in np.unique(rank)}
+    pp_rank = np.array([pp_of[int(r)] for r in rank], dtype=np.int64)
+    link = np.where(forward, pp_rank - 1, pp_rank) % shape.num_ranks
+    seconds = transfer_ns[rows] * _NS
+    seen = seconds if len(seconds) else passes.hand_over_s()
+    usual = float(np.median(seen)) if len(seen) else 0.0
+    by_link = [
+        float(np.median(seconds[link == number])) if (link == number).any() else usual
+        for number in range(shape.num_ranks)
+    ]
+    return tuple(by_link[boundary % shape.num_ranks] for boundary in range(shape.num_stages - 1))
+
+
+def _step_s(timeline: Timeline, passes: _Passes) -> float:
+    """Median iteration time of the rank that takes longest."""
+    table = timeline.spans
+    iteration = numbers(table, "iteration")
+    rows = np.flatnonzero(
+        equals(table, "kind", Kind.ITERATION) & np.isin(iteration, passes.iterations)
+    )
+    if not len(rows):
+        return passes.pipeline_s()
+    longest = np.zeros(len(passes.iterations))
+    number = np.searchsorted(passes.iterations, iteration[rows])
+    np.maximum.at(longest, number, numbers(table, "duration_ns")[rows] * _NS)
+    return float(np.median(longest[longest > 0]))
+
+
+def _layers(
+    timeline: Timeline, passes: _Passes, *, recomputes: bool
+) -> tuple[tuple[int, ...] | None, StageCost | None]:
+    """Layers of each stage and the usual cost of one, after the spans of modules."""
+    table = timeline.spans
+    layer = numbers(table, "layer")
+    forward = np.flatnonzero(equals(table, "name", _LAYER_SPAN) & (layer > 0))
+    backward = np.flatnonzero(equals(table, "name", f"{_LAYER_SPAN}-backward") & (layer > 0))
+    if not len(forward) or not len(backward):
+        return None, None
+    rank = numbers(table, "rank")[forward]
+    chunk = np.maximum(numbers(table, "chunk")[forward], 0)
+    layout = timeline.layout
+    pp_of = {int(r): layout.coordinates(int(r)).pp for r in np.unique(rank)}
+    stage = chunk * layout.pp + np.array([pp_of[int(r)] for r in rank])
+    found = np.unique(np.stack([stage, layer[forward]]), axis=1)
+    counts = np.bincount(found[0], minlength=passes.shape.num_stages)
+    duration_s = numbers(table, "duration_ns") * _NS
+    cost = _cost(
+        float(np.median(duration_s[forward])),
+        float(np.median(duration_s[backward])),
+        np.nan,
+        np.nan,
+        repeats=recomputes,
+    )
+    return tuple(int(count) for count in counts), cost

@@ -1,0 +1,274 @@
+"""A pipeline schedule as data: the list of actions that each pipeline rank carries out in a step.
+
+A pipeline of P ranks with V model chunks each has P·V stages, numbered in the order in which a
+microbatch passes them. Stage s is chunk s // P; in a loop it lies on rank s mod P, in a V on the
+rank that a ball rolling down and up again reaches:
+
+    loop, P=2, V=2    rank 0: stages 0, 2    rank 1: stages 1, 3
+    V,    P=2, V=2    rank 0: stages 0, 3    rank 1: stages 1, 2
+
+An action is written as torch.distributed.pipelining writes it, stage, kind, microbatch:
+
+    1F0      forward of microbatch 0 on stage 1
+    1B0      whole backward; or in two parts:
+    1I0      gradient of the stage's input (its send to stage 0 may follow)
+    1W0      gradient of the stage's weights
+    1R0      forward once more, with its graph; then 1F0 kept nothing but its input
+    0SEND_F0 output of stage 0 to stage 1          1RECV_F0 the same, on stage 1's rank
+    1SEND_B0 gradient of stage 1's input to stage 0  0RECV_B0 the same, on stage 0's rank
+
+A plan need not name its sends and receives: without them each output leaves when its work is done
+and each input is received when it comes, in its sender's order (`with_transfers` spells that out).
+
+Within (kind, stage) plans keep microbatches in order 0 … m-1. Gradients are then summed in one
+order whatever the interleaving, and results do not depend on the plan in a single bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from megascan.errors import ConfigError
+
+
+class ActionKind(StrEnum):
+    """What an action does, in torch's letters; R (recompute) is ours."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+    RECOMPUTE = "R"
+    SEND_FORWARD = "SEND_F"
+    RECEIVE_FORWARD = "RECV_F"
+    SEND_BACKWARD = "SEND_B"
+    RECEIVE_BACKWARD = "RECV_B"
+
+
+SENDS = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
+RECEIVES = frozenset({ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD})
+TRANSFERS = SENDS | RECEIVES
+GIVES_INPUT_GRADIENT = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
+"""Work that needs the gradient of the stage's output and yields that of its input."""
+
+
+class Action(NamedTuple):
+    """One entry of a rank's list; `stage` counts over the whole pipeline."""
+
+    kind: ActionKind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+
+class Placement(StrEnum):
+    """On which rank the stages lie; see the module's picture."""
+
+    LOOP = "loop"
+    V = "v"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineShape:
+    """Sizes of a pipeline and where its stages lie.
+
+    Raises ConfigError for a size below 1 and for a V of other than two chunks.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    num_chunks: int = 1
+    placement: Placement = Placement.LOOP
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "num_microbatches", "num_chunks"):
+            if getattr(self, name) < 1:
+                what = name.removeprefix("num_")
+                raise ConfigError(
+                    f"number of pipeline {what} is {getattr(self, name)}, expected 1 or more"
+                )
+        if self.placement is Placement.V and self.num_chunks != 2:
+            raise ConfigError(
+                f"a V has two model chunks on each pipeline rank, got {self.num_chunks}; "
+                "give two chunks or use the loop"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Stages that a microbatch passes."""
+        return self.num_ranks * self.num_chunks
+
+    def rank_of(self, stage: int) -> int:
+        """Pipeline rank on which a stage lies."""
+        rest = stage % self.num_ranks
+        turned = self.placement is Placement.V and stage >= self.num_ranks
+        return self.num_ranks - 1 - rest if turned else rest
+
+    def chunk_of(self, stage: int) -> int:
+        """Which of its rank's model chunks a stage is."""
+        return stage // self.num_ranks
+
+    def stage_of(self, rank: int, chunk: int) -> int:
+        """Stage that is this model chunk of a pipeline rank."""
+        turned = self.placement is Placement.V and chunk == 1
+        return chunk * self.num_ranks + (self.num_ranks - 1 - rank if turned else rank)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank, in the order of its chunks."""
+        return tuple(self.stage_of(rank, chunk) for chunk in range(self.num_chunks))
+
+
+class Message(NamedTuple):
+    """What one pipeline rank sends to another: a stage's output or its input's gradient.
+
+    `kind` and `stage` are those of the work that needs it, as in `Message(FORWARD, 1, 0)` for the
+    output of stage 0.
+    """
+
+    kind: ActionKind
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Lists of actions by pipeline rank, (rank) → (actions in order).
+
+    Nothing is checked here; `training.pipeline.validity.check` says whether it can be carried out.
+    """
+
+    name: str
+    shape: PipelineShape
+    actions: tuple[tuple[Action, ...], ...]
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether some weight gradients are actions of their own."""
+        return self._has(ActionKind.WEIGHT_GRADIENT)
+
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether some forwards are repeated as actions of their own."""
+        return self._has(ActionKind.RECOMPUTE)
+
+    @cached_property
+    def names_transfers(self) -> bool:
+        """Whether sends and receives are actions of the plan."""
+        return any(action.kind in TRANSFERS for listed in self.actions for action in listed)
+
+    def _has(self, kind: ActionKind) -> bool:
+        return any(action.kind is kind for listed in self.actions for action in listed)
+
+    def work_of(self, rank: int) -> tuple[Action, ...]:
+        """Actions of a rank without sends and receives."""
+        return tuple(action for action in self.actions[rank] if action.kind not in TRANSFERS)
+
+    def without_transfers(self) -> Plan:
+        """Return the plan with its work alone."""
+        ranks = range(self.shape.num_ranks)
+        return replace(self, actions=tuple(self.work_of(rank) for rank in ranks))
+
+    def with_transfers(self, *, ahead: int = 0) -> Plan:
+        """Return the plan with sends and receives spelt out.
+
+        A send follows the work that makes its message. A receive stands before the work that needs
+        its message, `ahead` works earlier than that where there are so many. Where messages of one
+        sender come in another order than they are needed, those that come first are received first.
+        """
+        ranks = range(self.shape.num_ranks)
+        return replace(self, actions=tuple(tuple(self._spelt_out(r, ahead)) for r in ranks))
+
+    def _spelt_out(self, rank: int, ahead: int) -> Iterator[Action]:
+        work = self.work_of(rank)
+        due = self._receives_by_position(rank, work, ahead)
+        for position, action in enumerate(work):
+            yield from due.get(position, ())
+            yield action
+            message = message_made(self.shape, action)
+            if message and self.shape.rank_of(message.stage) != rank:
+                yield _send_of(message)
+
+    def _receives_by_position(
+        self, rank: int, work: tuple[Action, ...], ahead: int
+    ) -> dict[int, list[Action]]:
+        """Receives before each position of `work`."""
+        needed_at = {
+            message: position
+            for position, action in enumerate(work)
+            if (message := message_needed(self.shape, action))
+        }
+        due: dict[int, list[Action]] = {}
+        for sender in range(self.shape.num_ranks):
+            for forward in (True, False):
+                latest = len(work)
+                for message in reversed(self.messages(sender, rank, forward=forward)):
+                    latest = min(latest, max(0, needed_at.get(message, latest) - ahead))
+                    due.setdefault(latest, []).insert(0, _receive_of(message))
+        return due
+
+    def messages(self, sender: int, receiver: int, *, forward: bool) -> list[Message]:
+        """Messages one way between two ranks, in the order in which their sender makes them.
+
+        `forward` asks for outputs, otherwise for gradients. The two take different channels.
+        """
+        if sender == receiver:
+            return []
+        made = (message_made(self.shape, action) for action in self.work_of(sender))
+        return [
+            message
+            for message in made
+            if message
+            and (message.kind is ActionKind.FORWARD) == forward
+            and self.shape.rank_of(message.stage) == receiver
+        ]
+
+    def renamed(self, name: str) -> Plan:
+        """Return the plan under another name."""
+        return replace(self, name=name)
+
+
+def message_made(shape: PipelineShape, action: Action) -> Message | None:
+    """Return what an action hands to another stage, if anything; also where the rank is its own."""
+    if action.kind is ActionKind.FORWARD and action.stage + 1 < shape.num_stages:
+        return Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
+    if action.kind in GIVES_INPUT_GRADIENT and action.stage > 0:
+        return Message(ActionKind.BACKWARD, action.stage - 1, action.microbatch)
+    return None
+
+
+def message_needed(shape: PipelineShape, action: Action) -> Message | None:
+    """Return what an action must have been handed by another stage, if anything."""
+    if action.kind is ActionKind.FORWARD and action.stage > 0:
+        return Message(ActionKind.FORWARD, action.stage, action.microbatch)
+    if action.kind in GIVES_INPUT_GRADIENT and action.stage + 1 < shape.num_stages:
+        return Message(ActionKind.BACKWARD, action.stage, action.microbatch)
+    return None
+
+
+def _send_of(message: Message) -> Action:
+    if message.kind is ActionKind.FORWARD:
+        return Action(ActionKind.SEND_FORWARD, message.stage - 1, message.microbatch)
+    return Action(ActionKind.SEND_BACKWARD, message.stage + 1, message.microbatch)
+
+
+def _receive_of(message: Message) -> Action:
+    forward = message.kind is ActionKind.FORWARD
+    kind = ActionKind.RECEIVE_FORWARD if forward else ActionKind.RECEIVE_BACKWARD
+    return Action(kind, message.stage, message.microbatch)
+
+
+def message_of_transfer(action: Action) -> Message:
+    """Return what a send or receive carries."""
+    if action.kind is ActionKind.SEND_FORWARD:
+        return Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
+    if action.kind is ActionKind.SEND_BACKWARD:
+        return Message(ActionKind.BACKWARD, action.stage - 1, action.microbatch)
+    forward = action.kind is ActionKind.RECEIVE_FORWARD
+    kind = ActionKind.FORWARD if forward else ActionKind.BACKWARD
+    return Message(kind, action.stage, action.microbatch)

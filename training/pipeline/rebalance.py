@@ -1,0 +1,157 @@
+"""Microbatches moved from a slow replica to the others, between two steps, without a restart.
+
+A slow rank holds up its replica, and its replica all others. No order of work cures that; less work
+does. The samples of a step stay what they are, and each microbatch's loss is divided by the number
+of an even share, so the sum of gradients is the same up to the order of adding up.
+
+    2 replicas, 16 microbatches each, replica 1 takes 1.3 times as long:
+    even   16 + 16   the step takes 16 · 1.3 = 20.8
+    moved  18 + 14   the step takes max(18, 14 · 1.3) = 18.2
+
+With `auto` every rank times its own work, waiting left out. Every few steps the ranks exchange
+these times and all come to the same shares; shares change only when that saves enough and two
+reviews in a row say so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megascan.errors import ConfigError
+
+REVIEW_INTERVAL = 5
+"""Steps between two reviews of the shares; a review costs one small all-gather."""
+
+LEAST_GAIN_RATIO = 0.03
+"""What a change must save of the step; on a quiet machine steps vary by a per cent or two."""
+
+REVIEWS_TO_AGREE = 2
+"""Reviews in a row that must ask for a change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal:
+    """How many microbatches of a step each replica takes."""
+
+    shares: tuple[int, ...]
+
+    @property
+    def even(self) -> int:
+        """What each would take were all equal: the divisor of each loss."""
+        return sum(self.shares) // len(self.shares)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all take the same."""
+        return len(set(self.shares)) == 1
+
+    def positions(self, replica: int) -> list[int]:
+        """Numbers within the step of a replica's microbatches, in the order it runs them.
+
+        Number k·D + d is what replica d of D would run as its k-th of an even share. Each keeps
+        its own first ones; what those below their share leave goes to the others in turn.
+
+        Shares 3, 1 of 2 replicas: 0, 2, 3 and 1.
+        """
+        num_replicas = len(self.shares)
+        kept = [min(share, self.even) for share in self.shares]
+        left = [
+            k * num_replicas + d
+            for k in range(self.even)
+            for d in range(num_replicas)
+            if k >= kept[d]
+        ]
+        first = sum(self.shares[d] - kept[d] for d in range(replica))
+        extra = self.shares[replica] - kept[replica]
+        own = [k * num_replicas + replica for k in range(kept[replica])]
+        return own + left[first : first + extra]
+
+
+def even_deal(num_replicas: int, num_microbatches: int) -> Deal:
+    """Return equal shares."""
+    return Deal(shares=(num_microbatches,) * num_replicas)
+
+
+def parse_deal(text: str, num_replicas: int, num_microbatches: int) -> Deal:
+    """Return the shares that ``18,14`` names; ConfigError where they do not fit the job."""
+    option = f"--dpp-microbatches {text}"
+    try:
+        shares = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"{option} is neither auto nor numbers with commas between, as in 18,14"
+        ) from None
+    if len(shares) != num_replicas:
+        raise ConfigError(
+            f"{option} names {len(shares)} replicas, but the data-parallel size is {num_replicas}; "
+            "give one number a replica"
+        )
+    if min(shares) < 1:
+        raise ConfigError(f"{option} leaves a replica without work; give each 1 or more")
+    if sum(shares) != num_replicas * num_microbatches:
+        raise ConfigError(
+            f"{option} makes {sum(shares)} microbatches, but a step has {num_replicas} x "
+            f"{num_microbatches} = {num_replicas * num_microbatches}; change the shares"
+        )
+    return Deal(shares=shares)
+
+
+def best_deal(microbatch_s: Sequence[float], total: int, fill: float) -> Deal:
+    """Return the shares of `total` microbatches whose slowest replica ends first.
+
+    `microbatch_s` is what one microbatch takes on the slowest rank of each replica; a step of n
+    microbatches takes (n + `fill`) of them: `fill` stands for filling and emptying the pipeline.
+
+    Seconds 1.0 and 1.3, total 32, fill 0: shares 18 and 14.
+    """
+    shares = [1] * len(microbatch_s)
+    for _ in range(total - len(shares)):
+        ends = [(share + 1 + fill) * one for share, one in zip(shares, microbatch_s, strict=True)]
+        shares[ends.index(min(ends))] += 1
+    return Deal(shares=tuple(shares))
+
+
+def step_time(deal: Deal, microbatch_s: Sequence[float], fill: float) -> float:
+    """Return the seconds of a step by the same model."""
+    return max((n + fill) * one for n, one in zip(deal.shares, microbatch_s, strict=True))
+
+
+Exchange = Callable[[float], list[float]]
+"""Gives this rank's number to all ranks; returns those of all ranks, by replica the largest."""
+
+
+class Rebalancer:
+    """Decides after each step whether microbatches move; all ranks decide alike.
+
+    `exchange` is called by all ranks at the same steps.
+    """
+
+    def __init__(self, deal: Deal, exchange: Exchange, *, fill: float) -> None:
+        self.deal = deal
+        self._exchange = exchange
+        self._fill = fill
+        self._times_s: list[float] = []
+        self._wanted = 0
+
+    def after_step(self, busy_s: float, own_microbatches: int) -> Deal | None:
+        """Take up what this rank worked in the step; return new shares where they change."""
+        self._times_s.append(busy_s / own_microbatches)
+        if len(self._times_s) < REVIEW_INTERVAL:
+            return None
+        microbatch_s = self._exchange(statistics.median(self._times_s))
+        self._times_s.clear()
+        return self._review(microbatch_s)
+
+    def _review(self, microbatch_s: Sequence[float]) -> Deal | None:
+        deal = best_deal(microbatch_s, sum(self.deal.shares), self._fill)
+        now_s = step_time(self.deal, microbatch_s, self._fill)
+        then_s = step_time(deal, microbatch_s, self._fill)
+        worth_it = then_s < now_s * (1 - LEAST_GAIN_RATIO)
+        self._wanted = self._wanted + 1 if worth_it else 0
+        if self._wanted < REVIEWS_TO_AGREE:
+            return None
+        self._wanted = 0
+        self.deal = deal
+        return deal

@@ -1,0 +1,485 @@
+"""What would help a traced job: each remedy with the step it is predicted to give.
+
+    nothing        the step as traced
+    schedule       another order of the same work: a rule's, or one planned for the measured costs
+    microbatches   fewer of them for the replica with a slow rank; no restart
+    layers         fewer of them for a slow rank or a stage that carries more than layers; restart
+    order          short microbatches first and last, long ones between, where lengths differ
+    drain          the slow rank replaced by one like its peers
+    helper         ranks outside the pipeline that run forwards; asked for by an offer of some
+
+No order of work makes up for a slow rank, moved work does; so what moves work is also tried with
+the schedule that wins. Peak activations are counted in those of one microbatch on one rank as
+traced, and only what stays within the limit is recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+from megascan.errors import ConfigError
+from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
+from training.pipeline.generators import GENERATORS, zero_bubble_h1
+from training.pipeline.guided_run import guided_ratio
+from training.pipeline.helper_model import MOST_AHEAD, best_share
+from training.pipeline.job_model import (
+    AS_TRACED,
+    Circumstances,
+    JobModel,
+    MakePlan,
+    Outcome,
+    Scales,
+)
+from training.pipeline.list_schedule import Problem
+from training.pipeline.plan import PipelineShape, Plan
+from training.pipeline.planner import Found, search
+from training.pipeline.recompute import recompute_ahead
+from training.pipeline.simulator import Prediction, predict
+
+_ROUNDING = 1e-9
+_FASTER_RATIO = 0.999
+"""A plan that holds more is shown when it takes less than this part of the time."""
+_WORTH_RATIO = 0.98
+"""A remedy that predicts a step above this part of the traced one is not worth a restart."""
+
+
+class RemedyKind(StrEnum):
+    """What is changed."""
+
+    NOTHING = "nothing"
+    SCHEDULE = "schedule"
+    MICROBATCHES = "microbatches"
+    LAYERS = "layers"
+    ORDER = "order"
+    DRAIN = "drain"
+    HELPER = "helper"
+
+
+class Effort(StrEnum):
+    """What it takes to change it."""
+
+    NONE = "none"
+    BOUNDARY = "next step"
+    RESTART = "restart"
+    HARDWARE = "new hardware"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One thing to do, and the iteration that it is predicted to give.
+
+    `flags` are the trainer's, for `circumstances`. `plan` is to be written to a file and named by
+    --pipeline-schedule. `numerics` says what becomes of losses.
+    """
+
+    kind: RemedyKind
+    what: str
+    effort: Effort
+    step_s: float
+    peak: tuple[float, ...]
+    flags: tuple[str, ...] = ()
+    plan: Plan | None = None
+    circumstances: Circumstances = AS_TRACED
+    numerics: str = "identical"
+    is_disaggregated: bool = False
+    """Whether forwards run on ranks outside the pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """All remedies, the traced step first, then by predicted step; and what to take.
+
+    `best` is the fastest within the limit that needs no new hardware; the traced step itself where
+    nothing is worth a restart. `memory_limit` is in activations of a microbatch. `guided_ratio` is
+    the time of guided choice over that of the best remedy's plan, if it has one, when passes spread
+    as they did.
+    """
+
+    remedies: tuple[Remedy, ...]
+    best: Remedy
+    memory_limit: float
+    guided_ratio: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def now(self) -> Remedy:
+        """The step as traced."""
+        return self.remedies[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelperOffer:
+    """Ranks that could run forwards; their speed over that of a pipeline rank."""
+
+    num_helpers: int = 1
+    speed_ratio: float = 1.0
+
+
+def advise(
+    model: JobModel, *, memory_limit: float | None = None, helpers: HelperOffer | None = None
+) -> Advice:
+    """Return what would help a job.
+
+    `memory_limit` is the most activations of microbatches a rank may hold (default: as traced).
+    """
+    limit = max(model.traced.peak) if memory_limit is None else memory_limit
+    adviser = _Adviser(model, limit, helpers)
+    now = Remedy(
+        kind=RemedyKind.NOTHING,
+        what="as traced",
+        effort=Effort.NONE,
+        step_s=model.job.step_s,
+        peak=model.traced.peak,
+    )
+    others = sorted(adviser.remedies(), key=lambda remedy: remedy.step_s)
+    usable = [
+        remedy
+        for remedy in others
+        if remedy.effort is not Effort.HARDWARE
+        and max(remedy.peak) <= limit * (1 + _ROUNDING)
+        and remedy.step_s < now.step_s * _WORTH_RATIO
+    ]
+    best = usable[0] if usable else now
+    return Advice(
+        remedies=(now, *others),
+        best=best,
+        memory_limit=limit,
+        guided_ratio=_guided_ratio(model, best),
+        notes=tuple(_notes(model, others, helpers)),
+    )
+
+
+def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
+    """What could not be tried and why, and what of helpers is to be expected."""
+    job = model.job
+    if job.layers is None:
+        yield (
+            "layers of the stages are not in the trace, so none are moved; trace with "
+            "--trace-granularity full, or give --num-layers"
+        )
+    if job.replicas_coupled and job.num_replicas > 1:
+        yield "experts are spread over replicas, so these run equal numbers of microbatches"
+    if helpers is None:
+        return
+    if job.shape.num_chunks > 1 or job.num_replicas > 1:
+        yield (
+            f"helpers were not tried: the job has {job.shape.num_chunks} chunk(s) a rank and "
+            f"{job.num_replicas} replica(s), helpers serve one pipeline of one chunk a rank"
+        )
+        return
+    if not job.recomputes:
+        yield (
+            "the job does not recompute: stages would run each helped forward a second time, "
+            "which they do not do now"
+        )
+    with_helper = min(
+        r.step_s for r in others if RemedyKind.HELPER is r.kind and r.is_disaggregated
+    )
+    without = min(r.step_s for r in others if r.effort is not Effort.HARDWARE)
+    if with_helper >= without:
+        yield (
+            f"a helper loses: {with_helper * 1e3:.1f} ms, where {without * 1e3:.1f} ms are to be "
+            "had without one"
+        )
+
+
+def _guided_ratio(model: JobModel, best: Remedy) -> float | None:
+    if best.plan is None:
+        return None
+    costs = model.costs(model.slowest_replica(), best.circumstances)
+    return guided_ratio(best.plan, costs.table(best.plan.shape), model.job.spread_ratio)
+
+
+def predicted_best(advice: Advice, model: JobModel) -> Prediction:
+    """Return the best remedy's plan on the replica that the step waits for, to be drawn."""
+    plan = advice.best.plan
+    assert plan is not None
+    costs = model.costs(model.slowest_replica(), advice.best.circumstances)
+    return predict(plan, costs.table(plan.shape), model.memory(advice.best.circumstances))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Schedule:
+    """A schedule with the flags that ask for it."""
+
+    name: str
+    make: MakePlan
+    flags: tuple[str, ...]
+    plan: Plan | None = None
+
+
+class _Adviser:
+    def __init__(self, model: JobModel, limit: float, helpers: HelperOffer | None) -> None:
+        self._model = model
+        self._limit = limit
+        self._helpers = helpers
+
+    def remedies(self) -> Iterator[Remedy]:
+        """Yield every remedy that applies to this job."""
+        schedules = list(self._schedules(AS_TRACED))
+        for schedule in schedules:
+            yield self._remedy(RemedyKind.SCHEDULE, schedule, AS_TRACED, schedule.name)
+        yield from self._more_chunks()
+        by_rule = [schedule for schedule in schedules if schedule.plan is None]
+        if self._model.job.recomputes:
+            yield from self._repeated_ahead(by_rule)
+        yield from self._microbatches(by_rule)
+        yield from self._layers()
+        yield from self._order(by_rule)
+        yield from self._drain()
+        if self._helpers is not None:
+            yield from self._helped(self._helpers)
+
+    def _schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
+        """Rules that fit this pipeline, and plans within the limit and one microbatch above."""
+        shape = self._model.shape(circumstances, self._model.job.microbatches[0])
+        for name, generate in GENERATORS.items():
+            try:
+                generate(shape)
+            except ConfigError:
+                continue
+            if shape.num_chunks > 1 or name in ("1f1b", "zb-h1"):
+                yield _Schedule(name=name, make=generate, flags=("--pipeline-schedule", name))
+        counts = circumstances.microbatches or self._model.job.microbatches
+        if len(set(counts)) > 1:
+            return
+        yield from self._planned_schedules(circumstances)
+
+    def _planned_schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
+        """Plans within the limit and one microbatch above it, as far as these are faster."""
+        best_s = float("inf")
+        for limit in (self._limit, self._limit + 1):
+            found = self._planned(circumstances, limit)
+            if found is None or found.prediction.step_s >= best_s * _FASTER_RATIO:
+                continue
+            best_s = found.prediction.step_s
+            if found.plan.name not in GENERATORS:
+                yield _planned_schedule(found.plan, limit)
+
+    def _planned(self, circumstances: Circumstances, limit: float) -> Found | None:
+        """The plan for the replica that the step waits for; None where none fits the limit."""
+        model = self._model
+        shape = model.shape(circumstances, model.job.microbatches[0])
+        problem = Problem(
+            shape=shape,
+            table=model.costs(model.slowest_replica(), circumstances).table(shape),
+            memory=model.memory(circumstances),
+            memory_limit=limit,
+        )
+        try:
+            return search(problem)
+        except ConfigError:
+            return None
+
+    def _remedy(
+        self,
+        kind: RemedyKind,
+        schedule: _Schedule,
+        circumstances: Circumstances,
+        what: str,
+        *,
+        flags: tuple[str, ...] = (),
+        effort: Effort = Effort.RESTART,
+        numerics: str = "identical",
+    ) -> Remedy:
+        outcome = self._model.outcome(schedule.make, circumstances)
+        return Remedy(
+            kind=kind,
+            what=what,
+            effort=effort,
+            step_s=self._model.step_s(outcome),
+            peak=outcome.peak,
+            flags=(*flags, *schedule.flags),
+            plan=schedule.plan,
+            circumstances=circumstances,
+            numerics=numerics,
+        )
+
+    def _more_chunks(self) -> Iterator[Remedy]:
+        """Two chunks a rank where the job has one and its layers can be halved."""
+        job = self._model.job
+        if job.layers is None or job.shape.num_chunks > 1 or any(n % 2 for n in job.layers):
+            return
+        half = tuple(count // 2 for count in job.layers)
+        circumstances = Circumstances(layers=half + half)
+        even = len(set(half)) == 1
+        flags: tuple[str, ...] = ("--num-virtual-stages-per-pipeline-rank", "2")
+        if not even:
+            flags = ("--pipeline-model-parallel-layout", layout_text(half + half))
+        for schedule in self._schedules(circumstances):
+            what = f"{schedule.name}, 2 chunks a rank"
+            yield self._remedy(
+                RemedyKind.SCHEDULE, schedule, circumstances, what, flags=flags, numerics=_ROUNDED
+            )
+
+    def _repeated_ahead(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
+        """Forwards repeated while a rank waits for the gradient, not when it has come."""
+        for schedule in schedules:
+            ahead = replace(
+                schedule,
+                make=partial(_ahead, schedule.make),
+                flags=(*schedule.flags, "--recompute-ahead"),
+            )
+            yield self._remedy(
+                RemedyKind.SCHEDULE,
+                ahead,
+                Circumstances(recompute_ahead=True),
+                f"{schedule.name}, forwards repeated ahead (leave --recompute-granularity out)",
+            )
+
+    def _microbatches(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
+        """Shares of replicas that make them end together."""
+        job = self._model.job
+        if job.num_replicas == 1 or job.replicas_coupled or not self._model.slow_ranks:
+            return
+        for schedule in schedules:
+            counts = balanced_microbatches(self._model, schedule.make)
+            if counts == job.microbatches:
+                continue
+            text = ",".join(map(str, counts))
+            yield self._remedy(
+                RemedyKind.MICROBATCHES,
+                schedule,
+                Circumstances(microbatches=counts),
+                f"{text} microbatches by replica, {schedule.name}",
+                flags=("--dpp-microbatches", text),
+                effort=Effort.BOUNDARY
+                if schedule.name == _traced_name(job.shape)
+                else Effort.RESTART,
+                numerics=_ROUNDED,
+            )
+
+    def _layers(self) -> Iterator[Remedy]:
+        """Layers by stage that make the ranks end together, with the rules of one chunk or more."""
+        job = self._model.job
+        if job.layers is None:
+            return
+        for name in ("1f1b", "zb-h1") if job.shape.num_chunks == 1 else ("dfc",):
+            make = GENERATORS[name]
+            layers = balanced_layers(self._model, make)
+            if layers == job.layers:
+                continue
+            schedules = [_Schedule(name=name, make=make, flags=("--pipeline-schedule", name))]
+            if name != "1f1b":
+                schedules += self._planned_schedules(Circumstances(layers=layers))
+            for schedule in schedules:
+                yield self._remedy(
+                    RemedyKind.LAYERS,
+                    schedule,
+                    Circumstances(layers=layers),
+                    f"{','.join(map(str, layers))} layers by stage, {schedule.name}",
+                    flags=("--pipeline-model-parallel-layout", layout_text(layers)),
+                    numerics=_ROUNDED,
+                )
+
+    def _order(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
+        """Microbatches of uneven length, short ones outside."""
+        if not len(self._model.job.scales):
+            return
+        for schedule in schedules:
+            yield self._remedy(
+                RemedyKind.ORDER,
+                schedule,
+                Circumstances(reorder=hill),
+                f"microbatches short, long, short, {schedule.name}",
+                numerics=_ROUNDED,
+            )
+
+    def _drain(self) -> Iterator[Remedy]:
+        """The job as it is with its slow ranks replaced."""
+        slow = self._model.slow_ranks
+        if not slow:
+            return
+        name = _traced_name(self._model.job.shape)
+        schedule = _Schedule(name=name, make=GENERATORS[name], flags=())
+        ranks = ", ".join(map(str, slow[:8])) + (", …" if len(slow) > 8 else "")
+        yield self._remedy(
+            RemedyKind.DRAIN,
+            schedule,
+            Circumstances(healthy_ranks=frozenset(slow)),
+            f"rank {ranks} like its peers, {name}",
+            effort=Effort.HARDWARE,
+        )
+
+    def _helped(self, offer: HelperOffer) -> Iterator[Remedy]:
+        """Forwards on helpers; and, for an equal GPU, the same GPU as one more pipeline rank."""
+        model = self._model
+        job = model.job
+        if job.shape.num_chunks > 1 or job.num_replicas > 1:
+            return
+        stages = model.costs(0, AS_TRACED).stages
+        for splits in (False, True):
+            found = best_share(
+                stages,
+                job.microbatches[0],
+                num_helpers=offer.num_helpers,
+                speed_ratio=offer.speed_ratio,
+                splits_backward=splits,
+            )
+            how = ", backward split" if splits else ""
+            yield Remedy(
+                kind=RemedyKind.HELPER,
+                what=f"{offer.num_helpers} helper(s) of speed {offer.speed_ratio:g} run "
+                f"{found.share:.0%} of the forwards{how}",
+                effort=Effort.HARDWARE,
+                step_s=model.step_s(Outcome(pipeline_s=found.pipeline_s, peak=())),
+                peak=(float(MOST_AHEAD),) * job.shape.num_ranks,
+                is_disaggregated=True,
+            )
+        yield self._one_rank_more(offer)
+
+    def _one_rank_more(self, offer: HelperOffer) -> Remedy:
+        """The offered GPUs as pipeline ranks of even stages, for comparison."""
+        model = self._model
+        costs = model.costs(0, AS_TRACED)
+        ranks = len(costs.stages) + offer.num_helpers
+        total = sum(costs.stages[1:], costs.stages[0])
+        shape = PipelineShape(num_ranks=ranks, num_microbatches=model.job.microbatches[0])
+        spread = replace(
+            costs,
+            stages=(total.scaled(1 / ranks),) * ranks,
+            message_s=(max(costs.message_s),) * (ranks - 1),
+        )
+        prediction = predict(zero_bubble_h1(shape), spread.table(shape))
+        return Remedy(
+            kind=RemedyKind.HELPER,
+            what=f"the same GPU(s) as pipeline ranks, {ranks} even stages, zb-h1 (if equal GPUs)",
+            effort=Effort.HARDWARE,
+            step_s=model.step_s(Outcome(pipeline_s=prediction.step_s, peak=())),
+            peak=tuple(peak * (ranks - offer.num_helpers) / ranks for peak in prediction.peak),
+            flags=("--pipeline-model-parallel-size", str(ranks), "--pipeline-schedule", "zb-h1"),
+            numerics=_ROUNDED,
+        )
+
+
+_ROUNDED = "same up to the order of sums"
+
+
+def _ahead(make: MakePlan, shape: PipelineShape) -> Plan:
+    return recompute_ahead(make(shape))
+
+
+def _planned_schedule(plan: Plan, limit: float) -> _Schedule:
+    return _Schedule(
+        name=f"planned for {limit:.3g} microbatches",
+        make=lambda shape: plan,
+        flags=("--pipeline-schedule", "plan.csv"),
+        plan=plan,
+    )
+
+
+def _traced_name(shape: PipelineShape) -> str:
+    """Megatron-Core's own schedule for a pipeline."""
+    return "1f1b" if shape.num_chunks == 1 else "dfc"
+
+
+def hill(scales: Scales) -> Scales:
+    """Return microbatches with short ones first and last and long ones in the middle.
+
+    Filling and draining the pipeline then cost little: 1 2 3 4 5 6 becomes 1 3 5 6 4 2.
+    """
+    rising = sorted(scales)
+    return (*rising[::2], *reversed(rising[1::2]))

@@ -1,0 +1,125 @@
+"""The pipeline of a running job: its plan, what its model needs for it, what carries it out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from training.arguments import Settings, Sizes
+from training.pipeline.channels import Channels
+from training.pipeline.dynamic import GuidedDriver
+from training.pipeline.executor import Driver, Executor, ListDriver
+from training.pipeline.memory import peak_memory
+from training.pipeline.plan import Plan
+from training.pipeline.rebalance import Deal, Rebalancer
+from training.pipeline.schedule import deal_for, plan_for, schedule_name
+from training.pipeline.split_backward import WeightGradients, split_backward
+from training.pipeline.stopwatch import Stopwatch
+from training.step import ForwardBackward
+
+
+class Pipeline:
+    """Runs the steps of a job as its flags ask, and moves microbatches between replicas.
+
+    Order of use: `split` while the model is built, `start`, then `forward_backward` every step with
+    `deals_anew` after it.
+    """
+
+    forward_backward: ForwardBackward
+    """What takes the place of Megatron-Core's schedule function."""
+
+    def __init__(self, settings: Settings, sizes: Sizes) -> None:
+        self._settings = settings
+        self._sizes = sizes
+        self._weight_gradients: list[WeightGradients] = []
+        self._plans = schedule_name(settings, sizes) is not None
+        self.deal: Deal | None = deal_for(settings, sizes)
+        self._rebalancer: Rebalancer | None = None
+        self._stopwatch: Stopwatch | None = None
+        self._executor: Executor | None = None
+
+    @property
+    def split(self) -> Callable[[torch.nn.Module], None] | None:
+        """What is to be done with each chunk before it is wrapped, if anything."""
+        if not self._plans or not self._plan_of(self._own_share()).splits_backward:
+            return None
+        return self._split
+
+    def _split(self, chunk: torch.nn.Module) -> None:
+        self._weight_gradients.append(split_backward(chunk))
+
+    def start(self, device: str) -> None:
+        """Make what runs a step; all ranks of the job call this together."""
+        if not self._plans:
+            self.forward_backward = get_forward_backward_func()
+            return
+        plan = self._plan_of(self._sizes.num_microbatches)
+        if self._settings.pipeline.dpp_microbatches == "auto":
+            assert self.deal is not None
+            ranks = self._sizes.pipeline_size
+            fill = (ranks - 1) / self._sizes.model_chunks / (3 if plan.splits_backward else 1)
+            self._stopwatch = Stopwatch(device)
+            exchange = partial(_largest_by_replica, device=device)
+            self._rebalancer = Rebalancer(self.deal, exchange, fill=fill)
+        self._executor = Executor(
+            self._plan_of, self._driver(plan, device), self._weight_gradients, self._stopwatch
+        )
+        self._take_share()
+
+    def _driver(self, plan: Plan, device: str) -> Driver:
+        members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+        guided = self._settings.pipeline.dpp_choice == "guided"
+        channels = Channels(plan.shape, members, device, announces=guided)
+        if not guided:
+            return ListDriver(channels)
+        limit = self._settings.pipeline.dpp_memory_limit
+        slack = 0.0 if limit is None else max(0.0, limit - max(peak_memory(plan)))
+        return GuidedDriver(channels, slack=slack)
+
+    def deals_anew(self) -> bool:
+        """Take up how long the last step took; whether `deal` is another one from now on."""
+        if self._rebalancer is None or self._stopwatch is None:
+            return False
+        deal = self._rebalancer.after_step(self._stopwatch.read_s(), self._own_share())
+        if deal is None:
+            return False
+        self.deal = deal
+        self._take_share()
+        if dist.get_rank() == 0:
+            shares = ", ".join(map(str, deal.shares))
+            print(f"microbatches by replica from now on: {shares}", file=sys.stderr, flush=True)
+        return True
+
+    def _take_share(self) -> None:
+        assert self._executor is not None
+        self.forward_backward = partial(self._executor, own_microbatches=self._own_share())
+
+    def _own_share(self) -> int:
+        if self.deal is None:
+            return self._sizes.num_microbatches
+        replica: int = parallel_state.get_data_parallel_rank()
+        return self.deal.shares[replica]
+
+    def _plan_of(self, num_microbatches: int) -> Plan:
+        plan = plan_for(self._settings, self._sizes, num_microbatches)
+        assert plan is not None
+        return plan
+
+
+def _largest_by_replica(own: float, *, device: str) -> list[float]:
+    """The largest number of each replica's ranks."""
+    mine = torch.tensor(
+        [own, parallel_state.get_data_parallel_rank()], dtype=torch.float64, device=device
+    )
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    largest = [0.0] * parallel_state.get_data_parallel_world_size()
+    for number, replica in torch.stack(everyone).tolist():
+        largest[int(replica)] = max(largest[int(replica)], number)
+    return largest

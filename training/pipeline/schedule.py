@@ -1,0 +1,194 @@
+"""Which plan a job follows, chosen from its flags; free of torch, alike on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megascan.errors import ConfigError
+from training.arguments import Settings, Sizes
+from training.pipeline.costs import even_costs
+from training.pipeline.generators import GENERATORS, depth_first
+from training.pipeline.list_schedule import Problem
+from training.pipeline.memory import even_memory, peak_memory
+from training.pipeline.notation import read_plan
+from training.pipeline.plan import PipelineShape, Placement, Plan
+from training.pipeline.planner import search
+from training.pipeline.rebalance import Deal, even_deal, parse_deal
+from training.pipeline.recompute import recompute_ahead
+from training.pipeline.validity import check, numerics_note
+
+AUTO = "auto"
+"""The name that asks for a search, or for shares from what is measured."""
+
+
+def plan_for(settings: Settings, sizes: Sizes, num_microbatches: int) -> Plan | None:
+    """Return the plan of a step of so many microbatches; None for Megatron-Core's own schedule.
+
+    Raises ConfigError or InputError for a plan that cannot be carried out.
+    """
+    name = schedule_name(settings, sizes)
+    if name is None:
+        return None
+    shape = PipelineShape(
+        num_ranks=sizes.pipeline_size,
+        num_microbatches=num_microbatches,
+        num_chunks=sizes.model_chunks,
+    )
+    if name == AUTO:
+        plan = _searched(settings, shape)
+    else:
+        plan = _named(name, shape, settings.pipeline.microbatch_group_size_per_vp_stage)
+        _check_fit(name, plan, shape)
+    if settings.pipeline.recompute_ahead:
+        if plan.recomputes or plan.names_transfers:
+            raise ConfigError(
+                f"--recompute-ahead: plan {plan.name} names its recomputation or its messages "
+                "itself; leave one of them out"
+            )
+        plan = recompute_ahead(plan)
+    check(plan, memory_limit=settings.pipeline.dpp_memory_limit)
+    return plan
+
+
+def schedule_name(settings: Settings, sizes: Sizes) -> str | None:
+    """Name of the schedule; None for Megatron-Core's own.
+
+    Unequal shares of microbatches take a plan, as Megatron-Core divides each loss by what it runs.
+    """
+    pipeline = settings.pipeline
+    if pipeline.pipeline_schedule is None and pipeline.use_dpp:
+        return AUTO
+    if pipeline.pipeline_schedule is None and pipeline.dpp_microbatches is not None:
+        return "1f1b" if sizes.model_chunks == 1 else "dfc"
+    return pipeline.pipeline_schedule
+
+
+def deal_for(settings: Settings, sizes: Sizes) -> Deal | None:
+    """Return the shares of microbatches that the job starts with; None without the flag."""
+    text = settings.pipeline.dpp_microbatches
+    if text is None:
+        return None
+    if text == AUTO:
+        return even_deal(sizes.data_size, sizes.num_microbatches)
+    return parse_deal(text, sizes.data_size, sizes.num_microbatches)
+
+
+def check_schedule(settings: Settings, sizes: Sizes) -> None:
+    """Raise ConfigError or InputError for flags whose plan this trainer cannot carry out."""
+    pipeline = settings.pipeline
+    group_size = pipeline.microbatch_group_size_per_vp_stage
+    option = "--microbatch-group-size-per-virtual-pipeline-stage"
+    if group_size is not None and sizes.virtual_pipeline_size is None:
+        raise ConfigError(f"{option} needs several chunks on a rank; "
+                          "add --num-virtual-stages-per-pipeline-rank 2")  # fmt: skip
+    if group_size is not None and not sizes.pipeline_size <= group_size <= sizes.num_microbatches:
+        raise ConfigError(
+            f"{option} is {group_size}, expected between the pipeline size {sizes.pipeline_size} "
+            f"and the {sizes.num_microbatches} microbatches of a step"
+        )
+    _check_shares(settings, sizes)
+    if pipeline.dpp_choice == "guided" and not pipeline.use_dpp:
+        raise ConfigError("--dpp-choice guided needs --use-dpp; add it")
+    if pipeline.recompute_ahead and settings.recompute.recompute_granularity is not None:
+        raise ConfigError(
+            "--recompute-ahead and --recompute-granularity exclude each other; keep one"
+        )
+    if schedule_name(settings, sizes) is None:
+        if pipeline.recompute_ahead:
+            raise ConfigError("--recompute-ahead needs --pipeline-schedule or --use-dpp; add one")
+        if pipeline.dpp_memory_limit is not None:
+            raise ConfigError("--dpp-memory-limit needs --pipeline-schedule or --use-dpp; add one")
+        return
+    if sizes.pipeline_size == 1 and (pipeline.pipeline_schedule is not None or pipeline.use_dpp):
+        option = "--use-dpp" if pipeline.use_dpp else "--pipeline-schedule"
+        raise ConfigError(f"{option} needs --pipeline-model-parallel-size 2 or more; add it")
+    if pipeline.dpp_choice == "guided" and sizes.expert_size > 1:
+        raise ConfigError(
+            f"--dpp-choice guided with --expert-model-parallel-size {sizes.expert_size}: replicas "
+            "that share experts must run one order; take static"
+        )
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    assert plan is not None
+    if pipeline.dpp_choice == "guided" and (note := numerics_note(plan)):
+        raise ConfigError(f"--dpp-choice guided: {note}; take static, or a plan in order")
+    if plan.splits_backward and settings.model.transformer_impl != "local":
+        raise ConfigError(
+            f"plan {plan.name} splits backward passes, which is there for --transformer-impl "
+            "local only; take 1f1b, dfc or bfc"
+        )
+
+
+def _check_shares(settings: Settings, sizes: Sizes) -> None:
+    """Rules of --dpp-microbatches."""
+    pipeline = settings.pipeline
+    deal = deal_for(settings, sizes)
+    if deal is None:
+        return
+    option = f"--dpp-microbatches {pipeline.dpp_microbatches}"
+    if sizes.data_size == 1:
+        raise ConfigError(f"{option} needs a data-parallel size of 2 or more; start more ranks")
+    if sizes.expert_size > 1:
+        raise ConfigError(
+            f"{option} with --expert-model-parallel-size {sizes.expert_size}: replicas that share "
+            "experts must run equal shares; leave one of them out"
+        )
+    name = pipeline.pipeline_schedule
+    if name is not None and name != AUTO and name not in GENERATORS:
+        raise ConfigError(
+            f"{option} needs a plan for each share, and --pipeline-schedule {name} is for one; "
+            f"take one of {', '.join((AUTO, *GENERATORS))}"
+        )
+    if settings.parallel.overlap_grad_reduce and sizes.model_chunks > 1:
+        raise ConfigError(
+            f"{option} with several chunks on a rank and --overlap-grad-reduce: replicas would "
+            "reduce their chunks in different orders; leave one of them out"
+        )
+
+
+def _searched(settings: Settings, shape: PipelineShape) -> Plan:
+    """The fastest plan found for even stages."""
+    memory = even_memory(shape)
+    limit = settings.pipeline.dpp_memory_limit
+    if limit is None:
+        limit = max(peak_memory(depth_first(shape), memory))
+    problem = Problem(
+        shape=shape,
+        table=even_costs(shape).table(shape),
+        memory=memory,
+        memory_limit=limit,
+        splits_backward=settings.model.transformer_impl == "local",
+    )
+    return search(problem).plan.renamed(AUTO)
+
+
+def _named(name: str, shape: PipelineShape, group_size: int | None) -> Plan:
+    if name == "dfc" and group_size is not None:
+        return depth_first(shape, group_size=group_size)
+    if name in GENERATORS:
+        return GENERATORS[name](shape)
+    if not Path(name).is_file():
+        raise ConfigError(
+            f"--pipeline-schedule {name} is neither a schedule nor a file; take one of "
+            f"{', '.join((AUTO, *GENERATORS))}, or a plan that megascan plan wrote"
+        )
+    return read_plan(Path(name))
+
+
+def _check_fit(name: str, plan: Plan, shape: PipelineShape) -> None:
+    """A plan of a file has sizes of its own."""
+    found = plan.shape
+    for what, of_plan, of_job in (
+        ("pipeline ranks", found.num_ranks, shape.num_ranks),
+        ("chunks on a rank", found.num_chunks, shape.num_chunks),
+        ("microbatches", found.num_microbatches, shape.num_microbatches),
+    ):
+        if of_plan != of_job:
+            raise ConfigError(
+                f"--pipeline-schedule {name} is a plan of {of_plan} {what}, but the job has "
+                f"{of_job}; make a plan for this job or change its sizes"
+            )
+    if found.placement is not Placement.LOOP:
+        raise ConfigError(
+            f"--pipeline-schedule {name} places stages in a V, which Megatron-Core's chunks cannot "
+            "be; take a plan whose stages run in a loop"
+        )

@@ -1,0 +1,265 @@
+"""Serve a model over HTTP, as OpenAI's clients expect.
+
+    python -m training.serve --load CHECKPOINTS
+    torchrun --nproc-per-node 4 -m training.serve --load CHECKPOINTS
+        --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+
+The model's flags, its number format and its tokenizer come from the checkpoint, or from a Hugging
+Face folder with --load-hf; any layout reads either. Endpoints: /v1/completions,
+/v1/chat/completions where the tokenizer has a chat template, /v1/models, /health, /metrics, and
+Megatron-LM's PUT /api. It listens on the loopback; any other --host needs a --token-file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from megascan.errors import ConfigError, InputError, MegaScanError, MissingError, UsageError
+from training.arguments import TrainerParser
+from training.data.tokenizers import SubwordTokenizer
+from training.distributed import Launch, read_launch
+from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.generation.job import GenerationJob, add_job_arguments, read_job
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from training.generation.service import Service
+    from training.generation.web.chat_template import ChatTemplate
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SHORTEST_TOKEN = 16
+_END_S = 3
+"""Time that clients have to hear that the server ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the server listens, under which name, and for whom."""
+
+    host: str
+    port: int
+    token: str | None
+    name: str
+    max_waiting: int
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    try:
+        launch = read_launch(os.environ)
+        job, address = _parse(arguments, launch)
+    except MegaScanError as error:
+        return end_alike(launch, error)
+    try:
+        listening = _listen(address) if launch.rank == 0 else None
+        with job.joined():
+            if listening is None:
+                _compute(job)
+            else:
+                _serve(job, address, listening)
+    except MegaScanError as error:
+        return end_alone(launch, error)
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        return end_left_alone(launch)
+    return 0
+
+
+def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Address]:
+    parser = TrainerParser(
+        prog="python -m training.serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_job_arguments(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    group.add_argument(
+        "--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)"
+    )
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="file with the token that clients have to send as Authorization: Bearer",
+    )  # fmt: skip
+    group.add_argument(
+        "--served-model-name", metavar="NAME",
+        help="what clients call the model; left out: the folder's name",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-open-rows", type=int, default=1024, metavar="N",
+        help="rows in the batch and in its queue; more are refused with 429 (default: 1024)",
+    )  # fmt: skip
+    given = parser.parse_args(arguments)
+    _require_server()
+    job = read_job(given, launch)
+    if given.max_open_rows < 1:
+        raise ConfigError(f"--max-open-rows is {given.max_open_rows}, but must be at least 1")
+    if given.host not in _LOOPBACK and given.token_file is None:
+        raise UsageError(
+            f"--host {given.host} lets other machines ask: give --token-file, a file with a token "
+            "that they must send"
+        )
+    token = None if given.token_file is None else _read_token(given.token_file)
+    name = given.served_model_name or job.source.name
+    return job, Address(
+        host=given.host, port=given.port, token=token, name=name, max_waiting=given.max_open_rows
+    )
+
+
+def _require_server() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingError(
+            f'the package {error.name} is not installed: pip install "megascan[serve]"'
+        ) from error
+
+
+def _read_token(file: Path) -> str:
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the token in {file} ({error}); mend --token-file") from error
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+        raise InputError(
+            f"{file} must hold one word of at least {_SHORTEST_TOKEN} letters; write a random one"
+        )
+    return token
+
+
+def _listen(address: Address) -> socket.socket:
+    """Take the port before the model is loaded: a taken one is said at once."""
+    try:
+        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address.host, address.port))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {address.host} port {address.port} ({error}); choose another --port "
+            "or --host"
+        ) from error
+    return listening
+
+
+def _compute(job: GenerationJob) -> None:
+    """Be a rank that only computes; rank 0 says when it is over."""
+    engine = job.build_engine()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    for _ in engine.run():
+        pass
+
+
+def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> None:
+    """Be rank 0: the clients' side in a thread, the engine in this one."""
+    from training.generation.metrics import Metrics
+    from training.generation.service import Service
+
+    metrics = Metrics(num_slots=job.limits.num_rows)
+    engine = job.build_engine(metrics)
+    metrics.note_cache(engine.cache_bytes)
+    service = Service(metrics, max_waiting=address.max_waiting)
+    server = _start_server(job, address, service, listening)
+    _stop_on_signal(service)
+    _announce(address, listening, engine.cache_bytes)
+    try:
+        for answers in engine.run(service.inbox):
+            service.deliver(answers)
+    finally:
+        service.end()
+        server.stop()
+
+
+class _Server:
+    """uvicorn in a thread of its own."""
+
+    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        self._server = server
+        self._thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True
+        )
+        self._thread.start()
+        while self._thread.is_alive() and not server.started:
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Let clients hear the end, then close."""
+        self._server.should_exit = True
+        self._thread.join(2 * _END_S)
+
+
+def _start_server(
+    job: GenerationJob, address: Address, service: Service, listening: socket.socket
+) -> _Server:
+    import uvicorn
+
+    from training.generation.web.app import build_app
+    from training.generation.web.asking import Model
+
+    model = Model(
+        name=address.name,
+        tokenizer=job.tokenizer,
+        limits=job.limits,
+        service=service,
+        template=_chat_template(job),
+    )
+    config = uvicorn.Config(
+        build_app(model, token=address.token),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_END_S,
+    )
+    return _Server(uvicorn.Server(config), listening)
+
+
+def _chat_template(job: GenerationJob) -> ChatTemplate | None:
+    from training.generation.web.chat_template import read_chat_template
+
+    model = job.tokenizer_settings.tokenizer_model
+    if model is None or not isinstance(job.tokenizer, SubwordTokenizer):
+        return None
+    folder = Path(model)
+    return read_chat_template(folder if folder.is_dir() else folder.parent, job.tokenizer)
+
+
+def _stop_on_signal(service: Service) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        service.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def _announce(address: Address, listening: socket.socket, cache_bytes: int) -> None:
+    host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    print(
+        f"serving {address.name} at http://{host}:{port}/v1 (keys and values: "
+        f"{cache_bytes / 2**20:.0f} MiB on rank 0)",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
