@@ -498,6 +498,8 @@ def _extents_ns(ties: Ties, lines: Lines) -> Floats:
 
 
 _LONGEST_RESIDUAL_NS = 2**40
+_PICOSECONDS = 3  # decimals of a nanosecond
+_FEMTOSECONDS_A_SECOND = 9  # decimals of a drift in parts per million
 _ORDER_ROUNDS = 4
 
 
@@ -557,18 +559,22 @@ class Alignment:
         return common.astype(np.float64)
 
     def fits(self, reference_ns: int) -> dict[int, ClockFit]:
-        """Return the fits as a timeline carries them, the offset being that at `reference_ns`."""
+        """Return the fits as a timeline carries them, the offset being that at `reference_ns`.
+
+        Picoseconds are kept, far below what can be measured: the digits after them are those of
+        the processor that added up, and the same trace would not give the same file elsewhere.
+        """
         offset = self.offset_ns + self.drift * (reference_ns - self.centre_ns)
         error_ns = self.accuracy.of_domains()[self.domain]
         return {
             int(rank): ClockFit(
                 rank=int(rank),
                 domain=self.domain_names[self.domain[place]],
-                offset_ns=float(offset[place]),
-                drift_ppm=float(self.drift[place] * 1e6),
-                residual_median_ns=float(self.residual_median_ns[place]),
-                residual_p99_ns=float(self.residual_p99_ns[place]),
-                error_ns=float(error_ns[place]),
+                offset_ns=round(float(offset[place]), _PICOSECONDS),
+                drift_ppm=round(float(self.drift[place] * 1e6), _FEMTOSECONDS_A_SECOND),
+                residual_median_ns=round(float(self.residual_median_ns[place]), _PICOSECONDS),
+                residual_p99_ns=round(float(self.residual_p99_ns[place]), _PICOSECONDS),
+                error_ns=round(float(error_ns[place]), _PICOSECONDS),
                 num_anchors=int(self.num_anchors[place]),
                 component=int(self.component[place]),
             )

@@ -40,6 +40,7 @@ NOT_HERE = 3  # exit code: the case's input is not on this machine
 _DIGESTED = ("timeline", "ideal")  # what JSON of these names holds is too long to keep in full
 _MAX_RELATIVE_ERROR = 1e-9  # of fractions in JSON: processors differ in the last bits of a sum
 _MAX_ABSOLUTE_ERROR = 1e-12
+_FULL_PRECISION = re.compile(rb"-?\b\d+\.\d{12,}(?:e[+-]?\d+)?\b")
 _FRACTION = re.compile(r"-?\b\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)\b")
 _MAX_LINES_SHOWN = 40
 
@@ -197,9 +198,15 @@ def _take_in(path: Path, texts: dict[str, str], digests: dict[str, str]) -> None
         else:
             texts[path.name] = text
         return
-    digests[path.name] = _digest(gzip.decompress(content) if path.suffix == ".gz" else content)
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    digests[path.name] = _digest(_FULL_PRECISION.sub(_six_digits, content))
     if path.suffix == ".html":
         texts[f"{path.stem}.txt"] = _visible_text(content.decode())
+
+
+def _six_digits(fraction: re.Match[bytes]) -> bytes:
+    """Round a number written with all its digits: the last of them are the processor's."""
+    return f"{float(fraction[0]):.6g}".encode()
 
 
 def _digest(content: bytes) -> str:
