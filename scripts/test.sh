@@ -18,6 +18,9 @@ if [[ $# -gt 0 ]]; then
     exec "$PYTHON" -m pytest "$@"
 fi
 # On a shared machine a neighbour's load can pass for a fault. What is broken fails twice.
-"$PYTHON" -m pytest -q --durations=10 --reruns 1 -n 2 -m "not distributed"
-echo "== tests that start several ranks each, one after the other"
-"$PYTHON" -m pytest -q --durations=10 --reruns 1 -m distributed
+pytest_twice() { "$PYTHON" -m pytest -q --durations=10 --reruns 1 "$@"; }
+pytest_twice -n 2 -m "not distributed"
+echo "== tests that start several ranks each, two files at a time"
+pytest_twice -n 2 --dist loadfile -m "distributed and not alone"
+echo "== tests that judge what several ranks take, one after the other"
+pytest_twice -m alone

@@ -329,6 +329,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             line.startswith("<!-- test: ") and " distributed" in line
             for line in path.read_text(encoding="utf-8").splitlines()
         )
-        marks = [pytest.mark.distributed] if is_distributed else []
+        marks = [pytest.mark.distributed, pytest.mark.alone] if is_distributed else []
         pages.append(pytest.param(path, id=path.stem, marks=marks))
     metafunc.parametrize("guide", pages)

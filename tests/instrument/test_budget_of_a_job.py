@@ -69,6 +69,7 @@ def levels(folder):
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_a_job_that_tracing_costs_more_than_the_budget_lowers_it_on_all_ranks_alike(job):
     folder, said = job
     first, second = levels(folder / BUDGETS[0])
@@ -85,6 +86,7 @@ def test_a_job_that_tracing_costs_more_than_the_budget_lowers_it_on_all_ranks_al
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_the_summary_says_that_it_was_lowered(job):
     folder, _ = job
     done = run("-m", "megascan", "aggregate", "-b", str(folder / BUDGETS[0]), "-o",
@@ -94,6 +96,7 @@ def test_the_summary_says_that_it_was_lowered(job):
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_a_generous_budget_changes_nothing(job):
     folder, _ = job
     for rank in levels(folder / BUDGETS[1]):

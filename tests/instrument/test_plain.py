@@ -20,7 +20,7 @@ KINDS = ("ddp", "fsdp", "pipeline")
 NUM_MICROBATCHES, NUM_LAYERS = 2, 4
 EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 def command(*words: str) -> str:

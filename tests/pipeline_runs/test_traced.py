@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NUM_MICROBATCHES = 4
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(400)]
 
 
 def test_a_split_step_is_understood(

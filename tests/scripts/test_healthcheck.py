@@ -118,6 +118,7 @@ def hog() -> Iterator[int]:
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_core_that_something_else_keeps_busy_is_named(health: None, hog: int) -> None:
     from health.cpu_probe import CpuProbe
@@ -131,6 +132,7 @@ def test_a_core_that_something_else_keeps_busy_is_named(health: None, hog: int) 
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_everything_on_a_machine_without_gpus(run: Run, tmp_path: Path) -> None:
     done = run(
         "healthcheck.py", "--cpu", "--min-disk-gb", "0.001", "--json", str(tmp_path / "h.json")

@@ -24,7 +24,7 @@ from megascan.reader import read_trace
 if TYPE_CHECKING:
     from conftest import Run
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(400)]
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "scripts"

@@ -215,6 +215,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_a_real_job_of_two_ranks_lowers_itself_alike(tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)

@@ -18,7 +18,7 @@ import pytest
 
 from megascan.reader import read_trace
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 TRAINER = Path(__file__).with_name("failing_trainer.py")
