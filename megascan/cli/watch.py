@@ -1,12 +1,13 @@
 """Name the slow rank while the job runs, on the channels where you listen.
 
 DIR is a folder that a traced job is writing its rank files into; several are the folders of one
-job's hosts. Every finished window is judged together with those before it, as `megascan detect` would.
-A finding is raised once, holds under one id, and is cleared when it is gone.
+job's hosts. Every finished window is judged together with those before it, as `megascan detect`
+would. A finding is raised once, holds under one id, and is cleared when it is gone.
 
 The watch goes on until it is interrupted. With --once it judges what is there and ends, with
 --exit-when-done it ends with the job; the exit code is then 3 while a finding whose owner is a node
-holds (with --dry-run-policy: while a rule would drain something), 4 when the job stands still, else 0.
+holds (with --dry-run-policy: while a rule would drain something), 4 when the job stands still, else
+0.
 
 examples:
   megascan watch trace_output

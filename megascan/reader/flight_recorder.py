@@ -1,7 +1,7 @@
 """Read PyTorch's flight-recorder dumps: which collective each rank stood in when they were made.
 
-A dump is what `torch._C._distributed_c10d._dump_fr_trace` (or `_dump_nccl_trace`) returns, a pickle,
-or its JSON twin, in a file a rank whose name ends with the rank (`nccl_trace_rank_3`):
+A dump is what `torch._C._distributed_c10d._dump_fr_trace` (or `_dump_nccl_trace`) returns, a
+pickle, or its JSON twin, in a file a rank whose name ends with the rank (`nccl_trace_rank_3`):
 
     entries        process_group (name, description), collective_seq_id, profiling_name, state,
                    time_created_ns, retired (its end was seen)
@@ -47,11 +47,11 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """Return a predicate: "stands in nccl:all_reduce 57 of group tp"."""
+        """Return "in nccl:all_reduce 57 of group tp", or what came before."""
         if not self.operation:
-            return "recorded no collective"
+            return "no collective recorded"
         what = f"{self.operation} {self.sequence} of group {self.group}"
-        return f"stands in {what}" if self.is_inside else f"stands in none (its last was {what})"
+        return f"in {what}" if self.is_inside else f"in none, the last was {what}"
 
     def to_json(self) -> dict[str, Json]:
         """For payloads."""
@@ -112,7 +112,7 @@ def _has_ended(entry: Mapping[str, Any]) -> bool:
 
 
 def read_standings(folders: Sequence[Path]) -> Iterator[Standing]:
-    """Yield where the ranks stood whose dumps lie in the folders; what is no dump is passed over."""
+    """Yield where the ranks stood whose dumps lie in the folders; pass over what is no dump."""
     for folder in folders:
         for path in sorted(folder.glob(DUMP_PATTERN)):
             match = _RANK.search(path.name)

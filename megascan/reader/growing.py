@@ -1,12 +1,12 @@
-"""Follow one of our rank files while its job still writes it: each window once, when it is finished.
+"""Follow one of our rank files while its job writes it: each window once, when it is finished.
 
     looked at      [ header  w1  w2  w3 ]              hands out w1, w2, w3
     a second later [ header  w1  w2  w3  w4  w5▏       hands out w4; w5 is not whole yet
 
-What a rank file goes through meanwhile is followed, too: a clean close and a resumed run (the bracket
-at its end goes, a second header comes), a successor that replaces it (`--trace-max-bytes`), a fresh
-run after the old file was moved away, truncation, deletion. A window is known by its run and its
-last iteration, so none is handed out twice, whatever was put in the file's place.
+What a rank file goes through meanwhile is followed, too: a clean close and a resumed run (the
+bracket at its end goes, a second header comes), a successor that replaces it (`--trace-max-bytes`),
+a fresh run after the old file was moved away, truncation, deletion. A window is known by its run
+and its last iteration, so none is handed out twice, whatever was put in the file's place.
 
 A long history is not read: the first look goes backwards from the end to the last windows wanted,
 and takes the run's header from the beginning. Gzip files are walked the same way, member by member.

@@ -1,7 +1,7 @@
 """The life of a finding: raised, holding, cleared, under an id that stays, with what it has cost.
 
-A verdict covers the whole ring, so a fault that has ended is found in it for a while. What counts as
-*active* is a finding whose last slow iteration lies in the newest windows:
+A verdict covers the whole ring, so a fault that has ended is found in it for a while. What counts
+as *active* is a finding whose last slow iteration lies in the newest windows:
 
     windows        1  2  3  4  5  6  7  8  9 10 11 12 13
     rank 5 slow             x  x  x  x
@@ -15,9 +15,14 @@ It is cleared after `QUIET_VERDICTS` verdicts without it; what comes back to the
 within `REOPENED_VERDICTS` is the same account again. Verdicts of the same few ranks whose cause
 changes keep their account, too.
 
-Cost: while it is active, each second of a job of N devices wastes N · (1 - 1 / ratio) device-
-seconds, where ratio is the iteration time now over that without the finding. Example: 8 devices,
-ratio 1.25, half an hour: 8 · 0.2 · 0.5 h = 0.8 GPU-hours.
+Cost: a verdict's ratio, iteration time now over that without the finding, is the mean of all judged
+iterations, slow or not. So the share that is lost while the fault lasts is
+
+    lost = (1 - 1 / ratio) · judged iterations / iterations from the first to the last slow one
+
+and each second of a job of N devices until the last slow iteration wastes N · lost device-seconds.
+Example: 8 devices, ratio 1.0526 over 20 iterations, 10 of them slow: lost = 0.05 · 2 = 0.1; half an
+hour of it costs 8 · 0.1 · 0.5 h = 0.4 GPU-hours.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from detect import Finding, Report
 
 SURE_Q = 1e-4
-"""A finding below this q-value is told at its first sight; it is what reports call high confidence."""
+"""A finding below this q-value is told at first sight; reports call it high confidence."""
 SEEN_VERDICTS = 2
 """Others are told when so many verdicts in a row name them."""
 QUIET_VERDICTS = 3
@@ -46,6 +51,7 @@ REOPENED_VERDICTS = 60
 """A finding that comes back within so many verdicts is the same one."""
 ACTIVE_WINDOWS = 2
 """A finding is active if it was slow in one of so many newest windows."""
+_NS_PER_HOUR = 3.6e12
 _MOST_CLOSED = 200
 """Cleared accounts that are kept; the oldest go."""
 
@@ -92,12 +98,16 @@ class Account:
     last_iteration: int = 0
     """Last slow iteration seen."""
     cleared_unix_s: float = 0.0
+    cleared_verdict: int = 0
+    """Number of the verdict that cleared it."""
     num_seen: int = 0
     """Verdicts that named it, in a row until it is told."""
     num_quiet: int = 0
     """Verdicts in a row in which it was not active."""
     num_raised: int = 0
     cost_gpu_hours: float = 0.0
+    counted_unix_ns: int = 0
+    """Until when the cost was counted."""
     finding: Mapping[str, Json] = field(default_factory=dict)
     """As `megascan detect --json` has it, of the newest verdict that named it."""
 
@@ -130,7 +140,6 @@ class Accounts:
     open: list[Account] = field(default_factory=list)
     closed: list[Account] = field(default_factory=list)
     num_verdicts: int = 0
-    _told_end_ns: int = 0
 
     @property
     def holding(self) -> list[Account]:
@@ -142,9 +151,8 @@ class Accounts:
         """Book a verdict on these windows; return what is to be told."""
         from detect.report import Owner
 
-        seen = _Sight.of(list(windows), self._told_end_ns)
+        seen = _Sight(list(windows), report.num_iterations)
         self.num_verdicts += 1
-        self._told_end_ns = seen.end_unix_ns
         events: list[Event] = []
         unmatched = list(self.open)
         active = [
@@ -180,8 +188,6 @@ class Accounts:
             _renewed(account, finding, seen),
             num_seen=account.num_seen + 1,
             num_quiet=0,
-            cost_gpu_hours=account.cost_gpu_hours
-            + seen.cost_gpu_hours(finding, seen.last_end_unix_ns),
         )
         if not told and _is_sure(finding, after.num_seen):
             after = replace(after, phase=Phase.HOLDING, num_raised=1)
@@ -191,13 +197,11 @@ class Accounts:
         self.open[self.open.index(account)] = after
 
     def _new(self, finding: Finding, seen: _Sight) -> Iterator[Event]:
-        since_ns = seen.start_of(finding.first_iteration)
         before = self._closed_lately(finding)
         if before is not None:
             self.closed.remove(before)
-            since_ns = max(since_ns, round(before.cleared_unix_s * 1e9))
         else:
-            before = _opened(finding, seen, since_ns)
+            before = _opened(finding, seen)
         told = _is_sure(finding, 1)
         after = replace(
             _renewed(before, finding, seen),
@@ -205,7 +209,6 @@ class Accounts:
             num_seen=1,
             num_quiet=0,
             num_raised=before.num_raised + told,
-            cost_gpu_hours=before.cost_gpu_hours + seen.cost_gpu_hours(finding, since_ns),
         )
         self.open.append(after)
         if told:
@@ -215,7 +218,7 @@ class Accounts:
         lately = [
             account
             for account in self.closed
-            if self.num_verdicts - account.num_quiet <= REOPENED_VERDICTS
+            if self.num_verdicts - account.cleared_verdict <= REOPENED_VERDICTS
         ]
         return _match(finding, lately)
 
@@ -232,7 +235,10 @@ class Accounts:
         self.open.remove(account)
         if account.phase is Phase.HOLDING:
             cleared = replace(
-                account, phase=Phase.CLEARED, cleared_unix_s=unix_s, num_quiet=self.num_verdicts
+                account,
+                phase=Phase.CLEARED,
+                cleared_unix_s=unix_s,
+                cleared_verdict=self.num_verdicts,
             )
             self.closed = [*self.closed, cleared][-_MOST_CLOSED:]
             yield Event(Change.CLEARED, cleared)
@@ -243,7 +249,6 @@ class Accounts:
             "open": [account.to_json() for account in self.open],
             "closed": [account.to_json() for account in self.closed],
             "num_verdicts": self.num_verdicts,
-            "told_end_ns": self._told_end_ns,
         }
 
     @classmethod
@@ -253,7 +258,6 @@ class Accounts:
             open=[Account.from_json(each) for each in record["open"]],
             closed=[Account.from_json(each) for each in record["closed"]],
             num_verdicts=int(record["num_verdicts"]),
-            _told_end_ns=int(record["told_end_ns"]),
         )
 
 
@@ -262,12 +266,8 @@ class _Sight:
     """What an account needs to know of the judged windows."""
 
     windows: list[JobWindow]
-    last_end_unix_ns: int
-    """End of what was booked before."""
-
-    @classmethod
-    def of(cls, windows: list[JobWindow], told_end_ns: int) -> _Sight:
-        return cls(windows, told_end_ns or windows[-1].start_unix_ns)
+    num_judged: int
+    """Iterations, the warm-up left out."""
 
     @property
     def active_from(self) -> int:
@@ -291,11 +291,32 @@ class _Sight:
         within = [w.start_unix_ns for w in self.windows if w.last_iteration >= iteration]
         return min(within, default=self.windows[-1].start_unix_ns)
 
-    def cost_gpu_hours(self, finding: Finding, from_ns: int) -> float:
-        """Return what a finding wasted from then until now."""
-        hours = max(0, self.end_unix_ns - from_ns) / 3.6e12
+    def end_of(self, iteration: int) -> int:
+        """Unix time, in ns, at which the window with an iteration ended."""
+        within = [w.end_unix_ns for w in self.windows if w.first_iteration <= iteration]
+        return max(within, default=self.windows[0].end_unix_ns)
+
+    def lost_share(self, finding: Finding) -> float:
+        """Return what part of the time a finding wastes while it lasts."""
+        num_slow = sum(
+            max(
+                0,
+                min(window.last_iteration, finding.last_iteration)
+                - max(window.first_iteration, finding.first_iteration)
+                + 1,
+            )
+            for window in self.windows
+        )
+        lost = 1.0 - 1.0 / max(1.0, finding.step_time_cost_ratio)
+        return min(1.0, lost * self.num_judged / max(1, num_slow))
+
+    def counted(self, account: Account, finding: Finding) -> Account:
+        """Return the account with the cost counted until the last slow iteration."""
+        begin = max(account.counted_unix_ns, self.start_of(finding.first_iteration))
+        end = max(begin, self.end_of(finding.last_iteration))
         num_devices = next(iter(self.headers.values())).world_size
-        return num_devices * hours * (1.0 - 1.0 / max(1.0, finding.step_time_cost_ratio))
+        wasted = num_devices * (end - begin) / _NS_PER_HOUR * self.lost_share(finding)
+        return replace(account, counted_unix_ns=end, cost_gpu_hours=account.cost_gpu_hours + wasted)
 
 
 def _is_sure(finding: Finding, num_seen: int) -> bool:
@@ -307,14 +328,14 @@ def _match(finding: Finding, accounts: Iterable[Account]) -> Account | None:
     shared = [account for account in accounts if set(account.ranks) & set(finding.ranks)]
     same = [account for account in shared if account.cause == finding.cause.value]
     kin = [account for account in shared if account.owner == finding.owner.value]
-    return (same or kin or [None])[0]
+    return next(iter(same or kin), None)
 
 
 def _identity(account: Account) -> tuple[str, str, tuple[int, ...]]:
     return account.cause, account.owner, account.ranks
 
 
-def _opened(finding: Finding, seen: _Sight, since_ns: int) -> Account:
+def _opened(finding: Finding, seen: _Sight) -> Account:
     run_id = seen.windows[-1].run_id
     text = f"{run_id} {finding.cause} {finding.ranks} {finding.first_iteration}"
     return _renewed(
@@ -328,7 +349,7 @@ def _opened(finding: Finding, seen: _Sight, since_ns: int) -> Account:
             hosts=(),
             devices=(),
             since_iteration=finding.first_iteration,
-            since_unix_s=since_ns / 1e9,
+            since_unix_s=seen.start_of(finding.first_iteration) / 1e9,
             phase=Phase.SEEN,
             slowdown=1.0,
             cost_ratio=1.0,
@@ -344,7 +365,7 @@ def _renewed(account: Account, finding: Finding, seen: _Sight) -> Account:
     """Return the account with what the newest finding says."""
     headers = seen.headers
     return replace(
-        account,
+        seen.counted(account, finding),
         run_id=seen.windows[-1].run_id,
         cause=finding.cause.value,
         owner=finding.owner.value,

@@ -1,8 +1,8 @@
 """Tell webhooks and commands, each event at least once, without ever holding the watch up.
 
 A thread delivers; what failed is tried again, later and later. What is not delivered yet stands in
-the state file, so that a restart goes on with it. A webhook's URL is a secret: it may be read from a
-file (`@FILE`), and no message shows more of it than its host.
+the state file, so that a restart goes on with it. A webhook's URL is a secret: it may be read from
+a file (`@FILE`), and no message shows more of it than its host.
 """
 
 from __future__ import annotations
@@ -153,9 +153,7 @@ class Outbox:
             self._pending += [(event, channel) for channel in self.channels]
             while len(self._pending) > MOST_PENDING:
                 dropped, channel = self._pending.pop(0)
-                self.warn(
-                    f"{channel.name} was not told of event {dropped['number']}: too many wait"
-                )
+                self.warn(f"{channel.name} missed event {dropped['number']}: too many wait")
 
     def take_delivered(self) -> int:
         """Return how many deliveries went well since the last call."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -53,7 +54,7 @@ class Hang:
         by_place: dict[str, list[int]] = {}
         for standing in self.standings:
             by_place.setdefault(standing.words, []).append(standing.rank)
-        parts += [f"{_ranks(ranks)} {words}" for words, ranks in sorted(by_place.items())]
+        parts += [f"{_ranks(ranks)}: {words}" for words, ranks in sorted(by_place.items())]
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Json]:
@@ -95,7 +96,7 @@ class HangWatch:
         if len(self._ends_ns) < 3:
             return None
         ends = self._ends_ns
-        return median(after - before for before, after in zip(ends, ends[1:], strict=False)) / 1e9
+        return median(after - before for before, after in pairwise(ends)) / 1e9
 
     def patience_s(self) -> float | None:
         """Silence from which the job is said to hang; None while that is not known."""

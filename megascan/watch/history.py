@@ -5,9 +5,9 @@
     finding   what was said of them
 
 "This GPU was named in 3 of 5 jobs" is told beside a finding, as evidence. It is never a reason to
-accuse: nothing of it is looked at before the detector has spoken. Devices are known by their UUID, or
-by host and index where they have none (CPUs). The same run may be added again: it replaces itself.
-"""
+accuse: nothing of it is looked at before the detector has spoken. Devices are known by their UUID,
+or by host and index where they have none (CPUs). The same run may be added again: it replaces
+itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told. Declared once: name, kind, labels, meaning; docs/watch.md lists the same.
+"""What Prometheus is told. Declared once: name, kind, meaning, labels; docs/watch.md lists them.
 
 Names follow Prometheus's conventions: base units (seconds, ratios) and `_total` for counters. The
 number of series is bounded: 32 findings (the detector's own bound), one a cause, and of ranks all
@@ -106,8 +106,8 @@ class Gauges:
         return {
             "verdict": [([one], float(one == report.verdict)) for one in VERDICTS]
             if report else [],
-            "iteration": _single(report and report.iterations[1]),
-            "iteration_seconds": _single(report and report.iteration_ns / 1e9),
+            "iteration": _single(report.iterations[1] if report else None),
+            "iteration_seconds": _single(report.iteration_ns / 1e9 if report else None),
             "window_age_seconds": _single(age if self.changed_unix_s else None),
             "hang": _single(float(self.hang is not None)),
             "absent_ranks": _single(self.num_absent),

@@ -81,7 +81,7 @@ class Decision:
             "event": "would-drain",
             "rule": self.rule,
             "id": self.account.id,
-            "hosts": sorted({host for host in self.account.hosts if host}),
+            "hosts": [*sorted({host for host in self.account.hosts if host})],
             "ranks": list(self.account.ranks),
             "text": self.text,
         }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from detect import DetectorSettings, Report
 
 KEPT_ITERATIONS = 20
-"""Default length of the ring: enough for 5 %, short enough to forget (docs/watch.md has figures)."""
+"""Default length of the ring: enough for 5 %, short enough to forget."""
 LEAST_ITERATIONS = 8
 """Kept however many spans they hold; with fewer, small slowdowns drown."""
 MOST_SPANS = 600_000

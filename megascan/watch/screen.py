@@ -1,7 +1,7 @@
 """The terminal view: one screen with verdict, ranks by slowness, findings, last windows.
 
-Drawn with rich on the terminal's alternate screen, redrawn once a look; it fits what there is to the
-terminal's height, so that it works in a tmux pane of 80 × 24.
+Drawn with rich on the terminal's alternate screen, redrawn once a look; it fits what there is to
+the terminal's height, so that it works in a tmux pane of 80 × 24.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One JSON file, replaced as a whole after every verdict and before anybody is told, so that a kill at
 any moment loses nothing: what had not been delivered is delivered by the next watch, at worst twice
-(events carry a number by which receivers can tell). A disk that is full costs the state, not the watch.
-A lock beside it keeps two watches from telling everything twice.
+(events carry a number by which receivers can tell). A disk that is full costs the state, not the
+watch. A lock beside it keeps two watches from telling everything twice.
 """
 
 from __future__ import annotations

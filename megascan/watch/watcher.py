@@ -52,7 +52,7 @@ class WatchSettings:
     kept_iterations: int = KEPT_ITERATIONS
     hang_after_s: float | None = None
     notify: str = NODE
-    """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones, too)."""
+    """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones)."""
     rules: tuple[Rule, ...] = ()
 
 
@@ -69,6 +69,8 @@ class Watcher:
     gauges: Gauges = field(default_factory=Gauges)
     pulse: Pulse = field(default_factory=Pulse)
     judgement: Judgement | None = None
+    monotonic_s: Callable[[], float] = time.monotonic
+    """Clock by which silence is measured."""
 
     def __post_init__(self) -> None:
         self.state: State = self.state_file.load()
@@ -108,6 +110,8 @@ class Watcher:
             num_windows += len(windows)
             if not self.files.has_more:
                 break
+        if self.judgement is None and self.ring.windows:
+            self._show()
         self._look_for_hang(moved=bool(num_windows))
         self._decide()
         self._publish()
@@ -159,26 +163,40 @@ class Watcher:
         state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, -1, -1
 
     def _judge(self, window: JobWindow) -> None:
-        try:
-            judgement = self.ring.judge()
-        except MegaScanError as error:
-            self._warn_once(f"no verdict on the windows up to {window.last_iteration}: {error}")
+        judgement = self.judgement = self._judged()
+        if judgement is None:
             return
-        report, headers = judgement.report, self.ring.headers
-        if self.history is not None:
-            try:
-                report = quoted(report, self.history, headers)
-            except MegaScanError as error:
-                self._warn_once(str(error))
-        self.judgement = replace(judgement, report=report)
-        events = self.state.accounts.settle(report, self.ring.windows)
+        events = self.state.accounts.settle(judgement.report, self.ring.windows)
         self.state.judged_iteration = window.last_iteration
         self.state.ring_iteration = self.ring.windows[0].first_iteration
         self.gauges.num_verdicts += 1
-        self.say(verdict_record(self.judgement, self.state.accounts.holding))
+        self.say(verdict_record(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()
+
+    def _show(self) -> None:
+        """After a restart without news: say how things stand; they are booked already."""
+        self.judgement = self._judged()
+        if self.judgement is not None:
+            self.say(verdict_record(self.judgement, self.state.accounts.holding))
+
+    def _judged(self) -> Judgement | None:
+        """Return the verdict on the ring, with what the history says; None where there is none."""
+        try:
+            judgement = self.ring.judge()
+        except MegaScanError as error:
+            last = self.ring.windows[-1].last_iteration
+            self._warn_once(f"no verdict on the windows up to iteration {last}: {error}")
+            return None
+        if self.history is None:
+            return judgement
+        try:
+            report = quoted(judgement.report, self.history, self.ring.headers)
+        except MegaScanError as error:
+            self._warn_once(str(error))
+            return judgement
+        return replace(judgement, report=report)
 
     def _tell_all(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -198,7 +216,7 @@ class Watcher:
             self.outbox.put(numbered)
 
     def _look_for_hang(self, *, moved: bool) -> None:
-        now, written = time.monotonic(), self.files.changed_unix_s
+        now, written = self.monotonic_s(), self.files.changed_unix_s
         if self._still_since is None:
             self._still_since = (written, now - max(0.0, time.time() - written))
         elif moved or written != self._still_since[0]:

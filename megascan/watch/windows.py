@@ -7,8 +7,8 @@ A window is handed out when all ranks have it:
     rank 2   w1 w2
 
 A rank that stays behind by `PATIENCE_WINDOWS` is absent: the windows are handed out without it, and
-nobody waits for it, until it writes again. The ranks' files may lie in several folders (one a host).
-Of several runs the newest counts, by the origin of its clocks, as in `megascan.reader`.
+nobody waits for it, until it writes again. The ranks' files may lie in several folders (one a
+host). Of several runs the newest counts, by the origin of its clocks, as in `megascan.reader`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Progress:
 
 @dataclass
 class JobFiles:
-    """The rank files of one job. `poll` hands out windows; nothing is kept of what was handed out."""
+    """The rank files of one job. `poll` hands out windows and keeps nothing of them."""
 
     folders: Sequence[Path]
     wanted: Wanted
