@@ -161,8 +161,8 @@ def healthy(num_windows: int, limit_s: float, folder: Path) -> None:
 
 
 def delay(folder: Path) -> None:
-    """Plant faults from iteration 25 on; count windows until the alert, and the time of that
-    look.""" for factor in (1.05, 1.1, 1.3):
+    """Plant faults from iteration 25 on; count windows until the alert, and time that look."""
+    for factor in (1.05, 1.1, 1.3):
         found = []
         for seed in range(6):
             rank = (3 * seed + 1) % 8
@@ -185,9 +185,7 @@ def delay(folder: Path) -> None:
 def cost(folder: Path) -> None:
     """Look at 8 ranks, granularity full, interval 5, window 2; then at files that stand still."""
     layout = Layout(tp=2, pp=2, dp=2)
-    job = job_of(
-        layout, 120, num_layers=16, num_microbatches=8, interval=5, window=2, device="cpu"
-    )
+    job = job_of(layout, 120, num_layers=16, num_microbatches=8, interval=5, window=2, device="cpu")
     replay = replayed(job, [], 1, folder)
     watch, spent = Watch.on(replay.target), []
     while replay.step():
@@ -201,8 +199,8 @@ def cost(folder: Path) -> None:
     idle = (time.process_time() - began) / 1000
     middle = steady[len(steady) // 2]
     print(
-        f"{len(steady)} windows: CPU median {middle:.3f} s, most {steady[-1]:.3f} s; a look at files
-        " f"that stand still {1e3 * idle:.2f} ms; RSS {_rss_mb()} MB"
+        f"{len(steady)} windows: CPU median {middle:.3f} s, most {steady[-1]:.3f} s; "
+        f"a look at files that stand still {1e3 * idle:.2f} ms; RSS {_rss_mb()} MB"
     )
     for gap in (5, 10, 20, 60):
         print(f"a window every {gap} s: {middle / gap + idle:.2%} of a core")

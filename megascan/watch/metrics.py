@@ -50,7 +50,7 @@ METRICS = (
     ),
     Declared(
         "rank_slowness_ratio", "gauge",
-        "computing time of a rank over that of its peers, median of the ring; all ranks up to 64, "
+        "computing time of a rank over that of its peers, newest iterations; all ranks up to 64, "
         "of more the 64 slowest", ("rank",),
     ),
     Declared("finding_slowdown_ratio", "gauge", "slowdown of a holding finding", _FINDING_LABELS),
@@ -72,7 +72,7 @@ METRICS = (
 PREFIX = "megascan_"
 
 
-@dataclass
+@dataclass(eq=False)  # registries keep collectors by identity
 class Gauges:
     """The newest values; the watch writes them, the endpoint's thread reads them."""
 

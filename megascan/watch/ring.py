@@ -28,6 +28,8 @@ KEPT_ITERATIONS = 20
 """Default length of the ring: enough for 5 %, short enough to forget."""
 LEAST_ITERATIONS = 8
 """Kept however many spans they hold; with fewer, small slowdowns drown."""
+SHOWN_ITERATIONS = 4
+"""Newest iterations over which each rank's slowness is shown; verdicts take the whole ring."""
 MOST_SPANS = 600_000
 """Of all windows together: 1,024 ranks at `base` are judged in about 5 s."""
 
@@ -38,8 +40,8 @@ class Judgement:
 
     report: Report
     slowness: Mapping[int, float]
-    """How much longer than its peers each rank computes, median, 1.05 is 5 %; ranks without peers
-    are absent."""
+    """How much longer than its peers each rank computes in the newest iterations, median, 1.05 is
+    5 %; ranks without peers are absent."""
     window: JobWindow
     """The newest of the ring."""
     num_windows: int
@@ -98,7 +100,7 @@ class Ring:
         seen = examination.seen
         slowness: dict[int, float] = {}
         if len(seen.iterations):
-            middle = np.exp(median(examination.slowness, axis=1))
+            middle = np.exp(median(examination.slowness[:, -SHOWN_ITERATIONS:], axis=1))
             for ranks, value in zip(seen.members.workers, middle.tolist(), strict=True):
                 slowness.update(dict.fromkeys(ranks, value) if np.isfinite(value) else {})
         return Judgement(
