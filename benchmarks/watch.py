@@ -136,6 +136,7 @@ _LAWS: Mapping[str, Mapping[str, Any]] = {
 }
 _LAYOUTS = (Layout(pp=2, dp=4), Layout(dp=8), Layout(tp=2, dp=4))
 _ITERATIONS = 60
+_WINDOWS_A_LOOK = 10
 
 
 def healthy(num_windows: int, limit_s: float, folder: Path) -> None:
@@ -229,19 +230,22 @@ def scale(folder: Path) -> None:
 
 
 def day(num_windows: int, folder: Path) -> None:
-    """Watch a tiny job for very many windows; the size of the process every tenth of them."""
+    """Watch a tiny job for very many windows, ten a look; the size of the process now and then."""
     layout = Layout(dp=4)
     job = job_of(layout, num_windows, num_layers=1, num_microbatches=1)
     replay = replayed(job, [], 1, folder)
     watch, done, began = Watch.on(replay.target), 0, time.process_time()
     while replay.step():
+        done += 1
+        if done % _WINDOWS_A_LOOK:
+            continue
         watch.watcher.look()
         watch.said[:] = watch.accusations
-        done += 1
-        if done % max(1, num_windows // 10) == 0:
+        if done % max(_WINDOWS_A_LOOK, num_windows // 10) == 0:
             print(
-                f"{done} windows: RSS {_now_mb()} MB, {time.process_time() - began:.0f} CPU s, "
-                f"{len(watch.said)} accusations",
+                f"{done} windows, {watch.watcher.gauges.num_verdicts} verdicts: "
+                f"RSS {_now_mb()} MB, "
+                f"{time.process_time() - began:.0f} CPU s, {len(watch.said)} accusations",
                 flush=True,
             )
 
