@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"exit with {EXIT_FINDING} when a finding's owner is a node",
     )
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="quote what earlier jobs' findings say of the devices (megascan history)",
+    )
     add_run_arguments(parser)
     add_scheduler_argument(parser)
     add_detector_arguments(parser)
@@ -75,4 +81,9 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
         return detect_op_table(arguments.path, settings)
     with workers_from(arguments, size_bytes(arguments.path)) as workers:
         timeline = load_timeline(arguments.path, arguments, workers)
-    return detect_in(timeline, settings)
+    report = detect_in(timeline, settings)
+    if arguments.history is None:
+        return report
+    from megascan.watch.history import History, quoted
+
+    return quoted(report, History(arguments.history, must_exist=True), timeline.headers)

@@ -18,11 +18,13 @@ COMMANDS = {
     "aggregate": "merge a trace folder into one aligned timeline, and with -d name the slow rank",
     "detect": "name the slow rank, its cause and its owner",
     "diff": "compare two traces: which role, rank or link got slower",
+    "history": "findings of many jobs by host and device: add, show, merge",
     "plan": "say what would make a traced pipeline's step faster, and write the plan for it",
     "query": "ask a timeline in PerfettoSQL",
     "report": "write one self-contained page about a trace",
     "simulate": "write the rank files of a simulated job, with planted faults",
     "view": "open a timeline in Perfetto",
+    "watch": "name the slow rank while the job runs",
     "whatif": "what a step would cost without each slowness",
 }
 

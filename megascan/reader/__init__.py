@@ -5,6 +5,8 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
 
     trace.py            read_trace: find the format, read all files, make one run; start here
     rank_files.py       our own rank files, long ones alone and short ones together
+    growing.py          one of our rank files while its job runs: windows as they are finished
+    flight_recorder.py  PyTorch's flight-recorder dumps: where each rank stood
     original.py         the original MegaScan's begin and end records
     kineto.py           the PyTorch profiler's traces
     timeline_files.py   merged timelines, Chrome JSON and Perfetto

@@ -168,6 +168,28 @@ class FileRuns:
                 "compressed data"
             )
 
+    def take_finished(self) -> list[Segment]:
+        """Hand out each window that was finished since the last call, and forget it."""
+        found = []
+        for run in self._runs.values():
+            tables = iter(run.finished)
+            empty = TRACE_SCHEMA.empty_table()
+            for window in run.windows:
+                spans = next(tables) if window.num_spans else empty
+                found.append(
+                    Segment(
+                        path=self._path,
+                        header=run.header,
+                        windows=(window,),
+                        spans=spans,
+                        num_unfinished_spans=run.num_unfinished,
+                        notes=tuple(run.notes),
+                    )
+                )
+                run.notes, run.num_unfinished = [], 0
+            run.windows, run.finished = [], []
+        return found
+
     def segments(self) -> list[Segment]:
         """Return all runs, after the last line."""
         self._drop_pending()
@@ -209,7 +231,7 @@ def read_rank_file(
     parser = templates or Templates(event_schema(SPAN_COLUMNS))
     for block, events in parsed_blocks(path, parser, num_threads):
         if events is not None:
-            _follow(runs, events, path)
+            follow(runs, events, path)
         if block.torn:
             runs.tear()
     return runs.segments()
@@ -223,7 +245,7 @@ def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -
     return Packed(tuple(found))
 
 
-def _follow(runs: FileRuns, events: EventBlock, path: Path) -> None:
+def follow(runs: FileRuns, events: EventBlock, path: Path) -> None:
     """Take a block's spans and marks in their order."""
     marks = np.flatnonzero(is_mark(events.table)).tolist()
     faults = [(damage.row, Fault(damage.line, damage.reason)) for damage in events.damages]

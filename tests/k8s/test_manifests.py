@@ -82,7 +82,7 @@ def pod_of(job: Manifest) -> Manifest:
 
 def pods_of(objects: list[Manifest]) -> Iterator[Manifest]:
     for one in objects:
-        if one["kind"] == "Job":
+        if one["kind"] in ("Job", "Deployment"):
             yield one["spec"]["template"]["spec"]
         if one["kind"] == "JobSet":
             yield from map(pod_of, one["spec"]["replicatedJobs"])
@@ -92,13 +92,13 @@ def containers_of(pod: Manifest) -> list[Manifest]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-@pytest.mark.parametrize("path", [*OVERLAYS, "aggregate"])
+@pytest.mark.parametrize("path", [*OVERLAYS, "aggregate", "watch"])
 def test_every_object_is_valid(path: str, render: Render) -> None:
     objects = render(path)
     for one in objects:
         validate(one)
     assert {one["kind"] for one in objects} in (
-        {"ConfigMap", "PersistentVolumeClaim", "JobSet"}, {"Job"},
+        {"ConfigMap", "PersistentVolumeClaim", "JobSet"}, {"Job"}, {"Deployment", "Service"},
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_size_follows_the_settings(objects: list[Manifest]) -> None:
     assert gpus == {None if on_cpu else int(settings["RANKS_PER_NODE"])}
 
 
-@pytest.mark.parametrize("path", [*OVERLAYS, "aggregate"])
+@pytest.mark.parametrize("path", [*OVERLAYS, "aggregate", "watch"])
 def test_nothing_runs_as_root_or_with_rights_it_does_not_need(path: str, render: Render) -> None:
     for pod in pods_of(render(path)):
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -244,3 +244,18 @@ def test_images_are_those_of_the_overlay(objects: list[Manifest]) -> None:
     assert images == {
         "registry.example.com/megascan:0.1", "registry.example.com/megascan-cpu:0.1",
     }  # fmt: skip
+
+
+def test_the_watch_is_scraped_and_probed_where_it_listens(render: Render) -> None:
+    by_kind = {one["kind"]: one for one in render("watch")}
+    deployment, service = by_kind["Deployment"], by_kind["Service"]
+    (watch,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = watch["ports"]
+    asked = watch["args"][watch["args"].index("--prometheus") + 1]
+    assert int(asked) == port["containerPort"] == service["spec"]["ports"][0]["port"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert watch[probe]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}

@@ -1,0 +1,359 @@
+"""Follow one of our rank files while its job writes it: each window once, when it is finished.
+
+    looked at      [ header  w1  w2  w3 ]              hands out w1, w2, w3
+    a second later [ header  w1  w2  w3  w4  w5▏       hands out w4; w5 is not whole yet
+
+What a rank file goes through meanwhile is followed, too: a clean close and a resumed run (the
+bracket at its end goes, a second header comes), a successor that replaces it (`--trace-max-bytes`),
+a fresh run after the old file was moved away, truncation, deletion. A window is known by its run
+and its last iteration, so none is handed out twice, whatever was put in the file's place.
+
+A long history is not read: the first look goes backwards from the end to the last windows wanted,
+and takes the run's header from the beginning. Gzip files are walked the same way, member by member.
+Nothing is mapped into memory: a mapped file that shrinks would kill the process.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from megascan.errors import InputError
+from megascan.header import RankHeader, WindowRecord
+from megascan.reader.lines import Block, parse_block
+from megascan.reader.rank_files import FileRuns, follow, read_mark
+from megascan.reader.segments import Segment, event_schema
+from megascan.reader.templates import Templates
+from megascan.schema import HEADER_EVENT, SPAN_COLUMNS, WINDOW_EVENT
+
+_WINDOW_MARK = f'"name":"{WINDOW_EVENT}"'.encode()
+_HEADER_MARK = f'"name":"{HEADER_EVENT}"'.encode()
+_CLOSING = b"]"
+_AROUND = b",\n"
+_STEP_BYTES = 1 << 18
+"""Read at once: what thousands of files hold between two looks must fit into memory together."""
+_HEADER_BYTES = 1 << 22
+"""More than the header of a job of many thousand ranks."""
+_TRACE_BYTES = 64
+"""Bytes before the current place that must still be there, or the file is another one."""
+_MEMBER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
+"""How each gzip member of a rank file begins (no name, no time)."""
+_GZIP_WINDOW = zlib.MAX_WBITS | 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How far back the first look goes: the last `num_windows`, and of the run `run_id` none up to
+    `after_iteration`.
+    """
+
+    num_windows: int
+    run_id: str = ""
+    after_iteration: int = -1
+
+    def reaches(self, window: WindowRecord, num_windows: int) -> bool:
+        """Tell whether a window, of which `num_windows` are later ones, is still wanted."""
+        seen = window.run_id == self.run_id and window.last_iteration <= self.after_iteration
+        return num_windows < self.num_windows and not seen
+
+
+@dataclass
+class _Place:
+    """Where reading goes on, and the bytes that stood before it."""
+
+    offset: int = 0
+    before: bytes = b""
+    inode: int = -1
+    seen: tuple[int, int] = (-1, -1)
+    """Size and time of change at the last look."""
+
+
+@dataclass
+class GrowingFile:
+    """One rank's file; `poll` returns the windows that were finished since the last call.
+
+    `problem` is a sentence about what could not be read, once; `is_closed` tells that the job has
+    closed the file.
+    """
+
+    path: Path
+    wanted: Wanted
+    parser: Templates = field(default_factory=lambda: Templates(event_schema(SPAN_COLUMNS)))
+    is_closed: bool = False
+    is_there: bool = False
+    has_more: bool = False
+    """Whether the last call left finished windows for the next."""
+    changed_unix_s: float = 0.0
+    problem: str = ""
+    header: RankHeader | None = None
+    _place: _Place = field(default_factory=_Place)
+    _runs: FileRuns | None = None
+    _handed: dict[str, int] = field(default_factory=dict)
+    """Last iteration handed out, by run."""
+
+    def __post_init__(self) -> None:
+        self._handed[self.wanted.run_id] = self.wanted.after_iteration
+
+    def poll(self) -> list[Segment]:
+        """Return finished windows in the order of the file, at most some 100 kB at once."""
+        try:
+            with self.path.open("rb") as file:
+                found = self._look(file)
+        except FileNotFoundError:
+            self.is_there = self.has_more = False
+            return []
+        except OSError as error:
+            self.problem = f"{self.path}: {error.strerror or error}; tried again"
+            return []
+        return [segment for segment in found if self._is_new(segment)]
+
+    def _is_new(self, segment: Segment) -> bool:
+        run, last = segment.header.run_id, segment.windows[0].last_iteration
+        if last <= self._handed.get(run, -1):
+            return False
+        self._handed[run] = last
+        return True
+
+    def _look(self, file: BinaryIO) -> list[Segment]:
+        status = os.fstat(file.fileno())
+        self.is_there, self.changed_unix_s = True, status.st_mtime
+        now = (status.st_size, status.st_mtime_ns)
+        if now == self._place.seen and status.st_ino == self._place.inode and not self.has_more:
+            return []
+        if self._is_another(file, status):
+            self._begin(file, status)
+        text, end, whole = self._next_text(file)
+        self.has_more = end > self._place.offset and not whole
+        self._place.seen = now
+        found = self._parsed(file, text, end) if text else []
+        self.is_closed = whole and self._ends_closed(file)
+        return found
+
+    def _is_another(self, file: BinaryIO, status: os.stat_result) -> bool:
+        """Tell whether what was read is gone: replaced, truncated, or never begun."""
+        place = self._place
+        if self._runs is None or status.st_ino != place.inode or status.st_size < place.offset:
+            return True
+        file.seek(max(0, place.offset - len(place.before)))
+        return file.read(len(place.before)) != place.before
+
+    def _begin(self, file: BinaryIO, status: os.stat_result) -> None:
+        """Find the first window wanted, and the header that stands before it."""
+        lines = _members_backwards if _is_gzip(file) else _marks_backwards
+        offset, header = _first_wanted(file, lines(file), self.wanted)
+        self._runs = FileRuns(self.path)
+        if header is not None:
+            self.header = header
+            self._runs.mark(header, 1)
+        self._place = _Place(offset=offset, inode=status.st_ino)
+
+    def _next_text(self, file: BinaryIO) -> tuple[bytes, int, bool]:
+        """Return text up to a window's end, where that is, and whether it is the file's last."""
+        return (_next_members if _is_gzip(file) else _next_lines)(file, self._place.offset)
+
+    def _parsed(self, file: BinaryIO, text: bytes, end: int) -> list[Segment]:
+        assert self._runs is not None  # _begin came first
+        begin, self._place.offset = self._place.offset, end
+        file.seek(max(0, end - _TRACE_BYTES))
+        self._place.before = file.read(min(_TRACE_BYTES, end))
+        try:
+            events = parse_block(Block(bytearray(text.strip(_AROUND)), 1), self.parser)
+            if events is not None:
+                follow(self._runs, events, self.path)
+        except InputError as error:
+            return self._damaged(begin, end, error)
+        found = self._runs.take_finished()
+        if found:
+            self.header = found[-1].header
+        return found
+
+    def _damaged(self, begin: int, end: int, error: InputError) -> list[Segment]:
+        """Go on behind damage with what is known of the run."""
+        self.problem = f"bytes {begin:,} to {end:,} were left out: {error}"
+        found = self._runs.take_finished() if self._runs else []
+        self._runs = FileRuns(self.path)
+        if self.header is not None:
+            self._runs.mark(self.header, 1)
+        return found
+
+    def _ends_closed(self, file: BinaryIO) -> bool:
+        file.seek(self._place.offset)
+        rest = file.read(_STEP_BYTES)
+        if rest.startswith(_MEMBER):
+            rest = b"".join(text for _, _, text in _members(rest))
+        return rest.strip() == _CLOSING
+
+
+def _is_gzip(file: BinaryIO) -> bool:
+    file.seek(0)
+    return file.read(2) == _MEMBER[:2]
+
+
+def _next_lines(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
+    """Text from `offset` to the last whole window mark within a step, or to the first one."""
+    file.seek(offset)
+    text = b""
+    while piece := file.read(max(_STEP_BYTES, len(text))):
+        text += piece
+        end = _last_window_end(text)
+        if end:
+            whole = not file.read(1)
+            return text[:end], offset + end, whole
+    return b"", offset, True
+
+
+def _last_window_end(text: bytes) -> int:
+    """Where the last complete window mark of a text ends; 0 without one."""
+    at = text.rfind(_WINDOW_MARK)
+    while at >= 0:
+        begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+        end = newline if newline >= 0 else len(text)
+        if _is_json(text[begin:end]):
+            return end - text[begin:end].endswith(b",")
+        at = text.rfind(_WINDOW_MARK, 0, at)
+    return 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        orjson.loads(line.rstrip(b","))
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
+    """Text of complete members from `offset` on, at least one window's if there is one."""
+    raw, parts, end = b"", [], offset
+    file.seek(offset)
+    while piece := file.read(max(_STEP_BYTES, len(raw))):
+        raw += piece
+        parts = list(_members(raw))
+        ends = [at for _, at, text in parts if _WINDOW_MARK in text]
+        if ends:
+            end = offset + ends[-1]
+            text = b"".join(part for _, at, part in parts if at <= ends[-1])
+            return text, end, not file.read(1)
+    return b"", offset, True
+
+
+def _members(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(begin, end, text) of complete gzip members; damage and a torn member end them."""
+    begin = 0
+    while begin < len(raw):
+        inflater = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            text = inflater.decompress(raw[begin:])
+        except zlib.error:
+            return
+        if not inflater.eof:
+            return
+        end = len(raw) - len(inflater.unused_data)
+        yield begin, end, text
+        begin = end
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A window's or run's record, and where the reading of what follows it begins."""
+
+    end: int
+    record: RankHeader | WindowRecord
+
+
+def _first_wanted(
+    file: BinaryIO, marks: Iterator[_Mark], wanted: Wanted
+) -> tuple[int, RankHeader | None]:
+    """Return where the wanted windows begin and the header in force there (None: read it)."""
+    start, num_windows = 0, 0
+    run_id = ""
+    for mark in marks:
+        if isinstance(mark.record, RankHeader):
+            if run_id and mark.record.run_id == run_id:
+                return start, mark.record
+            continue
+        if run_id:
+            continue
+        if wanted.reaches(mark.record, num_windows):
+            num_windows += 1
+        else:
+            start, run_id = mark.end, mark.record.run_id
+            first = first_header(file)
+            if first is not None and first.run_id == run_id:
+                return start, first
+    return 0, None
+
+
+def first_header(file: BinaryIO) -> RankHeader | None:
+    """Return the header at a rank file's beginning, None where there is none that can be read."""
+    file.seek(0)
+    text = file.read(_HEADER_BYTES)
+    if text.startswith(_MEMBER[:2]):
+        text = next((part for _, _, part in _members(text)), b"")
+    for line in text.split(b"\n", 2)[:2]:
+        record = _record(line.strip(b"[,"), "the first line")
+        if isinstance(record, RankHeader):
+            return record
+    return None
+
+
+def _record(line: bytes, where: str) -> RankHeader | WindowRecord | None:
+    """Read a mark; None for lines that are none, or are damaged."""
+    if _WINDOW_MARK not in line and _HEADER_MARK not in line:
+        return None
+    try:
+        return read_mark(line, where)
+    except InputError:
+        return None
+
+
+def _marks_backwards(file: BinaryIO) -> Iterator[_Mark]:
+    """Yield headers and window marks of a plain file from its end to its beginning."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    while end > 0:
+        begin = max(0, end - _STEP_BYTES)
+        file.seek(begin)
+        text = file.read(end - begin) + tail
+        cut = 0 if begin == 0 else text.find(b"\n") + 1 or len(text)
+        yield from _marks_in(text, begin, cut)
+        tail, end = text[:cut], begin
+
+
+def _marks_in(text: bytes, begin: int, cut: int) -> Iterator[_Mark]:
+    """Yield the marks of whole lines behind `cut`, the last first."""
+    at = len(text)
+    while (at := max(text.rfind(_WINDOW_MARK, cut, at), text.rfind(_HEADER_MARK, cut, at))) >= 0:
+        line_begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
+        line_end = newline if newline >= 0 else len(text)
+        line = text[line_begin:line_end]
+        record = _record(line.rstrip(b","), "a mark")
+        if record is not None:
+            yield _Mark(begin + line_end - line.endswith(b","), record)
+
+
+def _members_backwards(file: BinaryIO) -> Iterator[_Mark]:
+    """Yield the same of a compressed file, by the members' first bytes."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    while end > 0:
+        begin = max(0, end - _STEP_BYTES)
+        file.seek(begin)
+        raw = file.read(end - begin) + tail
+        at = len(raw)
+        while (at := raw.rfind(_MEMBER, 0, at)) >= 0:
+            member = next(_members(raw[at:]), None)
+            if member is None:
+                continue
+            for line in reversed(member[2].split(b"\n")):
+                record = _record(line.rstrip(b","), "a mark")
+                if record is not None:
+                    yield _Mark(begin + at + member[1], record)
+            raw = raw[:at]
+        tail, end = raw, begin

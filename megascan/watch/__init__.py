@@ -1,0 +1,17 @@
+"""Say who is slow while the job still runs.
+
+Owns everything between growing rank files and the places where operators listen. Composes the
+core, `aggregate` and `detect`: the verdict is theirs, unchanged.
+
+    watcher.py      one look after the other: read, judge, keep account, tell; start here
+    windows.py      growing files of all ranks, joined into the windows of the job
+    ring.py         the last windows, and the detector's verdict on them
+    accounts.py     the life of a finding: raised, holding, cleared; what it has cost
+    hang.py         a window that does not come, and where everybody stands
+    state.py        what survives a restart
+    channels.py     webhooks and commands, told at least once; payloads.py in whose shape
+    metrics.py      Prometheus; endpoint.py serves it, and the health of the watch
+    policy.py       what an operator's rules would drain
+    history.py      findings of many jobs by host and device
+    lines.py        the log; screen.py the terminal view
+"""

@@ -1,0 +1,223 @@
+"""Tell webhooks and commands, each event at least once, without ever holding the watch up.
+
+A thread delivers; what failed is tried again, later and later. What is not delivered yet stands in
+the state file, so that a restart goes on with it. A webhook's URL is a secret: it may be read from
+a file (`@FILE`), and no message shows more of it than its host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shlex
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+
+from megascan.errors import ConfigError
+from megascan.header import Json
+from megascan.watch.payloads import SHAPES, shape_for
+
+_TIMEOUT_S = 10.0
+_COMMAND_TIMEOUT_S = 120.0
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 300.0
+MOST_PENDING = 500
+"""Events that wait for a channel; the oldest go, and that is said."""
+
+
+class Channel(Protocol):
+    """A place where operators listen."""
+
+    @property
+    def name(self) -> str:
+        """Tells channels apart, across restarts."""
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Deliver an event. Raises OSError when that failed and may go well later."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """POSTs events to a URL."""
+
+    url: str
+    shape: str
+
+    @classmethod
+    def of(cls, text: str, shape: str | None) -> Webhook:
+        """Make one of a URL or @FILE. Raises ConfigError for what is no http(s) URL."""
+        url = text
+        if text.startswith("@"):
+            try:
+                url = Path(text[1:]).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--webhook {text}: cannot read that file ({error})") from error
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"--webhook names {parts.scheme or 'no'} scheme and {parts.hostname or 'no'} host, "
+                "expected http(s)://host/…, or @FILE that holds it"
+            )
+        chosen = cls(url, shape or shape_for(parts.hostname))
+        SHAPES[chosen.shape]({"event": "cleared", "id": "", "text": "", "job": ""})
+        return chosen
+
+    @property
+    def name(self) -> str:
+        """Shape and host."""
+        return f"{self.shape} webhook at {urlsplit(self.url).hostname}"
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """POST it; any answer but 2xx is an error."""
+        request = urllib.request.Request(
+            self.url,
+            data=orjson.dumps(SHAPES[self.shape](event)),
+            headers={"Content-Type": "application/json", "User-Agent": "megascan-watch"},
+        )
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+            pass
+
+
+@dataclass(frozen=True)
+class Command:
+    """Runs a program with the event as JSON on its standard input; no shell is involved."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Command:
+        """Make one of a command line. Raises ConfigError for quotes that do not close."""
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise ConfigError(f"--exec {text!r}: {error}") from error
+        if not words:
+            raise ConfigError("--exec is empty, expected a command")
+        return cls(words)
+
+    @property
+    def name(self) -> str:
+        """The program."""
+        return f"command {self.words[0]}"
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Run it; an exit code other than 0 is an error."""
+        try:
+            done = subprocess.run(
+                self.words,
+                input=orjson.dumps(event),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_COMMAND_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OSError(f"took longer than {_COMMAND_TIMEOUT_S:.0f} s and was stopped") from error
+        if done.returncode:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise OSError(f"ended with {done.returncode}{': ' * bool(last)}{''.join(last)[:200]}")
+
+
+@dataclass
+class Outbox:
+    """Events on their way, in the order they were put, for each channel."""
+
+    channels: Sequence[Channel]
+    warn: Callable[[str], None]
+    first_wait_s: float = _FIRST_WAIT_S
+    num_delivered: int = 0
+    _pending: list[tuple[dict[str, Json], Channel]] = field(default_factory=list)
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _is_closing: bool = False
+
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what an earlier watch had not delivered; channels that are gone are left out."""
+        by_name = {channel.name: channel for channel in self.channels}
+        for record in records:
+            channel = by_name.get(str(record.get("channel")))
+            if channel is not None:
+                self._pending.append((dict(record["event"]), channel))
+
+    def put(self, event: dict[str, Json]) -> None:
+        """Queue an event for every channel."""
+        with self._wake:
+            self._pending += [(event, channel) for channel in self.channels]
+            while len(self._pending) > MOST_PENDING:
+                dropped, channel = self._pending.pop(0)
+                self.warn(f"{channel.name} missed event {dropped['number']}: too many wait")
+
+    def take_delivered(self) -> int:
+        """Return how many deliveries went well since the last call."""
+        with self._wake:
+            num_delivered, self.num_delivered = self.num_delivered, 0
+        return num_delivered
+
+    def pending(self) -> list[dict[str, Json]]:
+        """Return what was not delivered yet, for the state file."""
+        with self._wake:
+            return [{"channel": channel.name, "event": event} for event, channel in self._pending]
+
+    def send(self) -> None:
+        """Begin, or go on, to deliver. Call it when the state that holds the events is saved."""
+        if not self.channels:
+            return
+        with self._wake:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._deliver, name="outbox", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self, timeout_s: float = 15.0) -> None:
+        """Give what is pending some time, and end."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _deliver(self) -> None:
+        wait_s = self.first_wait_s
+        while True:
+            with self._wake:
+                while not self._pending and not self._is_closing:
+                    self._wake.wait()
+                batch = list(self._pending)
+                if not batch:
+                    return
+            failed: set[str] = set()
+            for item in batch:
+                if item[1].name not in failed and not self._told(*item):
+                    failed.add(item[1].name)  # the rest of it keeps its order
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S) if failed else self.first_wait_s
+            if failed and self._is_closing:
+                return
+            if failed:
+                self._pause(wait_s)
+
+    def _pause(self, wait_s: float) -> None:
+        """Wait, but not longer than until the watch ends."""
+        until = time.monotonic() + wait_s
+        with self._wake:
+            while not self._is_closing and (left := until - time.monotonic()) > 0:
+                self._wake.wait(left)
+
+    def _told(self, event: dict[str, Json], channel: Channel) -> bool:
+        try:
+            channel.tell(event)
+        except (OSError, http.client.HTTPException, ConfigError) as error:
+            reason = getattr(error, "reason", None) or error
+            self.warn(f"{channel.name} could not be told ({reason}); tried again")
+            return False
+        with self._wake:
+            self._pending.remove((event, channel))
+            self.num_delivered += 1
+        return True

@@ -1,0 +1,140 @@
+"""The last windows of a job, and what the detector says about them.
+
+All of them are aligned, observed and judged together, anew for each window, by the functions that
+`megascan detect` calls: a verdict here is the verdict there on the same windows, digit by digit.
+What makes it quick enough is that only the new window is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from megascan.header import RankHeader
+from megascan.reader.segments import Segment
+from megascan.watch.windows import JobWindow
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings, Report
+
+KEPT_ITERATIONS = 20
+"""Default length of the ring: enough for 5 %, short enough to forget."""
+LEAST_ITERATIONS = 8
+"""Kept however many spans they hold; with fewer, small slowdowns drown."""
+SHOWN_ITERATIONS = 4
+"""Newest iterations over which each rank's slowness is shown; verdicts take the whole ring."""
+MOST_SPANS = 600_000
+"""Of all windows together: 1,024 ranks at `base` are judged in about 5 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the detector said about the ring."""
+
+    report: Report
+    slowness: Mapping[int, float]
+    """How much longer than its peers each rank computes in the newest iterations, median, 1.05 is
+    5 %; ranks without peers are absent."""
+    window: JobWindow
+    """The newest of the ring."""
+    num_windows: int
+    cpu_s: float
+    """CPU time of this process that judging took."""
+
+
+@dataclass
+class Ring:
+    """Windows in their order; the oldest go when there are enough newer ones."""
+
+    folder: Path
+    """Named in notes and errors."""
+    settings: DetectorSettings
+    kept_iterations: int = KEPT_ITERATIONS
+    most_spans: int = MOST_SPANS
+    windows: deque[JobWindow] = field(default_factory=deque)
+
+    def push(self, window: JobWindow) -> None:
+        """Take the newest window; a window of another run begins anew."""
+        if self.windows and self.windows[-1].run_id != window.run_id:
+            self.windows.clear()
+        self.windows.append(_undropped(window))
+        while len(self.windows) > 1 and self._is_too_long():
+            self.windows.popleft()
+
+    def _is_too_long(self) -> bool:
+        """Tell whether enough is left without the oldest window."""
+        rest = sum(_num_iterations(window) for window in list(self.windows)[1:])
+        num_spans = sum(window.num_spans for window in self.windows)
+        least = min(LEAST_ITERATIONS, self.kept_iterations)
+        return rest >= self.kept_iterations or (num_spans > self.most_spans and rest >= least)
+
+    @property
+    def headers(self) -> dict[int, RankHeader]:
+        """Newest header of each rank."""
+        return {
+            rank: segment.header
+            for window in self.windows
+            for rank, segment in window.segments.items()
+        }
+
+    def judge(self) -> Judgement:
+        """Align, observe and judge all windows. Raises InputError for ranks that contradict."""
+        from aggregate import build_timeline
+        from detect.detector import examine
+        from detect.stats.robust import median
+        from megascan.reader.trace import build_trace
+
+        began = time.process_time()
+        segments = [self._joined(rank) for rank in sorted(self.headers)]
+        trace = build_trace(
+            self.folder, segments, self.windows[-1].run_id, allow_missing_ranks=True
+        )
+        examination = examine(build_timeline(trace), self.settings)
+        seen = examination.seen
+        slowness: dict[int, float] = {}
+        if len(seen.iterations):
+            middle = np.exp(median(examination.slowness[:, -SHOWN_ITERATIONS:], axis=1))
+            for ranks, value in zip(seen.members.workers, middle.tolist(), strict=True):
+                slowness.update(dict.fromkeys(ranks, value) if np.isfinite(value) else {})
+        return Judgement(
+            report=examination.report,
+            slowness=slowness,
+            window=self.windows[-1],
+            num_windows=len(self.windows),
+            cpu_s=time.process_time() - began,
+        )
+
+    def _joined(self, rank: int) -> Segment:
+        parts = [window.segments[rank] for window in self.windows if rank in window.segments]
+        return Segment(
+            path=parts[-1].path,
+            header=parts[-1].header,
+            windows=tuple(window for part in parts for window in part.windows),
+            spans=pa.concat_tables([part.spans for part in parts]),
+            num_unfinished_spans=sum(part.num_unfinished_spans for part in parts),
+            notes=tuple(note for part in parts for note in part.notes),
+        )
+
+
+def _num_iterations(window: JobWindow) -> int:
+    return window.last_iteration - window.first_iteration + 1
+
+
+def _undropped(window: JobWindow) -> JobWindow:
+    """Forget that files lost windows to their bound: those of the ring are still in memory."""
+    segments = {
+        rank: replace(
+            segment,
+            header=replace(segment.header, num_windows_dropped=0, last_iteration_dropped=0),
+        )
+        for rank, segment in window.segments.items()
+        if segment.header.last_iteration_dropped
+    }
+    return replace(window, segments={**window.segments, **segments}) if segments else window

@@ -1,0 +1,315 @@
+"""One look after the other: read what is new, judge the ring, keep account, tell.
+
+    rank files ── windows ── ring ── judge ── accounts ── state ── webhooks, commands
+                                       │                    └ saved before anybody is told
+                                       └── log, screen, metrics
+
+Every window is judged as it comes. When several have come since the last look (a start, a restart,
+a slow disk) the ring moves on by at most half its length between verdicts, so that no
+iteration goes unjudged. A start without state judges once, on the newest windows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megascan.errors import MegaScanError
+from megascan.header import Json
+from megascan.reader.growing import Wanted
+from megascan.watch import payloads
+from megascan.watch.channels import Outbox
+from megascan.watch.endpoint import Pulse
+from megascan.watch.hang import HangWatch
+from megascan.watch.history import History, Named, quoted
+from megascan.watch.lines import verdict_record
+from megascan.watch.metrics import Gauges
+from megascan.watch.policy import Decision, Rule, decisions
+from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring
+from megascan.watch.state import State, StateFile
+from megascan.watch.windows import JobFiles, JobWindow
+
+if TYPE_CHECKING:
+    from detect import DetectorSettings
+    from megascan.watch.accounts import Event
+
+MOST_CAUGHT_UP = 500
+"""Windows from before a restart that are read to find what happened meanwhile."""
+EXIT_FINDING = 3
+EXIT_HANG = 4
+NODE, ALL = "node", "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """What to watch and how."""
+
+    folders: tuple[Path, ...]
+    detector: DetectorSettings
+    kept_iterations: int = KEPT_ITERATIONS
+    hang_after_s: float | None = None
+    notify: str = NODE
+    """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones)."""
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass
+class Watcher:
+    """Watches one job. `say` takes what is printed: the record of an event, "verdict" included."""
+
+    settings: WatchSettings
+    state_file: StateFile
+    outbox: Outbox
+    say: Callable[[Mapping[str, Any]], None]
+    warn: Callable[[str], None]
+    history: History | None = None
+    gauges: Gauges = field(default_factory=Gauges)
+    pulse: Pulse = field(default_factory=Pulse)
+    judgement: Judgement | None = None
+    monotonic_s: Callable[[], float] = time.monotonic
+    """Clock by which silence is measured."""
+
+    def __post_init__(self) -> None:
+        self.state: State = self.state_file.load()
+        state, kept = self.state, self.settings.kept_iterations
+        known = bool(state.run_id)
+        self.files = JobFiles(
+            self.settings.folders,
+            Wanted(
+                num_windows=max(kept, MOST_CAUGHT_UP) if known else kept,
+                run_id=state.run_id,
+                after_iteration=state.ring_iteration - 1 if known else -1,
+            ),
+        )
+        self.ring = Ring(self.settings.folders[0], self.settings.detector, kept)
+        self.hangs = HangWatch(self.settings.hang_after_s)
+        self._told_decisions: set[tuple[str, str]] = set()
+        self._still_since: tuple[float, float] | None = None
+        """Time of the newest write, and when it was seen by this machine's clock."""
+        self._said: set[str] = set()
+        self.outbox.restore(state.pending)
+
+    @property
+    def job(self) -> str:
+        """Name of the job in what is told: its folder's."""
+        return self.settings.folders[0].resolve().name
+
+    def look(self) -> int:
+        """Read, judge and tell what is new; return how many windows had come."""
+        num_windows = 0
+        while True:
+            self.pulse.beat()
+            windows = self.files.poll()
+            self._warn_all(self.files.problems())
+            for place, window in enumerate(windows, 1):
+                is_last = place == len(windows) and not self.files.has_more
+                self._take(window, is_last=is_last)
+            num_windows += len(windows)
+            if not self.files.has_more:
+                break
+        if self.judgement is None and self.ring.windows:
+            self._show()
+        self._look_for_hang(moved=bool(num_windows))
+        self._decide()
+        self._publish()
+        return num_windows
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What the policy would drain now."""
+        return list(decisions(self.settings.rules, self.state.accounts.holding, time.time()))
+
+    @property
+    def exit_code(self) -> int:
+        """EXIT_FINDING while a node's finding holds (with a policy: while it would drain one),
+        EXIT_HANG while the job stands still, else 0."""
+        if self.settings.rules:
+            found = bool(self.decisions)
+        else:
+            found = any(one.owner == NODE for one in self.state.accounts.holding)
+        return EXIT_FINDING if found else EXIT_HANG if self.hangs.hang else 0
+
+    def close(self) -> None:
+        """Deliver what is pending, save, and give up the lock."""
+        self.outbox.close()
+        self._save()
+        self.state_file.close()
+
+    def _take(self, window: JobWindow, *, is_last: bool) -> None:
+        """Put a window into the ring, and judge if it is time."""
+        state = self.state
+        if window.run_id != state.run_id:
+            self._begin_run(window)
+        if self.hangs.hang is not None:
+            self._tell_hang(payloads.MOVES_AGAIN)
+        self.hangs.take([window])
+        self.ring.push(window)
+        self.gauges.num_windows += 1
+        if window.last_iteration <= state.judged_iteration:
+            return
+        jump = window.last_iteration - state.judged_iteration
+        is_due = state.judged_iteration >= 0 and 2 * jump >= self.settings.kept_iterations
+        if is_last or is_due:
+            self._judge(window)
+
+    def _begin_run(self, window: JobWindow) -> None:
+        state = self.state
+        if state.run_id:
+            headers = {rank: part.header for rank, part in window.segments.items()}
+            self._tell_all(state.accounts.end_run(headers, time.time()))
+        state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, -1, -1
+
+    def _judge(self, window: JobWindow) -> None:
+        judgement = self.judgement = self._judged()
+        if judgement is None:
+            return
+        events = self.state.accounts.settle(judgement.report, self.ring.windows)
+        self.state.judged_iteration = window.last_iteration
+        self.state.ring_iteration = self.ring.windows[0].first_iteration
+        self.gauges.num_verdicts += 1
+        self.say(verdict_record(judgement, self.state.accounts.holding))
+        self._tell_all(events)
+        if events:
+            self._book()
+
+    def _show(self) -> None:
+        """After a restart without news: say how things stand; they are booked already."""
+        self.judgement = self._judged()
+        if self.judgement is not None:
+            self.say(verdict_record(self.judgement, self.state.accounts.holding))
+
+    def _judged(self) -> Judgement | None:
+        """Return the verdict on the ring, with what the history says; None where there is none."""
+        try:
+            judgement = self.ring.judge()
+        except MegaScanError as error:
+            last = self.ring.windows[-1].last_iteration
+            self._warn_once(f"no verdict on the windows up to iteration {last}: {error}")
+            return None
+        if self.history is None:
+            return judgement
+        try:
+            report = quoted(judgement.report, self.history, self.ring.headers)
+        except MegaScanError as error:
+            self._warn_once(str(error))
+            return judgement
+        return replace(judgement, report=report)
+
+    def _tell_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            record = payloads.finding_event(event, job=self.job, unix_s=time.time())
+            self._tell(record, loudly=self.settings.notify == ALL or event.account.owner == NODE)
+        self._save()
+        self.outbox.send()
+
+    def _tell(self, record: dict[str, Json], *, loudly: bool) -> None:
+        """Print an event; `loudly`: on all channels, too."""
+        self.state.num_events += 1
+        numbered: dict[str, Json] = {"number": self.state.num_events, **record}
+        name = str(record["event"])
+        self.gauges.events[name] = self.gauges.events.get(name, 0) + 1
+        self.say(numbered)
+        if loudly:
+            self.outbox.put(numbered)
+
+    def _look_for_hang(self, *, moved: bool) -> None:
+        now, written = self.monotonic_s(), self.files.changed_unix_s
+        if self._still_since is None:
+            self._still_since = (written, now - max(0.0, time.time() - written))
+        elif moved or written != self._still_since[0]:
+            self._still_since = (written, now)
+        if not self.files.headers or self.files.is_closed:
+            return
+        silent_s = now - self._still_since[1]
+        if self.hangs.look(self.files.progress, silent_s, self.settings.folders) is not None:
+            self._tell_hang(payloads.HANG)
+
+    def _tell_hang(self, name: str) -> None:
+        assert self.hangs.hang is not None  # callers have looked
+        record = payloads.hang_event(
+            name, self.hangs.hang, job=self.job, run_id=self.state.run_id, unix_s=time.time()
+        )
+        self._tell(record, loudly=True)
+        self._save()
+        self.outbox.send()
+
+    def _decide(self) -> None:
+        """Say what the policy would drain, once a finding and rule."""
+        for decision in self.decisions:
+            key = (decision.rule, decision.account.id)
+            if key not in self._told_decisions:
+                self._told_decisions.add(key)
+                self.say(decision.to_json())
+
+    def _book(self) -> None:
+        """Write the findings of this run into the history."""
+        if self.history is None:
+            return
+        accounts = self.state.accounts
+        run = self.state.run_id
+        named = [
+            Named(
+                id=one.id,
+                ranks=one.ranks,
+                cause=one.cause,
+                owner=one.owner,
+                slowdown=one.slowdown,
+                gpu_hours=one.cost_gpu_hours,
+            )
+            for one in (*accounts.holding, *accounts.closed)
+            if one.run_id == run
+        ]
+        try:
+            self.history.add(self.ring.headers, named, time.time())
+        except MegaScanError as error:
+            self._warn_once(str(error))
+
+    def end(self) -> None:
+        """Book the run into the history as it ended: findings, or that there were none."""
+        if self.ring.windows:
+            self._book()
+
+    def _save(self) -> None:
+        self.state.pending = self.outbox.pending()
+        problem = self.state_file.save(self.state)
+        if problem:
+            self._warn_once(problem)
+
+    def _publish(self) -> None:
+        gauges = self.gauges
+        gauges.judgement = self.judgement
+        gauges.holding = tuple(self.state.accounts.holding)
+        gauges.hang = self.hangs.hang
+        gauges.num_absent = len(self.files.absent)
+        gauges.world_size = self.files.world_size
+        gauges.changed_unix_s = self.files.changed_unix_s
+        gauges.num_undelivered = len(self.outbox.pending())
+        if self.outbox.take_delivered():
+            self._save()
+
+    def _warn_all(self, problems: Sequence[str]) -> None:
+        for problem in problems:
+            self._warn_once(problem)
+
+    def _warn_once(self, problem: str) -> None:
+        self.gauges.num_problems += 1
+        if problem not in self._said:
+            self._said.add(problem)
+            self.warn(problem)
+
+
+def watch(watcher: Watcher, *, poll_s: float, until_closed: bool) -> Iterator[Watcher]:
+    """Look for ever, every `poll_s` seconds; yield after each look.
+
+    With `until_closed` it ends when the job has closed all its files.
+    """
+    while True:
+        began = time.monotonic()
+        watcher.look()
+        yield watcher
+        if until_closed and watcher.files.is_closed:
+            return
+        time.sleep(max(0.0, poll_s - (time.monotonic() - began)))

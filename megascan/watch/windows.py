@@ -1,0 +1,209 @@
+"""Join what the ranks have written into windows of the job, while they write it.
+
+A window is handed out when all ranks have it:
+
+    rank 0   w1 w2 w3
+    rank 1   w1 w2 w3          w1, w2 are handed out; w3 waits for rank 2
+    rank 2   w1 w2
+
+A rank that stays behind by `PATIENCE_WINDOWS` is absent: the windows are handed out without it, and
+nobody waits for it, until it writes again. The ranks' files may lie in several folders (one a
+host). Of several runs the newest counts, by the origin of its clocks, as in `megascan.reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megascan.header import RankHeader
+from megascan.rankfile import RANK_FILE_PATTERNS
+from megascan.reader.growing import GrowingFile, Wanted
+from megascan.reader.segments import Segment, event_schema
+from megascan.reader.templates import Templates
+from megascan.schema import SPAN_COLUMNS
+from megascan.timeline import numbers
+
+PATIENCE_WINDOWS = 2
+"""A rank that lacks a window when others have written so many later ones is absent."""
+_MOST_WAITING = 64
+"""Windows that wait for ranks; the oldest go first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobWindow:
+    """One traced window of the job; `missing` ranks have not written it."""
+
+    run_id: str
+    first_iteration: int
+    last_iteration: int
+    segments: Mapping[int, Segment]
+    missing: tuple[int, ...] = ()
+    start_unix_ns: int
+    end_unix_ns: int
+
+    @classmethod
+    def of(cls, segments: Mapping[int, Segment], missing: tuple[int, ...]) -> JobWindow:
+        """Join the ranks' parts of a window."""
+        windows = [segment.windows[0] for segment in segments.values()]
+        first = next(segment for segment in segments.values())
+        start_ns, end_ns = _extent(first)
+        return cls(
+            run_id=first.header.run_id,
+            first_iteration=min(window.first_iteration for window in windows),
+            last_iteration=max(window.last_iteration for window in windows),
+            segments=dict(sorted(segments.items())),
+            missing=missing,
+            start_unix_ns=start_ns,
+            end_unix_ns=end_ns,
+        )
+
+    @property
+    def num_spans(self) -> int:
+        """Of all ranks."""
+        return sum(segment.spans.num_rows for segment in self.segments.values())
+
+
+def _extent(segment: Segment) -> tuple[int, int]:
+    """Unix time of a rank's first start and last end; 0 without spans."""
+    if not segment.spans.num_rows:
+        return 0, 0
+    start = numbers(segment.spans, "start_ns")
+    return int(start.min()), int((start + numbers(segment.spans, "duration_ns")).max())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far each rank has come: the iteration its last window ended with; 0 for none."""
+
+    last_iteration: Mapping[int, int]
+    world_size: int
+
+    @property
+    def newest(self) -> int:
+        """Last iteration that any rank has finished."""
+        return max(self.last_iteration.values(), default=0)
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Ranks that lack what others have written."""
+        return tuple(
+            rank
+            for rank in range(self.world_size)
+            if self.last_iteration.get(rank, 0) < self.newest
+        )
+
+
+@dataclass
+class JobFiles:
+    """The rank files of one job. `poll` hands out windows and keeps nothing of them."""
+
+    folders: Sequence[Path]
+    wanted: Wanted
+    run_id: str = ""
+    headers: dict[int, RankHeader] = field(default_factory=dict)
+    absent: set[int] = field(default_factory=set)
+    num_windows_dropped: int = 0
+    _files: dict[Path, GrowingFile] = field(default_factory=dict)
+    _waiting: dict[int, dict[int, Segment]] = field(default_factory=dict)
+    _last: dict[int, int] = field(default_factory=dict)
+    _handed: int = -1
+    _parser: Templates = field(default_factory=lambda: Templates(event_schema(SPAN_COLUMNS)))
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job; 0 before the first header."""
+        return next((header.world_size for header in self.headers.values()), 0)
+
+    @property
+    def progress(self) -> Progress:
+        """How far each rank has come."""
+        return Progress(dict(self._last), self.world_size)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every rank's file was closed: the job ended as it should."""
+        there = [file for file in self._files.values() if file.is_there]
+        return (
+            bool(there)
+            and len(there) >= self.world_size > 0
+            and all(file.is_closed for file in there)
+        )
+
+    @property
+    def changed_unix_s(self) -> float:
+        """When any rank last wrote."""
+        return max((file.changed_unix_s for file in self._files.values()), default=0.0)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether finished windows are left for the next call of `poll`."""
+        return any(file.has_more for file in self._files.values())
+
+    def poll(self) -> list[JobWindow]:
+        """Return the windows that have become whole since the last call, in their order."""
+        for path in self._paths():
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = GrowingFile(path, self.wanted, self._parser)
+            for segment in file.poll():
+                self._take(segment)
+        return list(self._whole())
+
+    def problems(self) -> list[str]:
+        """Return what could not be read since the last call, a sentence each."""
+        found = [file.problem for file in self._files.values() if file.problem]
+        for file in self._files.values():
+            file.problem = ""
+        return found
+
+    def _paths(self) -> list[Path]:
+        return sorted(
+            path
+            for folder in self.folders
+            for pattern in RANK_FILE_PATTERNS
+            for path in folder.glob(pattern)
+        )
+
+    def _take(self, segment: Segment) -> None:
+        header, window = segment.header, segment.windows[0]
+        if header.run_id != self.run_id and not self._is_newer_run(header):
+            return
+        self.headers[header.rank] = header
+        self._last[header.rank] = max(window.last_iteration, self._last.get(header.rank, 0))
+        if window.last_iteration > self._handed:
+            self.absent.discard(header.rank)
+            self._waiting.setdefault(window.first_iteration, {})[header.rank] = segment
+
+    def _is_newer_run(self, header: RankHeader) -> bool:
+        """Begin anew with a run whose clocks began later than those of the current one."""
+        known = [each.clock.origin_unix_ns for each in self.headers.values()]
+        if known and header.clock.origin_unix_ns < max(known):
+            return False
+        self.run_id, self.headers, self._last = header.run_id, {}, {}
+        self._waiting, self.absent, self._handed = {}, set(), -1
+        return True
+
+    def _whole(self) -> Iterator[JobWindow]:
+        for first in sorted(self._waiting):
+            there = self._waiting[first]
+            missing = tuple(sorted(set(range(self.world_size)) - set(there)))
+            if set(missing) <= self.absent or self._is_given_up(first):
+                self.absent |= set(missing)
+                window = JobWindow.of(self._waiting.pop(first), missing)
+                self._handed = max(self._handed, window.last_iteration)
+                yield window
+            else:
+                break
+        while len(self._waiting) > _MOST_WAITING:
+            del self._waiting[min(self._waiting)]
+            self.num_windows_dropped += 1
+
+    def _is_given_up(self, first: int) -> bool:
+        """Tell whether those who lack a window are behind for good: others went on without them.
+
+        Files are read one after the other, some 100 kB of each: who has more to read is not behind.
+        """
+        later = [begin for begin in self._waiting if begin > first]
+        return len(later) >= PATIENCE_WINDOWS and not self.has_more
