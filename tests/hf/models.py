@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -84,7 +86,7 @@ def random_config(seed: int) -> PretrainedConfig:
         )  # fmt: skip
     longest = draw.randint(_TEXT_SIZE, 300)
     common |= {
-        "hidden_size": 4 * draw.randint(5, 24), "head_dim": channels, "num_attention_heads": heads,
+        "hidden_size": 2 * heads * draw.randint(2, 12), "head_dim": channels, "num_attention_heads": heads,
         "intermediate_size": 4 * draw.randint(5, 60), "num_hidden_layers": num_layers,
         "num_key_value_heads": draw.choice([n for n in range(1, heads + 1) if not heads % n]),
         "max_position_embeddings": longest, "rms_norm_eps": draw.choice((1e-6, 1e-5, 1e-3)),
@@ -139,7 +141,17 @@ def divide(folder: Path, draw: random.Random) -> None:
             torch.save(own, folder / file)
         else:
             save_file(own, folder / file, metadata={"format": "pt"})
-    (folder / f"{stem}.{end}.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / f"{stem}.{end}.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": files})
+    )
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of two words that has a chat template."""
+    tokenizer = Tokenizer(WordLevel({"hello": 0, "</s>": 1}, "hello"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "</s>", "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def write(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> None:
@@ -174,6 +186,8 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names or (*CONFIGS, *RANDOM):
         if name in CONFIGS:
             write(folder / name, CONFIGS[name])
+            if name == "llama2":
+                add_tokenizer(folder / name)
             continue
         seed = int(name.removeprefix("random-"))
         draw = random.Random(seed)
