@@ -2,10 +2,10 @@
 
     python -m benchmarks.serving [--requests 10000] [--bodies 10000] [--tensor 1] [-o RESULT.md]
 
-A small random Llama is served. First 64 clients at once ask for streams of mixed lengths, prompts of
-1 to 100 tokens and answers of 1 to 24, of which one in twenty is hung up on after its first token;
-reported are times to the first token and to the end, and the memory of all ranks on the way. Then
-come bodies made at random, bodies of 100 MB and halves of requests. At the end the server must
+A small random Llama is served. First 64 clients at once ask for streams of mixed lengths, prompts
+of 1 to 100 tokens and answers of 1 to 24, of which one in twenty is hung up on after its first
+token; reported are times to the first token and to the end, and the memory of all ranks on the way.
+Then come bodies made at random, bodies of 100 MB and halves of requests. At the end the server must
 answer as at the beginning, with no row left in its batch.
 """
 

@@ -53,11 +53,15 @@ TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A Hugging Face folder, and what `generate` makes of its prompts."""
+    """A Hugging Face folder, and what transformers makes of its prompts."""
 
     folder: Path
     prompts: list[list[int]]
     greedy: list[list[int]]
+    exact: list[float]
+    """Log probabilities of the first prompt's tokens from the second on, in float32."""
+    rounded: list[float]
+    """The same in bfloat16."""
 
 
 def environment() -> dict[str, str]:
@@ -93,7 +97,19 @@ def write_model(folder: Path, family: str) -> Expected:
     answer = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
     )
-    return Expected(folder=folder, prompts=prompts, greedy=answer[:, 10:].tolist())
+
+    def scores() -> list[float]:
+        with torch.no_grad():
+            table = model(ids[:1]).logits[0, :-1].float().log_softmax(-1)
+        found: list[float] = table.gather(1, ids[0, 1:, None])[:, 0].tolist()
+        return found
+
+    exact = scores()
+    model.to(torch.bfloat16)
+    return Expected(
+        folder=folder, prompts=prompts, greedy=answer[:, 10:].tolist(), exact=exact,
+        rounded=scores(),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ python generating_ranks.py FOLDER…
 The ranks are divided into jobs of their own, one after the other: rank 0 alone, then ranks 0 and 1
 with tensor parallelism, beside them ranks 2 and 3 with two stages, then all four with both. The
 first rank of each job prints ``RESULT`` and JSON: by layout and model the rows of all cases
-together and, on one rank, of each case alone.
+together and, on one rank, of each case alone and the first one's prompt scored in bfloat16.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ def generate(
         rows = {"together": answered(engine, CASES)}
         if launch.world_size == 1:
             rows["alone"] = [answered(engine, [case])[0] for case in CASES]
+            scored = {**CASES[0], "max_tokens": 0, "num_logprobs": 0}
+            rounded = open_job([*flags, "--load-hf", folder, "--bf16"], launch).build_engine()
+            rows["bf16"] = answered(rounded, [scored])
         found[Path(folder).name] = rows
     finalize()
     return found

@@ -85,3 +85,17 @@ def test_a_row_is_the_same_alone_and_beside_others(
     for beside, alone in zip(found["together"], found["alone"], strict=True):
         assert beside["tokens"] == alone["tokens"]
     assert [len(row["logprobs"]) for row in found["alone"][3:]] == [2 + 12, 9 + 12, 12]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_exact_as_in_transformers(
+    family: str, models: dict[str, Expected], once: Once
+) -> None:
+    (row,) = once("found", lambda: generate(models))["1x1"][family]["bf16"]
+    expected = models[family]
+    ours, theirs = (
+        max(abs(one - exact) for one, exact in zip(found, expected.exact, strict=True))
+        for found in (row["logprobs"], expected.rounded)
+    )
+    assert 0 < ours < 2 * theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +17,14 @@ RunAll = Callable[..., list[tuple[int, str]]]
 
 TRAINER = ["pretrain_gpt", "--distributed-backend", "gloo", "--mock-data", "--num-workers", "0"]
 # A learning rate of zero keeps the weights, so that they can be compared bit by bit.
-JOB = (
+JOB = shlex.split(
     "--tokenizer-type NullTokenizer --vocab-size 202 --seq-length 32 --micro-batch-size 1 "
     "--global-batch-size 4 --lr 0 --weight-decay 0 --eval-iters 0 --log-interval 1"
-).split()
-TP2_PP2_VPP2 = (
+)
+TP2_PP2_VPP2 = shlex.split(
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
     "--num-virtual-stages-per-pipeline-rank 2"
-).split()
+)
 
 
 def same_weights(one: Path, other: Path) -> bool:
