@@ -87,7 +87,8 @@ def random_config(seed: int) -> PretrainedConfig:
     longest = draw.randint(_TEXT_SIZE, 300)
     common |= {
         "hidden_size": 2 * heads * draw.randint(2, 12), "head_dim": channels,
-        "num_attention_heads": heads, "intermediate_size": 4 * draw.randint(5, 60), "num_hidden_layers": num_layers,
+        "num_attention_heads": heads, "num_hidden_layers": num_layers,
+        "intermediate_size": 4 * draw.randint(5, 60),
         "num_key_value_heads": draw.choice([n for n in range(1, heads + 1) if not heads % n]),
         "max_position_embeddings": longest, "rms_norm_eps": draw.choice((1e-6, 1e-5, 1e-3)),
         "rope_parameters": random_rotation(draw),
