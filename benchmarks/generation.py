@@ -12,13 +12,16 @@ each a process of its own, read it and generate greedily for batches of 1, 8 and
 Each worker first generates once per batch without being timed. Then the workers take turns, so that
 a machine that others use disturbs all alike; the median over the rounds is reported. A first token
 takes as long as a whole generation of one token, a next one the rest of a long generation divided
-by its tokens. All three must give the same tokens.
+by its tokens. All three must give the same tokens. On the CPU each has one thread (or as many as
+OMP_NUM_THREADS says), and the seconds of the processor are given as well, which other jobs on the
+machine disturb less; what a server does under load is measured by `benchmarks.serving`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -81,7 +84,9 @@ class Timed:
     """One batch of one worker in one round."""
 
     first_token_s: float
+    first_token_cpu_s: float
     total_s: float
+    total_cpu_s: float
     tokens: list[list[int]]
 
 
@@ -95,6 +100,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Timed:
@@ -156,13 +162,20 @@ def measure(workers: Sequence[Worker], size: Size, batch: int) -> tuple[list[str
     lines = []
     for worker, timed in zip(workers, zip(*rounds, strict=True), strict=True):
         first = statistics.median(one.first_token_s for one in timed)
+        first_cpu = statistics.median(one.first_token_cpu_s for one in timed)
         total = statistics.median(one.total_s for one in timed)
-        following = statistics.median(
-            (one.total_s - one.first_token_s) / (size.num_new_tokens - 1) for one in timed
+        num_following = size.num_new_tokens - 1
+        following, following_cpu = (
+            statistics.median(values) / num_following
+            for values in (
+                [one.total_s - one.first_token_s for one in timed],
+                [one.total_cpu_s - one.first_token_cpu_s for one in timed],
+            )
         )
         lines.append(
             f"| {batch} | {worker.name} | {1e3 * first:.1f} | {1e3 * following:.2f} "
-            f"| {batch * size.num_new_tokens / total:.0f} |"
+            f"| {batch * size.num_new_tokens / total:.0f} "
+            f"| {1e3 * first_cpu:.1f} | {1e3 * following_cpu:.2f} |"
         )
         print(lines[-1], file=sys.stderr, flush=True)
     return lines, all(one.tokens == rounds[0][0].tokens for each in rounds for one in each)
@@ -184,8 +197,9 @@ def page(device: str, name: str, size: Size, rows: Sequence[str], same: bool) ->
             f"Prompts of {size.num_prompt_tokens} tokens, {size.num_new_tokens} new ones, greedy; "
             f"median of {size.num_rounds} rounds in turns. {agreement}",
             "",
-            "| batch | engine | first token (ms) | each next token (ms) | tokens/s |",
-            "|---|---|---|---|---|",
+            "| batch | engine | first token (ms) | each next token (ms) | tokens/s "
+            "| first, of the processor (ms) | next, of the processor (ms) |",
+            "|---|---|---|---|---|---|---|",
             *rows,
             "",
         ]

@@ -37,7 +37,7 @@ def main() -> int:
         for line in server.stdout:
             if line.startswith("serving "):
                 url = line.split(" at ")[1].split()[0]
-                print(f"the server continues {prompt} with{ask(url, prompt, int(num_tokens))}")
+                print(ask(url, prompt, int(num_tokens)).strip())
                 return 0
         log.seek(0)
         print(log.read(), "error: the server has ended", sep="", file=sys.stderr)

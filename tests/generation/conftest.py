@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from training.generation.scheduler import Scheduler
 from training.generation.service import Service
 from training.generation.web.app import build_app
 from training.generation.web.asking import Model
+from training.generation.web.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("generating_ranks.py")
@@ -38,6 +40,9 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2": ("GPT2Config", TINY | {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 96}),
     "llama": ("LlamaConfig", LLAMA),
     "qwen3": ("Qwen3Config", LLAMA | {"head_dim": 24, "tie_word_embeddings": True}),
+    # Two ranks share the one group of keys.
+    "mistral": ("MistralConfig", LLAMA | {"num_key_value_heads": 1, "sliding_window": None}),
+    "mixtral": ("MixtralConfig", LLAMA | {"num_local_experts": 4}),
 }
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -48,11 +53,15 @@ TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A Hugging Face folder, and what `generate` makes of its prompts."""
+    """A Hugging Face folder, and what transformers makes of its prompts."""
 
     folder: Path
     prompts: list[list[int]]
     greedy: list[list[int]]
+    exact: list[float]
+    """Log probabilities of the first prompt's tokens from the second on, in float32."""
+    rounded: list[float]
+    """The same in bfloat16."""
 
 
 def environment() -> dict[str, str]:
@@ -88,7 +97,19 @@ def write_model(folder: Path, family: str) -> Expected:
     answer = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
     )
-    return Expected(folder=folder, prompts=prompts, greedy=answer[:, 10:].tolist())
+
+    def scores() -> list[float]:
+        with torch.no_grad():
+            table = model(ids[:1]).logits[0, :-1].float().log_softmax(-1)
+        found: list[float] = table.gather(1, ids[0, 1:, None])[:, 0].tolist()
+        return found
+
+    exact = scores()
+    model.to(torch.bfloat16)
+    return Expected(
+        folder=folder, prompts=prompts, greedy=answer[:, 10:].tolist(), exact=exact,
+        rounded=scores(),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -242,14 +263,26 @@ def counting() -> Iterator[CountingEngine]:
     engine.close()
 
 
+class PlainBytes(ByteTokenizer):
+    """Bytes that a chat template can be used with."""
+
+    def tokenize_plainly(self, text: str) -> list[int]:
+        """Text is nothing but text."""
+        return self.tokenize(text)
+
+
 @pytest.fixture
 def client_of() -> Callable[..., httpx.AsyncClient]:
     """A client of the application over an engine, without a network."""
 
-    def make(engine: CountingEngine, **options: object) -> httpx.AsyncClient:
+    def make(
+        engine: CountingEngine, template: str | None = None, **options: object
+    ) -> httpx.AsyncClient:
+        tokenizer: Any = PlainBytes()
         model = Model(
-            name="letters", tokenizer=ByteTokenizer(), limits=LIMITS, service=engine.service
-        )
+            name="letters", tokenizer=tokenizer, limits=LIMITS, service=engine.service,
+            template=None if template is None else ChatTemplate(template, {}, tokenizer),
+        )  # fmt: skip
         app = build_app(model, **options)  # type: ignore[arg-type]
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")

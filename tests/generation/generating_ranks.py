@@ -1,6 +1,11 @@
-"""Started on several ranks: generate for several models in one layout; rank 0 prints JSON.
+"""Started on four ranks: generate for several models in four layouts.
 
-python generating_ranks.py TP PP FOLDER…
+python generating_ranks.py FOLDER…
+
+The ranks are divided into jobs of their own, one after the other: rank 0 alone, then ranks 0 and 1
+with tensor parallelism, beside them ranks 2 and 3 with two stages, then all four with both. The
+first rank of each job prints ``RESULT`` and JSON: by layout and model the rows of all cases
+together and, on one rank, of each case alone and the first one's prompt scored in bfloat16.
 """
 
 from __future__ import annotations
@@ -8,52 +13,87 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from training.distributed import finalize, read_launch
+from training.distributed import Launch, finalize
+from training.generation.engine import Engine
 from training.generation.job import open_job
 from training.generation.request import Request, Sampling
 
 CASES = json.loads(os.environ["CASES"])
+PORTS = json.loads(os.environ["PORTS"])
+JOBS = ((1, 1, (0,)), (1, 2, (2, 3)), (2, 1, (0, 1)), (2, 2, (0, 1, 2, 3)))
 
 
-def main() -> None:
-    tensor, pipeline, *folders = sys.argv[1:]
-    launch = read_launch(os.environ)
-    flags = ["--tensor-model-parallel-size", tensor, "--pipeline-model-parallel-size", pipeline]
+def main(folders: Sequence[str]) -> None:
+    """Take part in each job that this rank belongs to."""
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each job meets at a place of its own
+    for (tensor, pipeline, ranks), port in zip(JOBS, PORTS, strict=True):
+        if rank not in ranks:
+            continue
+        os.environ["MASTER_PORT"] = str(port)
+        own, size = ranks.index(rank), len(ranks)
+        launch = Launch(rank=own, local_rank=own, world_size=size, local_world_size=size)
+        found = generate(launch, tensor, pipeline, folders)
+        if own == 0:
+            print(f"RESULT {json.dumps({f'{tensor}x{pipeline}': found})}", flush=True)
+
+
+def generate(
+    launch: Launch, tensor: int, pipeline: int, folders: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Be a rank of one job; gives the rows of each model."""
+    from megatron.core import parallel_state
+
+    flags = ["--tensor-model-parallel-size", str(tensor)]
+    flags += ["--pipeline-model-parallel-size", str(pipeline)]
     flags += ["--distributed-backend", "gloo", "--tokenizer-type", "NullTokenizer"]
-    flags += ["--vocab-size", "100", "--inference-max-requests", "3"]
+    flags += ["--vocab-size", "50", "--inference-max-requests", "3"]
     flags += ["--inference-dynamic-batching-max-tokens", "7", "--inference-max-seq-length", "64"]
     found = {}
+    parallel_state.destroy_model_parallel()
     for number, folder in enumerate(folders):
         job = open_job([*flags, "--load-hf", folder], launch)
         if number == 0:
             job.join()
         engine = job.build_engine()
-        rows: dict[int, dict[str, list[object]]] = {}
-        requests = [
-            Request(
-                identifier=row,
-                prompt=tuple(case["prompt"]),
-                max_tokens=case["max_tokens"],
-                sampling=Sampling(**case["sampling"]),
-                num_logprobs=case.get("num_logprobs"),
-                scores_prompt=case.get("num_logprobs") is not None,
-            )
-            for row, case in enumerate(CASES)
-        ]
-        for answers in engine.generate(requests):
-            for answer in answers:
-                row = rows.setdefault(answer.identifier, {"tokens": [], "logprobs": []})
-                row["logprobs"] += [score.logprob for score in answer.prompt_scores]
-                if answer.token is not None:
-                    row["tokens"].append(answer.token.token)
-                    row["logprobs"].append(answer.token.logprob)
-        found[Path(folder).name] = [rows[row] for row in range(len(CASES))]
-    if launch.rank == 0:
-        print("RESULT " + json.dumps(found), flush=True)
+        rows = {"together": answered(engine, CASES)}
+        if launch.world_size == 1:
+            rows["alone"] = [answered(engine, [case])[0] for case in CASES]
+            scored = {**CASES[0], "max_tokens": 0, "num_logprobs": 0}
+            rounded = open_job([*flags, "--load-hf", folder, "--bf16"], launch).build_engine()
+            rows["bf16"] = answered(rounded, [scored])
+        found[Path(folder).name] = rows
     finalize()
+    return found
+
+
+def answered(engine: Engine, cases: Sequence[dict[str, Any]]) -> list[dict[str, list[object]]]:
+    """What the engine makes of some cases that it gets at once."""
+    rows: list[dict[str, list[object]]] = [{"tokens": [], "logprobs": []} for _ in cases]
+    requests = [
+        Request(
+            identifier=row,
+            prompt=tuple(case["prompt"]),
+            max_tokens=case["max_tokens"],
+            sampling=Sampling(**case["sampling"]),
+            num_logprobs=case.get("num_logprobs"),
+            scores_prompt=case.get("num_logprobs") is not None,
+        )
+        for row, case in enumerate(cases)
+    ]
+    for answers in engine.generate(requests):
+        for answer in answers:
+            row = rows[answer.identifier]
+            row["logprobs"] += [score.logprob for score in answer.prompt_scores]
+            if answer.token is not None:
+                row["tokens"].append(answer.token.token)
+                row["logprobs"].append(answer.token.logprob)
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

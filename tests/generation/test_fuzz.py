@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
 import httpx
+import pytest
 
-from .conftest import CountingEngine
+from benchmarks.serving_bodies import request_of
 
-NUM_BODIES = 1_000
-VALUES = (
-    None, True, False, 0, 1, -1, 2, 7, 64, 1e9, -0.0, 0.5, 1.5, 2**63, -(2**70), 1e308, "", "a",
-    "ab" * 40, "\x00", "𝄞", [], [1], ["a"], [[1, 2], [3]], [None], [["a"]], {}, {"a": 1},
-    {"include_usage": True}, [{"role": "user", "content": "a"}], "letters", [257], [-1], [[]],
-)  # fmt: skip
-NAMES = (
-    "prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "echo",
-    "logprobs", "stream", "stream_options", "presence_penalty", "frequency_penalty", "model",
-    "user", "suffix", "best_of", "logit_bias", "messages", "prompts",
-    "tokens_to_generate", "random_seed", "zzz",
-)  # fmt: skip
+from .conftest import TEMPLATE, CountingEngine
+
+NUM_BODIES = 1_500
+ClientOf = Callable[..., httpx.AsyncClient]
 
 
-def body_of(random_: random.Random) -> bytes:
-    """A body: mostly a request with some fields changed, at times cut or overwritten."""
-    fields: dict[str, object] = {"prompt": "ab", "max_tokens": 2}
-    for _ in range(random_.randrange(4)):
-        fields[random_.choice(NAMES)] = random_.choice(VALUES)
-    body = bytearray(json.dumps(fields).encode())
-    if random_.random() < 0.2:
-        body = body[: random_.randrange(len(body) + 1)]
-    for _ in range(random_.randrange(3) if random_.random() < 0.2 else 0):
-        if body:
-            body[random_.randrange(len(body))] = random_.randrange(256)
-    return bytes(body)
+def check_refusal(answer: httpx.Response) -> None:
+    message = answer.json()["error"]["message"]
+    assert message
+    assert "\n" not in message
 
 
-def test_no_body_ends_in_a_server_error(
-    counting: CountingEngine, client_of: Callable[..., httpx.AsyncClient]
-) -> None:
-    random_ = random.Random(13)
-    seen: dict[int, int] = {}
+def test_no_body_ends_in_a_server_error(counting: CountingEngine, client_of: ClientOf) -> None:
+    draw = random.Random(13)
+    seen: Counter[int] = Counter()
 
     async def work() -> None:
-        async with client_of(counting) as client:
-            for number in range(NUM_BODIES):
-                path, method = ("/api", "PUT") if number % 5 == 0 else ("/v1/completions", "POST")
-                body = body_of(random_)
+        async with client_of(counting, template=TEMPLATE) as client:
+            for _ in range(NUM_BODIES):
+                method, path, body = request_of(draw)
                 answer = await client.request(method, path, content=body)
-                seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
+                seen[answer.status_code] += 1
                 assert answer.status_code in (200, 400, 404), (body, answer.text)
                 if answer.status_code != 200:
-                    message = answer.json()["error"]["message"]
-                    assert message
-                    assert "\n" not in message
+                    check_refusal(answer)
             answer = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert answer.json()["choices"][0]["text"] == "bc"
 
@@ -64,3 +44,44 @@ def test_no_body_ends_in_a_server_error(
     assert seen[200] > NUM_BODIES / 20
     assert seen[400] > NUM_BODIES / 20
     assert not counting.scheduler.has_work
+
+
+def test_a_body_of_100_mb_is_refused_before_it_has_been_read(
+    counting: CountingEngine, client_of: ClientOf
+) -> None:
+    num_sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        for _ in range(100):
+            num_sent += 1
+            yield b" " * 1_000_000
+
+    async def work() -> None:
+        async with client_of(counting) as client:
+            answer = await client.post("/v1/completions", content=body())
+            assert answer.status_code == 413
+            check_refusal(answer)
+
+    asyncio.run(work())
+    assert num_sent < 15
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "["}, {"Host": ""}, {"Origin": "http://["}, {"Origin": "\xff"}, {"Origin": "null"},
+        {"Host": "[::1", "Origin": "http://[::1"},
+    ],
+)  # fmt: skip
+def test_malformed_headers_are_refused(
+    headers: dict[str, str], counting: CountingEngine, client_of: ClientOf
+) -> None:
+    async def work() -> None:
+        async with client_of(counting) as client:
+            raw = {name: value.encode("latin-1") for name, value in headers.items()}
+            answer = await client.get("/v1/models", headers=raw)  # type: ignore[arg-type]
+            assert answer.status_code == 403
+            check_refusal(answer)
+
+    asyncio.run(work())

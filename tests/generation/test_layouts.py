@@ -1,18 +1,21 @@
-"""The same tokens in every layout, and those that Hugging Face's generate gives."""
+"""The same tokens in every layout and beside any neighbours, and those that transformers gives."""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from .conftest import PROGRAM, ROOT, command_of, environment
+from .conftest import FAMILIES, PROGRAM, ROOT, Expected, command_of, environment
 
-LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
-Rows = dict[str, list[dict[str, Any]]]
+LAYOUTS = ("1x1", "2x1", "1x2", "2x2")
+Found = dict[str, dict[str, dict[str, list[dict[str, Any]]]]]
+"""By layout, model and company."""
 
 
 def cases_of(prompts: list[list[int]]) -> list[dict[str, object]]:
@@ -31,51 +34,68 @@ def cases_of(prompts: list[list[int]]) -> list[dict[str, object]]:
     return [*greedy, *sampled]
 
 
-def generated(layout: tuple[int, int], models: dict[str, Any]) -> Rows:
-    tensor, pipeline = layout
-    first = next(iter(models.values()))
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def generate(models: dict[str, Expected]) -> Found:
+    """All layouts of all models in one job of four ranks."""
+    cases = cases_of(next(iter(models.values())).prompts)
     done = subprocess.run(
-        command_of(
-            tensor * pipeline,
-            [str(PROGRAM), str(tensor), str(pipeline), *(str(m.folder) for m in models.values())],
-        ),
-        cwd=ROOT, env={**environment(), "CASES": json.dumps(cases_of(first.prompts))},
-        capture_output=True, text=True, timeout=280,
+        command_of(4, [str(PROGRAM), *(str(model.folder) for model in models.values())]),
+        cwd=ROOT, capture_output=True, text=True, timeout=280,
+        env={**environment(), "CASES": json.dumps(cases), "PORTS": json.dumps(free_ports(4))},
     )  # fmt: skip
-    line = next((one for one in done.stdout.splitlines() if one.startswith("RESULT ")), None)
-    assert line is not None, done.stdout + done.stderr
-    found: Rows = json.loads(line.removeprefix("RESULT "))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == len(LAYOUTS), done.stdout + done.stderr
+    found: Found = {}
+    for line in lines:
+        found |= json.loads(line.removeprefix("RESULT "))
     return found
+
+
+Once = Callable[[object, Callable[[], Found]], Found]
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers_and_sampling_is_the_same_in_every_layout(
-    layout: tuple[int, int],
-    models: dict[str, Any],
-    once: Callable[[object, Callable[[], Rows]], Rows],
+    layout: str, family: str, models: dict[str, Expected], once: Once
 ) -> None:
-    alone = once((1, 1), lambda: generated((1, 1), models))
-    found = alone if layout == (1, 1) else generated(layout, models)
-    for family, expected in models.items():
-        assert [row["tokens"] for row in found[family][:3]] == expected.greedy, family
-        for here, there in zip(found[family][3:], alone[family][3:], strict=True):
-            assert here["tokens"] == there["tokens"], family
-            assert here["logprobs"] == pytest.approx(there["logprobs"], abs=2e-4)
+    found = once("found", lambda: generate(models))
+    rows, alone = (found[one][family]["together"] for one in (layout, "1x1"))
+    assert [row["tokens"] for row in rows[:3]] == models[family].greedy
+    for here, there in zip(rows[3:], alone[3:], strict=True):
+        assert here["tokens"] == there["tokens"]
+        assert here["logprobs"] == pytest.approx(there["logprobs"], abs=2e-4)
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_is_the_same_alone_and_beside_others(
-    models: dict[str, Any],
-    once: Callable[[object, Callable[[], Rows]], Rows],
+    family: str, models: dict[str, Expected], once: Once
 ) -> None:
-    together = once((1, 1), lambda: generated((1, 1), models))
-    cases = cases_of(models["gpt2"].prompts)
-    done = subprocess.run(
-        command_of(1, [str(PROGRAM), "1", "1", str(models["gpt2"].folder)]),
-        cwd=ROOT, env={**environment(), "CASES": json.dumps(cases[4:5])},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    line = next(one for one in done.stdout.splitlines() if one.startswith("RESULT "))
-    (row,) = json.loads(line.removeprefix("RESULT "))["gpt2"]
-    assert row["tokens"] == together["gpt2"][4]["tokens"]
-    assert len(row["logprobs"]) == 9 + 12  # the prompt's first token has none
+    found = once("found", lambda: generate(models))["1x1"][family]
+    for beside, alone in zip(found["together"], found["alone"], strict=True):
+        assert beside["tokens"] == alone["tokens"]
+    assert [len(row["logprobs"]) for row in found["alone"][3:]] == [2 + 12, 9 + 12, 12]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_exact_as_in_transformers(
+    family: str, models: dict[str, Expected], once: Once
+) -> None:
+    (row,) = once("found", lambda: generate(models))["1x1"][family]["bf16"]
+    expected = models[family]
+    ours, theirs = (
+        max(abs(one - exact) for one, exact in zip(found, expected.exact, strict=True))
+        for found in (row["logprobs"], expected.rounded)
+    )
+    assert 0 < ours < 2 * theirs

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+RunAll = Callable[..., list[tuple[int, str]]]
 
 
 def _environment() -> dict[str, str]:
@@ -52,5 +57,30 @@ def run() -> Run:
             [sys.executable, *launcher, *map(str, words)],
             cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=timeout_s,
         )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_all(run: Run) -> RunAll:
+    """Run commands (a module of `training` and its words) one after the other in the same ranks.
+
+    Gives the exit code and the stderr of each.
+    """
+
+    def start(*commands: Sequence[object], num_ranks: int = 1) -> list[tuple[int, str]]:
+        words = json.dumps([[str(word) for word in command] for command in commands])
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in commands]
+            for one in sockets:
+                one.bind(("localhost", 0))
+            ports = [one.getsockname()[1] for one in sockets]
+        os.environ["PORTS"] = json.dumps(ports)
+        done = run(HERE / "commands.py", words, num_ranks=num_ranks)
+        parts = re.split(r"^CODE (\d+)\n", done.stderr, flags=re.MULTILINE)
+        found = [(int(code), text) for text, code in zip(parts[::2], parts[1::2], strict=False)]
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert len(found) == len(commands), done.stderr[-3000:]
+        return found
 
     return start

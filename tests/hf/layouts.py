@@ -1,9 +1,10 @@
 """Loads every model of a folder in many layouts and compares logits: ``layouts.py FOLDER [all]``.
 
-Layouts are made one after the other in one job of eight ranks; the ranks left over are data
+Layouts are made one after the other in one job of four or eight ranks; the ranks left over are data
 parallel. Rank 0 prints one line a layout and model, ``tp2-pp2-vpp1-ep1 llama3 9.5e-07``: the
 largest difference on any rank, each comparing its own part of the vocabulary. Without ``all`` only
-those layouts that combine several axes are tried.
+those layouts that combine several axes are tried. A model that a layout does not divide is left
+out there, with the sentence that says so.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes, resolve_sizes
 from training.arguments.model_values import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything, silence
 
 # tensor, pipeline, chunks on a rank, expert
-COMBINED = ((4, 2, 1, 1), (2, 2, 2, 1), (1, 1, 1, 4), (2, 2, 1, 2))
-SINGLE = ((1, 1, 1, 1), (2, 1, 1, 1), (4, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1))
+COMBINED = ((2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 4), (2, 2, 1, 2))
+OTHERS = ((1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1), (1, 1, 1, 2), (4, 2, 1, 1))
 
 
 def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
@@ -34,9 +36,20 @@ def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
     launch = read_launch(os.environ)
     models = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
     for tensor, pipeline, chunks, expert in layouts:
+        if tensor * pipeline > launch.world_size:
+            continue
         settled = False
-        for model in models if expert == 1 else [folder / "mixtral"]:
-            settings, sizes, values = _settings(model, tensor, pipeline, chunks, expert)
+        for model in models:
+            if expert > 1 and "num_local_experts" not in (model / "config.json").read_text():
+                continue
+            try:
+                settings, sizes, values = _settings(
+                    model, launch.world_size, tensor, pipeline, chunks, expert
+                )
+            except ConfigError as error:
+                if launch.rank == 0:
+                    print(f"left out: {model.name}: {error}")
+                continue
             if not settled:
                 _take_places(settings, sizes, launch)
                 settled = True
@@ -47,7 +60,7 @@ def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
 
 
 def _settings(
-    model: Path, tensor: int, pipeline: int, chunks: int, expert: int
+    model: Path, world_size: int, tensor: int, pipeline: int, chunks: int, expert: int
 ) -> tuple[Settings, Sizes, dict[str, object]]:
     from training.hf import read_family
 
@@ -63,7 +76,7 @@ def _settings(
         num_virtual_stages_per_pipeline_rank=chunks if chunks > 1 else None,
         expert_model_parallel_size=expert,
     )
-    return settings, resolve_sizes(settings, 8, is_trained=False), values
+    return settings, resolve_sizes(settings, world_size, is_trained=False), values
 
 
 def _take_places(settings: Settings, sizes: Sizes, launch: Launch) -> None:
@@ -137,4 +150,4 @@ def _own_columns(logits: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), SINGLE + COMBINED if sys.argv[2:] == ["all"] else COMBINED)
+    main(Path(sys.argv[1]), COMBINED + OTHERS if sys.argv[2:] == ["all"] else COMBINED)

@@ -3,16 +3,22 @@
 It runs in a process of its own, without the trainer's CPU stand-ins, so that what it writes is what
 transformers computes. Weights are three times the usual, biases and norms random, so that a swap
 shows; the vocabulary is odd; query groups have three heads, which four ranks divide by groups only.
+A name ``random-17`` draws everything: family, sizes, rotation, biases, ties, number format, files.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -55,9 +61,102 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**_LLAMA, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 
+# In the suite; benchmarks.conversion tries many more.
+RANDOM = ("random-3", "random-4", "random-11")
+_TEXT_SIZE = 40
 
-def write(folder: Path, config: PretrainedConfig) -> None:
-    """Write a random model, and two texts with its logits as expected.safetensors."""
+
+def random_config(seed: int) -> PretrainedConfig:
+    """Draw a model of any family that two ranks divide, of sizes that no published one has."""
+    draw = random.Random(seed)
+    heads = 2 * draw.randint(1, 6)
+    channels = 4 * draw.randint(1, 6)
+    common: dict[str, Any] = {
+        "vocab_size": draw.randint(60, 400),
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    num_layers = draw.choice((2, 4))
+    if draw.random() < 0.15:
+        return GPT2Config(
+            **common, n_layer=num_layers, n_head=heads, n_embd=heads * channels,
+            n_inner=draw.choice((None, 4 * draw.randint(5, 50))),
+            n_positions=draw.randint(_TEXT_SIZE, 200),
+            activation_function=draw.choice(("gelu", "gelu_new", "gelu_pytorch_tanh")),
+            layer_norm_epsilon=draw.choice((1e-5, 1e-3)),
+        )  # fmt: skip
+    longest = draw.randint(_TEXT_SIZE, 300)
+    common |= {
+        "hidden_size": 2 * heads * draw.randint(2, 12), "head_dim": channels,
+        "num_attention_heads": heads, "num_hidden_layers": num_layers,
+        "intermediate_size": 4 * draw.randint(5, 60),
+        "num_key_value_heads": draw.choice([n for n in range(1, heads + 1) if not heads % n]),
+        "max_position_embeddings": longest, "rms_norm_eps": draw.choice((1e-6, 1e-5, 1e-3)),
+        "rope_parameters": random_rotation(draw),
+    }  # fmt: skip
+    window = draw.choice((None, draw.randint(_TEXT_SIZE, longest)))
+    match draw.choice(("llama", "mistral", "qwen2", "qwen3", "mixtral")):
+        case "llama":
+            has_biases = draw.random() < 0.5
+            return LlamaConfig(**common, attention_bias=has_biases, mlp_bias=has_biases)
+        case "mistral":
+            return MistralConfig(**common, sliding_window=window)
+        case "qwen2":
+            return Qwen2Config(**common, use_sliding_window=window is not None,
+                               sliding_window=window, max_window_layers=0)  # fmt: skip
+        case "qwen3":
+            return Qwen3Config(**common)
+        case _:
+            experts = 2 * draw.randint(1, 4)
+            return MixtralConfig(**common, num_local_experts=experts,
+                                 num_experts_per_tok=draw.randint(2, experts))  # fmt: skip
+
+
+def random_rotation(draw: random.Random) -> dict[str, Any]:
+    """Draw a rotary embedding that Megatron-Core can compute."""
+    base = {"rope_theta": draw.choice((10000.0, 500000.0, 1000000.0, 31337.0))}
+    return base | draw.choice(
+        (
+            {"rope_type": "default"},
+            {"rope_type": "linear", "factor": float(draw.randint(2, 8))},
+            _LLAMA_3_ROTATION | {"factor": draw.choice((4.0, 32.0))},
+        )
+    )
+
+
+def divide(folder: Path, draw: random.Random) -> None:
+    """Write a folder's weights anew: as they are, in torch's format, or over several files."""
+    kind = draw.choice(("as they are", "bin", "several bins", "several"))
+    whole = folder / "model.safetensors"
+    if kind == "as they are":
+        return
+    tensors = load_file(whole)
+    whole.unlink()
+    if kind == "bin":
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return
+    stem, end = ("pytorch_model", "bin") if kind == "several bins" else ("model", "safetensors")
+    files = {name: f"{stem}-{draw.randint(1, 3):05d}-of-00003.{end}" for name in tensors}
+    for file in set(files.values()):
+        own = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        if end == "bin":
+            torch.save(own, folder / file)
+        else:
+            save_file(own, folder / file, metadata={"format": "pt"})
+    (folder / f"{stem}.{end}.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": files})
+    )
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of two words that has a chat template."""
+    tokenizer = Tokenizer(WordLevel({"hello": 0, "</s>": 1}, "hello"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "</s>", "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> None:
+    """Write a random model, and two texts with its logits and continuation beside it."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
     with torch.no_grad():
@@ -66,11 +165,18 @@ def write(folder: Path, config: PretrainedConfig) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.mul_(3)
-    model.save_pretrained(folder)
-    tokens = torch.randint(0, VOCAB_SIZE, (2, 40))
+    model.to(dtype).save_pretrained(folder)
+    model.float()
+    tokens = torch.randint(0, config.vocab_size, (2, _TEXT_SIZE))
+    prompt = tokens[:, :10]
     with torch.no_grad():
         logits = model(tokens).logits
-    save_file({"tokens": tokens, "logits": logits}, folder / "expected.safetensors")
+        greedy = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0,
+            eos_token_id=-1, max_new_tokens=20,
+        )  # fmt: skip
+    expected = {"tokens": tokens, "logits": logits, "greedy": greedy[:, 10:].contiguous()}
+    save_file(expected, folder / "expected.safetensors")
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -78,8 +184,17 @@ def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    for name in names or CONFIGS:
-        write(folder / name, CONFIGS[name])
+    for name in names or (*CONFIGS, *RANDOM):
+        if name in CONFIGS:
+            write(folder / name, CONFIGS[name])
+            if name == "llama2":
+                add_tokenizer(folder / name)
+            continue
+        seed = int(name.removeprefix("random-"))
+        draw = random.Random(seed)
+        dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
+        write(folder / name, random_config(seed), dtype)
+        divide(folder / name, draw)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megascan.errors import InputError
+from training.convert import main as convert
 from training.hf.families import read_family
 from training.hf.loading import check_names
 from training.hf.rules import rules_of
@@ -19,6 +20,7 @@ from training.hf.weights import open_weights
 from training.hf.writing import plan, writing
 
 HERE = Path(__file__).parent
+WITH_TOKENIZER, TOKENIZER_FILES = "llama2", ("tokenizer.json", "tokenizer_config.json")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -30,19 +32,28 @@ def test_every_family_goes_in_computes_the_same_and_comes_back_bit_for_bit(
     assert done.returncode == 0, done.stderr
     results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("result")]
     names = sorted(path.name for path in models.iterdir() if path.is_dir())
-    assert results == [[name, "True", "True"] for name in names]
-    assert done.stdout.count("check passed") == len(names)
+    assert results == [[name, "True", "True", "True"] for name in names]
+    assert done.stdout.count("check passed") == 2 * len(names)
+    # One of them has a tokenizer, whose files go along.
+    for name in TOKENIZER_FILES:
+        came, went = models / WITH_TOKENIZER / name, tmp_path / WITH_TOKENIZER / "back" / name
+        assert went.read_bytes() == came.read_bytes()
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.distributed
 def test_every_family_computes_the_same_in_combined_layouts(run: Run, models: Path) -> None:
-    done = run(HERE / "layouts.py", models, num_ranks=8)
+    done = run(HERE / "layouts.py", models, num_ranks=4)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("tp")]
-    num_models = len([path for path in models.iterdir() if path.is_dir()])
-    assert len(rows) == 2 * num_models + 2  # expert parallelism is tried with experts only
-    assert {row[0] for row in rows} >= {"tp4-pp2-vpp1-ep1", "tp2-pp2-vpp2-ep1"}
+    left_out = [line for line in done.stdout.splitlines() if line.startswith("left out")]
+    configs = [(path / "config.json").read_text() for path in models.iterdir() if path.is_dir()]
+    num_mixtures = sum("num_local_experts" in config for config in configs)
+    assert len(rows) + len(left_out) == 2 * len(configs) + 2 * num_mixtures
+    assert all("random-" in line and "divi" in line for line in left_out)  # sizes drawn at random
+    assert {row[0] for row in rows} == {
+        "tp4-pp1-vpp1-ep1", "tp2-pp2-vpp2-ep1", "tp1-pp1-vpp1-ep4", "tp2-pp2-vpp1-ep2",
+    }  # fmt: skip
     assert max(float(row[2]) for row in rows) < 1e-5, rows
 
 
@@ -56,19 +67,20 @@ def test_every_family_computes_the_same_in_combined_layouts(run: Run, models: Pa
     ],
 )
 def test_wrong_words_end_in_one_sentence(
-    run: Run, words: tuple[str, ...], code: int, sentence: str
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, sentence: str
 ) -> None:
-    done = run("-m", "training.convert", *words)
-    assert done.returncode == code
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert convert(words) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
 
 
-def test_a_converted_model_is_not_overwritten(run: Run, models: Path, tmp_path: Path) -> None:
+def test_a_converted_model_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], models: Path, tmp_path: Path
+) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("0\n")
-    done = run("-m", "training.convert", "--from-hf", models / "gpt2", "--save", tmp_path)
-    assert done.returncode == 1
-    assert "give another folder or --force" in done.stderr
+    assert convert(["--from-hf", str(models / "gpt2"), "--save", str(tmp_path)]) == 1
+    assert "give another folder or --force" in capsys.readouterr().err
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from training.hf.loading import name_in_memory
 from training.hf.rules import Attention, Form, Place, Rule, TensorRank, parts, rules_of, share
 
 # Four heads of one channel in two groups, hidden size 5.
@@ -32,6 +33,36 @@ def test_a_rank_has_whole_groups() -> None:
     q, k, v = rows("q0", "q1", "q2", "q3"), rows("k0", "k1"), rows("v0", "v1")
     second = share(rule(Form.QKV, 3), [q, k, v], ATTENTION, TensorRank(rank=1, size=2), 4)
     assert torch.equal(second, rows("q2", "q3", "k1", "v1"))
+
+
+def test_ranks_that_outnumber_the_groups_cut_their_rows_evenly() -> None:
+    q, k, v = rows("q0", "q1", "q2", "q3"), rows("k0"), rows("v0")
+    one_group = Attention(num_heads=4, num_groups=1, num_channels=1)
+    shares = [
+        share(rule(Form.QKV, 3), [q, k, v], one_group, TensorRank(rank=rank, size=2), 3)
+        for rank in range(2)
+    ]
+    assert torch.equal(shares[0], rows("q0", "q1", "q2"))
+    assert torch.equal(shares[1], rows("q3", "k0", "v0"))
+
+
+@pytest.mark.parametrize(
+    ("of_megatron_core", "of_transformer_engine"),
+    [
+        ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.weight"),
+        ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
+        ("input_layernorm.bias", "self_attention.linear_qkv.layer_norm_bias"),
+        ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
+        ("mlp.experts.local_experts.3.linear_fc1.weight", "mlp.experts.linear_fc1.weight3"),
+    ],
+)
+def test_parameters_have_the_names_of_either_kind_of_layers(
+    of_megatron_core: str, of_transformer_engine: str
+) -> None:
+    where = "decoder.layers.0."
+    for there in (of_megatron_core, of_transformer_engine):
+        found = name_in_memory(where + of_megatron_core, {where + there: None})
+        assert found == where + there
 
 
 def test_one_tensor_of_queries_keys_and_values_is_taken_as_three() -> None:

@@ -71,7 +71,10 @@ BROKEN = [
     ("--global-batch-size 6", 2, "--global-batch-size 6 is not divisible by --micro-batch-size 2"),
     ("--num-attention-heads 5", 1, "--hidden-size 64 is not divisible"),
     ("--group-query-attention --num-query-groups 3", 1, "--num-query-groups 3 must divide"),
-    ("--group-query-attention --tensor-model-parallel-size 2", 2, "--num-query-groups 1 must"),
+    ("--group-query-attention --num-query-groups 2 --num-attention-heads 6 --kv-channels 8 "
+     "--tensor-model-parallel-size 3", 3, "multiple or a divisor of --tensor-model-parallel-size"),
+    ("--group-query-attention --num-query-groups 1 --num-attention-heads 4 --kv-channels 3 "
+     "--tensor-model-parallel-size 4", 4, "make 18 rows, which"),
     ("--ffn-hidden-size 33 --tensor-model-parallel-size 2", 2, "--ffn-hidden-size 33"),
     ("--max-position-embeddings 16", 1, "less than --seq-length 32"),
     ("--sequence-parallel", 1, "--sequence-parallel needs"),

@@ -190,10 +190,19 @@ def _check_model(settings: Settings, sizes: Sizes) -> None:
             f"--num-attention-heads {heads} is not divisible by --tensor-model-parallel-size "
             f"{tensor}; change one of them"
         )
-    if heads % sizes.num_query_groups or sizes.num_query_groups % tensor:
+    groups = sizes.num_query_groups
+    # Fewer groups than ranks: Megatron-Core gathers their rows, and ranks share a group's key.
+    if heads % groups or (groups % tensor and tensor % groups):
         raise ConfigError(
-            f"--num-query-groups {sizes.num_query_groups} must divide --num-attention-heads "
-            f"{heads} and be divisible by --tensor-model-parallel-size {tensor}"
+            f"--num-query-groups {groups} must divide --num-attention-heads {heads} and be a "
+            f"multiple or a divisor of --tensor-model-parallel-size {tensor}"
+        )
+    rows = (heads + 2 * groups) * sizes.kv_channels
+    if rows % tensor:
+        raise ConfigError(
+            f"{heads} attention heads and {groups} query groups of {sizes.kv_channels} channels "
+            f"make {rows} rows, which --tensor-model-parallel-size {tensor} does not divide; "
+            "change one of them"
         )
     for option, size in (
         ("--hidden-size", sizes.hidden_size),

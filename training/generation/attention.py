@@ -51,6 +51,8 @@ class StepState:
         self.layout: Layout
         self.turns: torch.Tensor | None = None
         """Cosines and sines of this step's tokens; None without rotary embedding."""
+        self.wanted: torch.Tensor | None = None
+        """The only tokens that are needed behind the last layer's attention; None: all."""
 
 
 class Product(torch.nn.Module):
@@ -92,8 +94,11 @@ class Product(torch.nn.Module):
 class CachedAttention(torch.nn.Module):
     """The attention of one layer to the cache, in the place of its `core_attention`."""
 
-    def __init__(self, state: StepState, *, layer_number: int, num_channels: int) -> None:
+    def __init__(
+        self, state: StepState, *, layer_number: int, num_channels: int, is_last: bool
+    ) -> None:
         super().__init__()
+        self._is_last = is_last
         self.product = Product(num_channels**-0.5)
         self._layer_number = layer_number
         self._state = state
@@ -120,8 +125,13 @@ class CachedAttention(torch.nn.Module):
         if layout.decoding is not None:
             parts.append(self._decode(queries, layout.decoding))
         parts += [self._read(queries, piece) for piece in layout.pieces]
-        context = parts[0] if len(parts) == 1 else torch.cat(parts)
+        context = self.select(parts[0] if len(parts) == 1 else torch.cat(parts))
         return context.reshape(context.shape[0], 1, -1)
+
+    def select(self, states: torch.Tensor) -> torch.Tensor:
+        """Keep of `states` `(token, …)` what is needed behind this layer's attention."""
+        wanted = self._state.wanted if self._is_last else None
+        return states if wanted is None else states.index_select(0, wanted)
 
     def _decode(self, queries: torch.Tensor, decoding: Decoding) -> torch.Tensor:
         """One token of each row; gives `(row, head, channel)`."""

@@ -13,7 +13,7 @@ from training.failure import refusals_as_errors
 from training.generation.attention import CachedAttention, Rotation, StepState
 from training.generation.cache import KeyValueCache
 from training.generation.layout import Layout
-from training.generation.linear import lighten
+from training.generation.lightening import lighten
 from training.generation.request import Limits
 from training.model import build_bare_model
 
@@ -40,6 +40,8 @@ class Stage:
             self._rotation: Rotation | None = self._take_rotation(limits.max_length)
         else:
             self._rotation = None
+        decoder = self.model.decoder
+        self._end = (*decoder.layers[-1].modules(), decoder.final_layernorm) if self.is_last else ()
         if self.is_last:
             self.model.output_layer.register_forward_pre_hook(self._select, with_kwargs=True)
 
@@ -48,7 +50,10 @@ class Stage:
         (model,) = build_bare_model(settings, sizes, vocab_size, self.device)
         for layer in model.decoder.layers:
             layer.self_attention.core_attention = CachedAttention(
-                self._state, layer_number=layer.layer_number, num_channels=sizes.kv_channels
+                self._state,
+                layer_number=layer.layer_number,
+                num_channels=sizes.kv_channels,
+                is_last=self.is_last and layer is model.decoder.layers[-1],
             )
         lighten(model)
         return model
@@ -82,6 +87,8 @@ class Stage:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Let only those tokens reach the output layer whose logits are needed."""
         del layer
+        if self._state.wanted is not None:  # left out before
+            return inputs, options
         return (inputs[0].index_select(0, self._wanted), *inputs[1:]), options
 
     @torch.inference_mode()
@@ -92,6 +99,7 @@ class Stage:
         if self._rotation is not None:
             self._state.turns = self._rotation.at(positions[0])
         self._wanted = wanted
+        self._state.wanted = None if self._is_observed() else wanted
         if not self.is_first:
             self.model.set_input_tensor(self._receive(layout.places.shape[0]))
         output = self.model(layout.tokens, positions, None, runtime_gather_output=True)
@@ -102,6 +110,10 @@ class Stage:
         after = parallel_state.get_pipeline_model_parallel_next_rank()
         dist.send(output.contiguous(), after, group=group)
         return None
+
+    def _is_observed(self) -> bool:
+        """Whether hooks look at the last layer, and are to see all tokens of a step there."""
+        return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)
 
     def _receive(self, num_tokens: int) -> torch.Tensor:
         config = self.model.config

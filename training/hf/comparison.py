@@ -62,7 +62,7 @@ def _logits_of_transformers(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError) as error:
         raise InputError(f"transformers cannot load {folder} ({error})") from error
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(tokens).logits

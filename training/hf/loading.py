@@ -100,7 +100,7 @@ def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule]) -> None:
     )
     left = dict(chunk.named_parameters())
     for rule, name, sources in _targets(chunk, rules):
-        parameter = left.pop(_name_in_memory(name, left), None)
+        parameter = left.pop(name_in_memory(name, left), None)
         if parameter is None:
             if rule.name == "output_layer.weight":  # the embedding itself, on the same rank
                 continue
@@ -146,7 +146,7 @@ def _experts_of(layer: TransformerLayer) -> Iterable[int]:
     return cast(Iterable[int], layer.mlp.local_expert_indices)
 
 
-def _name_in_memory(name: str, parameters: Mapping[str, object]) -> str:
+def name_in_memory(name: str, parameters: Mapping[str, object]) -> str:
     """The name of a parameter in Megatron-Core's layers, or that in Transformer Engine's."""
     if name in parameters:
         return name

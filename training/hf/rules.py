@@ -3,7 +3,8 @@
 A rule names a parameter of Megatron-Core, the tensors of the folder it is made of, and how it is
 put together and cut over the tensor-parallel ranks:
 
-    QKV     rows go by query group: the group's queries, its key, its value; a rank has whole groups
+    QKV     rows go by query group: the group's queries, its key, its value; a rank has whole
+            groups, or an equal part of all rows where there are fewer groups than ranks
     GATED   rows are the gate's, then the up projection's; a rank has its part of each
     ROWS, COLUMNS   a rank has its part of the rows, or of the columns
     VOCABULARY      ROWS, with rows of zeros up to the padded size
@@ -118,8 +119,10 @@ def _interleave(
 ) -> torch.Tensor:
     if len(tensors) == 1:  # GPT-2 has them one after the other in one tensor
         tensors = torch.split(tensors[0], list(attention.rows))
-    grouped = [own.cut(_by_group(tensor, attention)) for tensor in tensors]
-    return torch.cat(grouped, dim=1).flatten(0, 1)
+    grouped = [_by_group(tensor, attention) for tensor in tensors]
+    if attention.num_groups % own.size:  # fewer groups than ranks
+        return own.cut(torch.cat(grouped, dim=1).flatten(0, 1))
+    return torch.cat([own.cut(tensor) for tensor in grouped], dim=1).flatten(0, 1)
 
 
 def parts(

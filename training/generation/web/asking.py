@@ -1,19 +1,30 @@
-"""What completions and chat have in common: from a body's fields to rows for the engine."""
+"""From the connection to rows for the engine: what completions and chat have in common."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as WebRequest
 
+from megascan.errors import InputError
 from training.data.tokenizers import Tokenizer
 from training.generation.request import Limits, Request, Sampling
-from training.generation.service import Service
+from training.generation.service import BusyError, EndedError, Service, Submission
 from training.generation.web.chat_template import ChatTemplate
 from training.generation.web.fields import Fields
 from training.generation.web.responses import RequestError
 
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a request's body."""
+_PATIENCE_S = 60.0
+"""For the whole body to arrive."""
+# Above this, coding a text takes long enough to be felt by others on the event loop.
+_QUICK_CHARACTERS = 4096
 MOST_CHOICES = 128
 """Choices of one request, over all its prompts."""
 _MOST_STOPS = 16
@@ -41,6 +52,28 @@ class Wish:
     stops: tuple[str, ...]
     streams: bool
     includes_usage: bool
+
+
+async def read_fields(request: WebRequest) -> Fields:
+    """Read the body of a request; RequestError when it is too large, too slow or no JSON object."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise RequestError(
+                        f"the body is larger than {MOST_BYTES} bytes; send less", status=413
+                    )
+                parts.append(part)
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {_PATIENCE_S:.0f} s; send it at once", status=408
+        ) from None
+    except ClientDisconnect:
+        raise RequestError("the body ended early; send all of it") from None
+    return Fields.from_body(b"".join(parts))
 
 
 def read_wish(fields: Fields, model: Model) -> Wish:
@@ -74,6 +107,24 @@ def read_wish(fields: Fields, model: Model) -> Wish:
         streams=streams,
         includes_usage=streams and includes_usage,
     )
+
+
+async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...]:
+    """The token ids of a prompt; RequestError when it cannot be coded."""
+    if isinstance(prompt, str):
+        try:
+            if len(prompt) <= _QUICK_CHARACTERS:
+                return tuple(model.tokenizer.tokenize(prompt))
+            return tuple(await asyncio.to_thread(model.tokenizer.tokenize, prompt))
+        except InputError as error:
+            raise RequestError(f"prompt cannot be coded: {error}", param="prompt") from error
+    largest = model.tokenizer.vocab_size - 1
+    wrong = next((token for token in prompt if not 0 <= token <= largest), None)
+    if wrong is not None:
+        raise RequestError(
+            f"prompt has the token id {wrong}, but ids go from 0 to {largest}", param="prompt"
+        )
+    return tuple(prompt)
 
 
 def rows_of(
@@ -129,3 +180,17 @@ def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
         frequency_penalty=sampling.frequency_penalty,
         seed=int(made[0]) >> 1,
     )
+
+
+def submit(model: Model, requests: Sequence[Request]) -> Submission:
+    """Hand rows to the engine; RequestError when it is busy or has ended."""
+    try:
+        return model.service.submit(requests)
+    except BusyError:
+        raise RequestError(
+            "too many requests wait already; ask again later",
+            status=429,
+            code="rate_limit_exceeded",
+        ) from None
+    except EndedError:
+        raise RequestError("the server is ending; ask again later", status=503) from None

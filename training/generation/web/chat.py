@@ -14,13 +14,16 @@ from starlette.responses import Response
 from training.data.tokenizers import Tokenizer
 from training.generation.request import Request, TokenScore
 from training.generation.text import token_text
-from training.generation.web.asking import Model, Wish, read_wish, rows_of
+from training.generation.web.asking import Model, Wish, read_fields, read_wish, rows_of, submit
 from training.generation.web.chat_template import ChatTemplate, TemplateError
 from training.generation.web.choices import Change, Choice, choices_of, follow, usage_of
 from training.generation.web.fields import Fields
-from training.generation.web.reading import read_fields, submit
-from training.generation.web.responses import RequestError, json_response
-from training.generation.web.streaming import EventStream, respond_while_connected
+from training.generation.web.responses import (
+    EventStream,
+    RequestError,
+    json_response,
+    respond_while_connected,
+)
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_MESSAGES = 10_000

@@ -45,7 +45,10 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=True, **self._tokens
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except (
+            jinja2.TemplateError, TypeError, ValueError, ArithmeticError, AttributeError,
+            LookupError, RecursionError,
+        ) as error:  # fmt: skip
             raise TemplateError(str(error) or type(error).__name__) from error
 
 

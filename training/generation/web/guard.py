@@ -60,7 +60,7 @@ class Guard:
                 f"Host is {host[:100]!r}, which is no name of this server; ask by its own address",
                 status=403,
             )
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place_of(origin) != host:
             raise RequestError(
                 "Origin is another site's; pages of other sites may not ask this server", status=403
             )
@@ -73,6 +73,14 @@ class Guard:
                 status=401,
                 code="invalid_api_key",
             )
+
+
+def _place_of(origin: str) -> str:
+    """The host and port in an Origin header; empty when it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _name_of(host: str) -> str:

@@ -9,12 +9,18 @@ from starlette.responses import Response
 
 from training.generation.request import Request, Sampling
 from training.generation.text import token_text
-from training.generation.web.asking import MOST_CHOICES, Model, Wish, rows_of
+from training.generation.web.asking import (
+    MOST_CHOICES,
+    Model,
+    Wish,
+    read_fields,
+    rows_of,
+    submit,
+    tokens_of,
+)
 from training.generation.web.choices import choices_of, follow
 from training.generation.web.fields import Fields
-from training.generation.web.reading import read_fields, submit, tokens_of
-from training.generation.web.responses import RequestError, json_response
-from training.generation.web.streaming import respond_while_connected
+from training.generation.web.responses import RequestError, json_response, respond_while_connected
 
 
 async def generate(request: WebRequest, model: Model) -> Response:
