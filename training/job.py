@@ -84,7 +84,11 @@ class Job:
         seed_everything(self.settings.batch.seed)
         faults = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
         trainer, progress = self._prepare(watching, faults)
-        self._announce_end(trainer.run(progress))
+        try:
+            progress = trainer.run(progress)
+        finally:
+            trainer.pipeline.close()
+        self._announce_end(progress)
 
     def _prepare(
         self, watching: Sequence[Callback], faults: FaultCallback
@@ -122,7 +126,7 @@ class Job:
             device=self.device,
         )
         connect(settings, chunks, optimizer)
-        pipeline.start(self.device)
+        pipeline.start(self.device, chunks, self._description(vocab_size))
         timers = build_timers(settings, chunks, optimizer)
         state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
         progress = start_from(settings, sizes, state, described)
@@ -140,6 +144,17 @@ class Job:
             pipeline=pipeline,
         )
         return trainer, progress
+
+    def _description(self, vocab_size: int) -> dict[str, object]:
+        """What a process that is no rank must know to build a part of the model."""
+        import torch
+
+        return {
+            "flags": vars(self.namespace),
+            "world_size": self.sizes.world_size,
+            "vocab_size": vocab_size,
+            "num_threads": torch.get_num_threads(),
+        }
 
     def _record_truth(self, tracer: Tracer) -> None:
         """Write down the planted faults beside the rank files."""

@@ -121,7 +121,7 @@ def test_planning_needs_neither_torch_nor_megatron():
     rooms = ROOT / "training" / "pipeline"
     names = [
         "advice_text", "balance", "costs", "drawing", "generators", "guided", "guided_run",
-        "helper_model", "job_model", "list_schedule", "measured", "memory", "notation", "plan",
+        "job_model", "list_schedule", "measured", "memory", "notation", "plan",
         "planner", "recompute", "remedies", "simulator", "validity",
     ]  # fmt: skip
     assert all((rooms / f"{name}.py").is_file() for name in names)

@@ -48,6 +48,18 @@ class PipelineSettings:
     use_dpp: bool = flag(
         False, "plan the pipeline's work: --pipeline-schedule auto where none is given"
     )
+    forward_backward_disaggregating: bool = flag(
+        False,
+        "let helpers come (python -m training.helper), which run forwards beside the pipeline; "
+        "forwards are repeated before their backward, by plans of --pipeline-schedule 1f1b "
+        "(default), zb-h1 or auto",
+    )
+    fbd_port: int = flag(
+        0, "where rank 0 waits for helpers; 0: any free port; the address is printed"
+    )
+    fbd_helpers: int = flag(
+        0, "helpers that rank 0 starts on its host; others may come besides"
+    )
     dpp_choice: str = flag(
         "static",
         "with --use-dpp: follow the plan (static), or leave it while the job runs where its next "

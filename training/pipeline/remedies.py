@@ -24,7 +24,7 @@ from megascan.errors import ConfigError
 from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
 from training.pipeline.generators import GENERATORS, zero_bubble_h1
 from training.pipeline.guided_run import guided_ratio
-from training.pipeline.helper_model import MOST_AHEAD, best_share
+from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,
@@ -415,8 +415,7 @@ class _Adviser:
             found = best_share(
                 stages,
                 job.microbatches[0],
-                num_helpers=offer.num_helpers,
-                speed_ratio=offer.speed_ratio,
+                speeds=(offer.speed_ratio,) * offer.num_helpers,
                 splits_backward=splits,
             )
             how = ", backward split" if splits else ""
