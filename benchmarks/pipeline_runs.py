@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +22,7 @@ from benchmarks.jobs import environment_line, publish, run_ranks
 from benchmarks.pipeline_runs_ranks import Case
 from training.arguments import parse_settings, resolve_sizes
 from training.pipeline.costs import even_costs
+from training.pipeline.disaggregation import best_share
 from training.pipeline.plan import PipelineShape
 from training.pipeline.schedule import deal_for, plan_for
 from training.pipeline.simulator import predict, predict_megatron
@@ -53,6 +54,9 @@ class Scene:
     cases: tuple[tuple[str, tuple[str, ...]], ...]
     slow: tuple[tuple[int, float], ...] = ()
     late_ratio: float = 0.0
+    repeats: bool = False
+    helpers: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By case: the speed of its helpers, and after how many forwards they die (0: never)."""
 
 
 def scenes() -> list[Scene]:
@@ -75,6 +79,7 @@ def scenes() -> list[Scene]:
         ("zb-h1", ("--pipeline-schedule", "zb-h1")),
         ("18 + 14, zb-h1", ("--dpp-microbatches", "18,14", "--pipeline-schedule", "zb-h1")),
     )
+    helped = ("--forward-backward-disaggregating", "--fbd-helpers")
     again = ("--recompute-ahead", "--pipeline-schedule")
     return [
         Scene(
@@ -102,6 +107,24 @@ def scenes() -> list[Scene]:
             num_ranks=4,
             flags=(*pipe, "--global-batch-size", "8"),
             cases=(("1f1b, ahead", (*again, "1f1b")), ("zb-h1, ahead", (*again, "zb-h1"))),
+            repeats=True,
+        ),
+        Scene(
+            name="PP4, 8 microbatches, every forward repeated, helpers",
+            num_ranks=4,
+            flags=(*pipe, "--global-batch-size", "8"),
+            cases=(
+                ("1 helper", (*helped, "1")),
+                ("1 helper, zb-h1", (*helped, "1", "--pipeline-schedule", "zb-h1")),
+                ("1 helper of half the speed", (*helped, "1")),
+                ("1 helper, killed in step 3; steps 4 on", (*helped, "1")),
+                ("no helper comes", (*helped, "0")),
+            ),
+            repeats=True,
+            helpers={
+                "1 helper of half the speed": (0.5, 0),
+                "1 helper, killed in step 3; steps 4 on": (1.0, 2 * 3 * 5 + 5),
+            },
         ),
     ]
 
@@ -127,7 +150,9 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
             forward_s=forward_s,
             slow={str(rank): ratio for rank, ratio in scene.slow},
             late_ratio=scene.late_ratio if name != REFERENCE else 0.0,
-            repeats="ahead" in scene.cases[0][0],
+            repeats=scene.repeats,
+            helper_speed=scene.helpers.get(name, (1.0, 0))[0],
+            helper_dies_after=scene.helpers.get(name, (1.0, 0))[1],
         )
         for name, own in named
     ]
@@ -139,7 +164,7 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
     return [
         Result(
             name=case.name,
-            step_s=statistics.median(one["steps_s"][WARM_UP:]),
+            step_s=statistics.median(one["steps_s"][WARM_UP + bool(case.helper_dies_after) :]),
             predicted_s=predicted_s(scene, case),
             last_loss=one["losses"][-1],
         )
@@ -151,6 +176,15 @@ def predicted_s(scene: Scene, case: Case) -> float:
     """The simulator's step: that of the slowest replica."""
     settings = parse_settings(_without_data(case.flags))
     sizes = resolve_sizes(settings, scene.num_ranks)
+    num_helpers = 0 if case.helper_dies_after else settings.pipeline.fbd_helpers
+    if num_helpers:
+        shape = PipelineShape(num_ranks=sizes.pipeline_size, num_microbatches=1)
+        return best_share(
+            even_costs(shape, forward_s=case.forward_s, recomputes=True).stages,
+            sizes.num_microbatches,
+            speeds=(case.helper_speed,) * num_helpers,
+            splits_backward=settings.pipeline.pipeline_schedule == "zb-h1",
+        ).pipeline_s
     deal = deal_for(settings, sizes)
     steps = []
     for replica in range(sizes.data_size):

@@ -41,6 +41,10 @@ class Case:
     """Share of messages that come late, by two forwards; plans only."""
     repeats: bool = False
     """Whether every forward is repeated: in the backward pass, or as an action of its own."""
+    helper_speed: float = 1.0
+    """Of the helpers that the flags start, over that of a rank."""
+    helper_dies_after: int = 0
+    """Forwards of a stage after which a helper ends in the middle of one; 0: never."""
 
 
 class _Sleeper:
@@ -177,6 +181,7 @@ class _Bench:
         """Train one case."""
         from megatron.core import parallel_state
 
+        from training.pipeline import running
         from training.pipeline.schedule import plan_for
 
         settings, sizes = job.settings, job.sizes
@@ -185,6 +190,8 @@ class _Bench:
         self.sleeper.take(case, job.launch.rank, sizes.model_chunks)
         self.sleeper.split = plan is not None and plan.splits_backward
         self.sleeper.repeats_inside = case.repeats and (plan is None or not plan.recomputes)
+        helper = (case.forward_s / case.helper_speed, case.helper_dies_after)
+        running.HELPER = ("-m", "benchmarks.pipeline_runs_helper", *map(str, helper))
         self.sends.late_ratio = case.late_ratio
         self.sends.late_s = 2 * case.forward_s
         self.steps_s.clear()

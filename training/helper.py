@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ class Orders:
         """Wait for a microbatch's data; None as above."""
         return self._wait(step, lambda todo: todo.batches.pop(microbatch, None))
 
-    def _wait(self, step, find):  # type: ignore[no-untyped-def]
+    def _wait(self, step: int, find: Callable[[Todo], Frame | None]) -> Frame | None:
         with self._changed:
             while not self._is_over and self._newest == step:
                 found = find(self._steps[step])
@@ -332,8 +332,11 @@ def help_job(job: JobDescription) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Join a job and help it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m training.helper", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m training.helper",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--join", required=True, metavar="HOST:PORT", help="as the job prints it")
     parser.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="SECONDS",

@@ -24,6 +24,7 @@ from training.distributed import (
     choose_device,
     finalize,
     initialize,
+    load_kernels_at_start,
     seed_everything,
     silence,
 )
@@ -35,7 +36,7 @@ from training.faults import (
     parse_faults,
     write_ground_truth,
 )
-from training.pipeline.schedule import check_schedule
+from training.pipeline.schedule import check_schedule, schedule_name
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
@@ -193,6 +194,8 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
     settings = read_settings(namespace)
     sizes = resolve_sizes(settings, launch.world_size)
     check_schedule(settings, sizes)
+    if schedule_name(settings, sizes) is not None:
+        load_kernels_at_start()
     return Job(
         launch=launch,
         settings=settings,

@@ -97,9 +97,7 @@ def best_share(
     return min(found, key=lambda made: (made.pipeline_s, made.share))
 
 
-def _dealt(
-    num_microbatches: int, share: float, speeds: Sequence[float]
-) -> tuple[int | None, ...]:
+def _dealt(num_microbatches: int, share: float, speeds: Sequence[float]) -> tuple[int | None, ...]:
     """Helper by microbatch: spread as evenly as the share allows, each to who is done first."""
     ends = [0.0] * len(speeds)
     helper_of: list[int | None] = []
@@ -227,7 +225,7 @@ class _Step:
 
 
 def _play(works: dict[_Name, _Work]) -> tuple[float, dict[int, list[_Name]]]:
-    """When all work is done and what each doer did in order, taking the most urgent that can begin."""
+    """When all work is done, and each doer's order: the most urgent of what can begin."""
     missing = {name: len(work.after) for name, work in works.items()}
     followers: defaultdict[_Name, list[_Name]] = defaultdict(list)
     for name, work in works.items():

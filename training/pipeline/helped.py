@@ -261,6 +261,11 @@ class HelpedDriver:
         """Where helpers find this rank."""
         return self._reception.address
 
+    @property
+    def num_ready(self) -> int:
+        """Helpers that have come so far; known on a pipeline's first rank."""
+        return len(self._known)
+
     def open(self, description: dict[str, object], num_replicas: int, replica: int) -> None:
         """Let helpers come; all ranks of the job call this together.
 
@@ -361,9 +366,7 @@ class HelpedDriver:
         speeds = tuple(speed for _, speed in self._roster)
         key = num_microbatches, speeds
         if key not in self._plans:
-            shape = PipelineShape(
-                num_ranks=len(self._pipeline), num_microbatches=num_microbatches
-            )
+            shape = PipelineShape(num_ranks=len(self._pipeline), num_microbatches=num_microbatches)
             self._plans[key] = best_share(
                 even_costs(shape, recomputes=True).stages,
                 num_microbatches,

@@ -22,9 +22,9 @@ from functools import partial
 
 from megascan.errors import ConfigError
 from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
+from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.generators import GENERATORS, zero_bubble_h1
 from training.pipeline.guided_run import guided_ratio
-from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -24,6 +25,12 @@ from training.pipeline.schedule import deal_for, plan_for, schedule_name
 from training.pipeline.split_backward import WeightGradients, split_backward
 from training.pipeline.stopwatch import Stopwatch
 from training.step import ForwardBackward
+
+HELPER = ("-m", "training.helper")
+"""What Python runs to be a helper."""
+
+HELPER_WAIT_S = 120.0
+"""How long a job waits for the helpers that it starts itself; loading torch takes them seconds."""
 
 
 class Pipeline:
@@ -84,9 +91,7 @@ class Pipeline:
             plan_of_step = driver.plan_of_step
         else:
             driver = self._driver(plan, device)
-        self._executor = Executor(
-            plan_of_step, driver, self._weight_gradients, self._stopwatch
-        )
+        self._executor = Executor(plan_of_step, driver, self._weight_gradients, self._stopwatch)
         self._take_share()
 
     def close(self) -> None:
@@ -113,12 +118,21 @@ class Pipeline:
         driver.open(description, self._sizes.data_size, replica)
         if dist.get_rank() == 0:
             host, port = driver.meeting
-            program = ["-m", "training.helper", "--join", f"{host}:{port}"]
+            program = [*HELPER, "--join", f"{host}:{port}"]
             print(f"helpers may join: python {' '.join(program)}", file=sys.stderr, flush=True)
-            for _ in range(self._settings.pipeline.fbd_helpers):
-                started = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
-                self._own_helpers.append(started)
+            self._start_helpers(driver, program)
         return driver
+
+    def _start_helpers(self, driver: HelpedDriver, program: list[str]) -> None:
+        """Start our own helpers and wait for those that live."""
+        for _ in range(self._settings.pipeline.fbd_helpers):
+            started = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
+            self._own_helpers.append(started)
+        end_s = time.monotonic() + HELPER_WAIT_S
+        while time.monotonic() < end_s and driver.num_ready < sum(
+            helper.poll() is None for helper in self._own_helpers
+        ):
+            time.sleep(0.05)
 
     def _driver(self, plan: Plan, device: str) -> Driver:
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megascan.errors import ConfigError
+from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.pipeline.costs import even_costs
+from training.pipeline.costs import Costs, even_costs
 from training.pipeline.generators import GENERATORS, depth_first
 from training.pipeline.list_schedule import Problem
 from training.pipeline.memory import even_memory, peak_memory
@@ -16,6 +18,9 @@ from training.pipeline.planner import search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
 from training.pipeline.recompute import recompute_ahead
 from training.pipeline.validity import check, numerics_note
+
+if TYPE_CHECKING:
+    from training.pipeline.job_model import JobModel
 
 AUTO = "auto"
 """The name that asks for a search, or for shares from what is measured."""
@@ -42,8 +47,8 @@ def plan_for(settings: Settings, sizes: Sizes, num_microbatches: int) -> Plan | 
     if settings.pipeline.recompute_ahead or settings.pipeline.forward_backward_disaggregating:
         if plan.recomputes or plan.names_transfers:
             raise ConfigError(
-                f"{_repeating_option(settings)}: plan {plan.name} names its recomputation or its messages "
-                "itself; leave one of them out"
+                f"{_repeating_option(settings)}: plan {plan.name} names its recomputation or its "
+                "messages itself; leave one of them out"
             )
         plan = recompute_ahead(plan)
     check(plan, memory_limit=settings.pipeline.dpp_memory_limit)
@@ -90,6 +95,10 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
         )
     _check_shares(settings, sizes)
     _check_helpers(settings, sizes)
+    if pipeline.plan_from is not None and schedule_name(settings, sizes) != AUTO:
+        raise ConfigError(
+            "--plan-from says what --pipeline-schedule auto or --use-dpp plans for; add one"
+        )
     if pipeline.dpp_choice == "guided" and not pipeline.use_dpp:
         raise ConfigError("--dpp-choice guided needs --use-dpp; add it")
     repeats = pipeline.recompute_ahead or pipeline.forward_backward_disaggregating
@@ -203,19 +212,51 @@ def _check_shares(settings: Settings, sizes: Sizes) -> None:
 
 
 def _searched(settings: Settings, shape: PipelineShape) -> Plan:
-    """The fastest plan found for even stages."""
+    """The fastest plan found, for even stages or for those of a trace."""
     memory = even_memory(shape)
     limit = settings.pipeline.dpp_memory_limit
     if limit is None:
         limit = max(peak_memory(depth_first(shape), memory))
+    traced = settings.pipeline.plan_from
+    costs = even_costs(shape) if traced is None else _measured_costs(traced, shape)
     problem = Problem(
         shape=shape,
-        table=even_costs(shape).table(shape),
+        table=costs.table(shape),
         memory=memory,
         memory_limit=limit,
         splits_backward=settings.model.transformer_impl == "local",
     )
     return search(problem).plan.renamed(AUTO)
+
+
+@cache
+def _traced_job(path: Path) -> JobModel:
+    """The job of a timeline; read once in a process, by every rank alike."""
+    from megascan.reader import read_timeline
+    from training.pipeline.job_model import JobModel
+    from training.pipeline.measured import measure
+
+    if path.is_dir():
+        raise InputError(
+            f"--plan-from {path} is a folder, expected a timeline; make one with "
+            f"python aggregate.py -b {path} -o timeline.json.gz"
+        )
+    return JobModel(measure(read_timeline(path)), {})
+
+
+def _measured_costs(path: Path, shape: PipelineShape) -> Costs:
+    """Costs of the replica that the traced job waited for."""
+    from training.pipeline.job_model import AS_TRACED
+
+    job = _traced_job(path)
+    traced = job.job.shape
+    if (traced.num_ranks, traced.num_chunks) != (shape.num_ranks, shape.num_chunks):
+        raise ConfigError(
+            f"--plan-from {path} is of {traced.num_ranks} pipeline ranks with {traced.num_chunks} "
+            f"chunk(s), but the job has {shape.num_ranks} with {shape.num_chunks}; trace this job, "
+            "or leave it out"
+        )
+    return job.costs(job.slowest_replica(), AS_TRACED)
 
 
 def _named(name: str, shape: PipelineShape, group_size: int | None) -> Plan:
