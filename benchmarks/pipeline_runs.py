@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.jobs import environment_line, publish, run_ranks
 from benchmarks.pipeline_runs_ranks import Case
 from training.arguments import parse_settings, resolve_sizes
-from training.pipeline.costs import even_costs
+from training.pipeline.costs import Costs, StageCost, even_costs
 from training.pipeline.disaggregation import best_share
 from training.pipeline.plan import PipelineShape
 from training.pipeline.schedule import deal_for, plan_for
@@ -136,6 +136,8 @@ class Result:
     name: str
     step_s: float
     predicted_s: float
+    measured_s: float | None
+    """Predicted from the passes, pauses and messages as the run itself had them; plans only."""
     last_loss: float
 
 
@@ -160,16 +162,77 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
         file, out = Path(folder) / "cases.json", Path(folder) / "found"
         file.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
         run_ranks(scene.num_ranks, ["benchmarks.pipeline_runs_ranks", str(file), str(out)])
-        found = json.loads(Path(f"{out}.{scene.num_ranks - 1}.json").read_text(encoding="utf-8"))
+        of_rank = [
+            json.loads(Path(f"{out}.{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(scene.num_ranks)
+        ]
+        found = of_rank[-1]
     return [
         Result(
             name=case.name,
             step_s=statistics.median(one["steps_s"][WARM_UP + bool(case.helper_dies_after) :]),
             predicted_s=predicted_s(scene, case),
+            measured_s=replayed_s(scene, case, [rows[number]["diary"] for rows in of_rank]),
             last_loss=one["losses"][-1],
         )
-        for case, one in zip(cases, found, strict=True)
+        for number, (case, one) in enumerate(zip(cases, found, strict=True))
     ]
+
+
+Diary = dict[str, list[float]]
+
+
+def replayed_s(scene: Scene, case: Case, diaries: Sequence[dict[str, object]]) -> float | None:
+    """The simulator's step for the medians that the run had; None where it cannot know them.
+
+    So it shows what the simulator itself gets wrong, less what sleeping on a shared machine costs.
+    Only for plans of one replica that are followed as they stand.
+    """
+    settings = parse_settings(_without_data(case.flags))
+    sizes = resolve_sizes(settings, scene.num_ranks)
+    helps = settings.pipeline.forward_backward_disaggregating
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    is_guided = settings.pipeline.dpp_choice == "guided"
+    if plan is None or is_guided or helps or sizes.data_size > 1 or scene.late_ratio:
+        return None
+    stages = tuple(
+        _measured_stage(diaries[plan.shape.rank_of(stage)], plan.splits_backward)
+        for stage in range(plan.shape.num_stages)
+    )
+    last = diaries[-1]["overheads_s"]
+    costs = Costs(
+        stages=stages,
+        message_s=(_message_s(diaries),) * (plan.shape.num_stages - 1),
+        overhead_s=statistics.median(last),  # type: ignore[arg-type]
+    )
+    return predict(plan, costs.table(plan.shape)).step_s + _edges_s(diaries)
+
+
+def _measured_stage(diary: dict[str, object], splits_backward: bool) -> StageCost:
+    """What passes took on a rank; its chunks are alike."""
+    passes: Diary = diary["passes_s"]  # type: ignore[assignment]
+    backward_s = statistics.median(passes["backward"])
+    return StageCost(
+        forward_s=statistics.median(passes["forward"]),
+        input_gradient_s=backward_s,
+        weight_gradient_s=statistics.median(passes["weights"]) if splits_backward else 0.0,
+        recompute_s=statistics.median(passes["forward"]),
+    )
+
+
+def _message_s(diaries: Sequence[dict[str, object]]) -> float:
+    """From the begin of a send to the end of a receive that somebody stood waiting for."""
+    left = dict(entry for diary in diaries for entry in diary["sent"])  # type: ignore[attr-defined]
+    waited = [entry for diary in diaries for entry in diary["waited"]]  # type: ignore[attr-defined]
+    return statistics.median(came_s - left[name] for name, came_s in waited)
+
+
+def _edges_s(diaries: Sequence[dict[str, object]]) -> float:
+    """From the end of the last action of all to the end of the step: gradients, a barrier."""
+    times: Sequence[Sequence[float]] = [diary["last_s"] for diary in diaries]  # type: ignore[misc]
+    ends: Sequence[float] = diaries[0]["ends_s"]  # type: ignore[assignment]
+    after = [end - max(row) for end, row in zip(ends, zip(*times, strict=True), strict=True)]
+    return statistics.median(after[WARM_UP:])
 
 
 def predicted_s(scene: Scene, case: Case) -> float:
@@ -226,16 +289,23 @@ def table_of(scene: Scene, results: Sequence[Result]) -> str:
     lines = [
         f"## {scene.name}",
         "",
-        "| schedule | step, ms | ratio | predicted, ms | predicted ratio | last loss |",
-        "|---|---|---|---|---|---|",
+        "| schedule | step, ms | ratio | predicted, ms | predicted ratio "
+        "| predicted from the run's own passes, ms | off | last loss |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in results:
         lines.append(
             f"| {one.name} | {1e3 * one.step_s:.0f} | {one.step_s / reference_s:.3f} "
             f"| {1e3 * one.predicted_s:.0f} | {one.predicted_s / predicted_reference_s:.3f} "
-            f"| {one.last_loss:.7f} |"
+            f"| {_replayed(one)} | {one.last_loss:.7f} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _replayed(one: Result) -> str:
+    if one.measured_s is None:
+        return "– | –"
+    return f"{1e3 * one.measured_s:.0f} | {one.measured_s / one.step_s - 1:+.1%}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -158,6 +158,8 @@ class Helper:
         num_forwards = 0
         while (begun := self._orders.next_step()) is not None:
             num_forwards += self._help(*begun)
+        for connection in self._connections:
+            connection.close()
         return num_forwards
 
     def _built(self, stage: int, welcome: dict[str, object]) -> GPTModel:
@@ -308,13 +310,27 @@ def _connected(address: tuple[str, int]) -> socket.socket:
         ) from None
 
 
+def _leave_launcher() -> None:
+    """Forget the launcher of the job that has started this helper: it is a world of its own."""
+    of_ranks = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
+    for name in [*os.environ]:
+        if name in of_ranks or name.startswith("TORCHELASTIC_"):
+            del os.environ[name]
+
+
 def help_job(job: JobDescription) -> int:
     """Help a job until it ends; returns the number of forwards."""
     import torch
 
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)  # the helper is a world of its own
+    _leave_launcher()
     device = choose_device(job.settings, launch)
     torch.set_num_threads(job.num_threads)  # products are summed in another order with others
     alone = replace(

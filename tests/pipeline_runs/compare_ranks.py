@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from training.loop import Progress, Trainer
 
 _FOUND: dict[str, object] = {}
+LONGEST_WAIT_S = 60.0
 MISCHIEF = ("dies", "lies", "dawdles")
 
 
@@ -59,12 +60,31 @@ def _watch() -> None:
 
 
 def _watch_helpers(shares: list[float]) -> None:
-    """Keep which share of the microbatches helpers run in each step."""
+    """Keep which share of the microbatches helpers run in each step.
+
+    Steps here are shorter than a helper takes: unless it dawdles on purpose the next step waits
+    until it is done, and its speed is not taken up.
+    """
+    from training.pipeline import helped, running
     from training.pipeline.helped import HelpedDriver
+
+    helped._Known.learn = lambda *_: None
 
     plan_of_step = HelpedDriver.plan_of_step
 
+    def is_awaited(driver: HelpedDriver) -> bool:
+        present = {number for number, _ in driver._present()}
+        return present < set(driver._reception.open_numbers())
+
     def note(driver: HelpedDriver, num_microbatches: int) -> object:
+        end_s = time.monotonic() + LONGEST_WAIT_S
+        while (
+            driver._rank == 0
+            and running.HELPER[-1] != "dawdles"
+            and is_awaited(driver)
+            and time.monotonic() < end_s
+        ):
+            time.sleep(0.01)
         plan = plan_of_step(driver, num_microbatches)
         shares.append(driver._current.share if driver._current else 0.0)
         return plan

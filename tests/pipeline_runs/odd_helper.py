@@ -1,7 +1,7 @@
 """A helper that is no help: ``odd_helper.py dies|lies|dawdles --join HOST:PORT``.
 
-It dies in the middle of its second step, hands over wrong numbers from its second step on, or takes
-half a second for each forward from then on.
+After a few forwards it dies in the middle of a step, or hands over wrong numbers, or takes seconds
+for each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from training import helper
 if TYPE_CHECKING:
     import torch
 
-SECOND_STEP = 6
-"""Forwards of stages after which the second step has begun: a step has more than so many."""
+GOOD_FORWARDS = 3
+"""Of stages; a step of one microbatch on two stages has two."""
+DAWDLE_S = 3.0
 
 
 def main(mischief: str, *arguments: str) -> int:
@@ -28,11 +29,13 @@ def main(mischief: str, *arguments: str) -> int:
         nonlocal count
         count += 1
         output = honest(*given)
-        if count > SECOND_STEP and mischief == "dies":
+        if count <= GOOD_FORWARDS:
+            return output
+        if mischief == "dies":
             os._exit(9)
-        if count > SECOND_STEP and mischief == "dawdles":
-            time.sleep(0.5)
-        return output * 1.001 if count > SECOND_STEP and mischief == "lies" else output
+        if mischief == "dawdles":
+            time.sleep(DAWDLE_S)
+        return output * 1.001 if mischief == "lies" else output
 
     helper.forward = odd
     return helper.main(arguments)

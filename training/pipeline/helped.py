@@ -42,6 +42,10 @@ STEADY_RATIO = 1.25
 """By how much a helper's speed must change to be taken up: each change makes a new plan."""
 
 
+TRY_AGAIN_STEPS = 50
+"""After so many steps in which helpers would have been too slow, their speed is measured anew."""
+
+
 @dataclass(kw_only=True)
 class _Copy:
     """An input that came first: from a helper, by its number, or (None) from the stage before."""
@@ -291,6 +295,9 @@ class HelpedDriver:
     def plan_of_step(self, num_microbatches: int) -> Plan:
         """Begin a step: agree on who helps, give helpers their weights, return the plan."""
         self._step += 1
+        if self._roster and self._current is None and self._step % TRY_AGAIN_STEPS == 0:
+            for known in self._known.values():
+                known.speed = 1.0
         self._inputs.begin(self._step)
         if self._num_timed:
             self._forward_s, self._num_timed = self._stopwatch.read_s() / self._num_timed, 0

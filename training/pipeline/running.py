@@ -32,6 +32,9 @@ HELPER = ("-m", "training.helper")
 HELPER_WAIT_S = 120.0
 """How long a job waits for the helpers that it starts itself; loading torch takes them seconds."""
 
+HELPER_END_S = 10.0
+"""How long they may take to end with the job."""
+
 
 class Pipeline:
     """Runs the steps of a job as its flags ask, and moves microbatches between replicas.
@@ -99,7 +102,10 @@ class Pipeline:
         if self._helped is not None:
             self._helped.close()
         for helper in self._own_helpers:
-            helper.wait()
+            try:
+                helper.wait(HELPER_END_S)
+            except subprocess.TimeoutExpired:
+                helper.kill()
 
     def _open_to_helpers(
         self, plan: Plan, device: str, chunk: torch.nn.Module, description: dict[str, object]
