@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
 
-    from training.pipeline.frames import Connection, Frame
+    from training.pipeline.reception import Connection, Frame
 
 WAIT_S = 600.0
 """How long a job may take to open its door, by default: it loads its data first."""
@@ -61,7 +61,7 @@ class Orders:
 
     def take(self, stage: int, frame: Frame) -> None:
         """Note what a stage's rank has sent."""
-        from training.pipeline.frames import FrameKind
+        from training.pipeline.reception import FrameKind
 
         with self._changed:
             todo = self._steps.setdefault(frame.step, Todo())
@@ -137,7 +137,7 @@ class Helper:
 
     def join(self) -> None:
         """Connect to the pipeline's ranks, build their stages, and say so."""
-        from training.pipeline.frames import Connection, Frame, FrameKind
+        from training.pipeline.reception import Connection, Frame, FrameKind
 
         ends = [_connected(address) for address in self._job.ranks]
         for stage, end in enumerate(ends):
@@ -180,7 +180,7 @@ class Helper:
 
     def _help(self, step: int, microbatches: Sequence[int]) -> int:
         """One step; ends early when the job has gone on to the next one."""
-        from training.pipeline.frames import Frame, FrameKind
+        from training.pipeline.reception import Frame, FrameKind
 
         times_s: list[float] = []
         fresh: set[int] = set()
@@ -212,7 +212,7 @@ class Helper:
         return forward(self._stages[stage], inputs, read_batch(data.body, self._device))
 
     def _hand_over(self, step: int, microbatch: int, stage: int, output: torch.Tensor) -> None:
-        from training.pipeline.frames import Frame, FrameKind, bytes_of
+        from training.pipeline.reception import Frame, FrameKind, bytes_of
 
         frame = Frame(FrameKind.INPUT, bytes_of(output), step, microbatch)
         self._connections[stage].send(frame)
@@ -260,7 +260,7 @@ def read_batch(body: bytes | bytearray | memoryview, device: str) -> dict[str, t
 
 def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
     """Ask at the door what the job is; waits `wait_s` for it to open."""
-    from training.pipeline.frames import Frame, FrameKind
+    from training.pipeline.reception import Frame, FrameKind
 
     end_s = time.monotonic() + wait_s
     while True:
@@ -286,7 +286,7 @@ def ask_for_job(address: tuple[str, int], wait_s: float) -> JobDescription:
 
 def _answer(end: socket.socket, question: Frame) -> dict[str, object]:
     """Send a frame and wait for what is answered; InputError where nobody sensible is there."""
-    from training.pipeline.frames import read_frame, write_frame
+    from training.pipeline.reception import read_frame, write_frame
 
     try:
         write_frame(end, question)

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from megascan.errors import InputError
-from training.pipeline.frames import (
+from training.pipeline.helped import Inputs
+from training.pipeline.reception import (
     Connection,
     Frame,
     FrameKind,
+    Reception,
     bytes_of,
     read_frame,
     tensor_of,
     write_frame,
 )
-from training.pipeline.helped import Inputs
-from training.pipeline.reception import Reception
 
 PATIENCE_S = 20.0
 """Longer than a loaded machine needs; nothing waits for so long unless it is broken."""

@@ -44,7 +44,7 @@ from training.pipeline.plan import (
     message_made,
     message_needed,
 )
-from training.pipeline.stopwatch import ActionClock
+from training.pipeline.timing import ActionClock
 
 SOON_S = 1e-6
 """What an announced message is said to be away: when it will be there is not known."""

@@ -39,8 +39,7 @@ from training.pipeline.plan import (
     message_of_transfer,
 )
 from training.pipeline.split_backward import WeightGradients
-from training.pipeline.stopwatch import Stopwatch
-from training.pipeline.watchdog import Watchdog
+from training.pipeline.timing import Stopwatch, Watchdog
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel

@@ -23,8 +23,8 @@ from functools import partial
 from megascan.errors import ConfigError
 from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
-from training.pipeline.generators import GENERATORS, zero_bubble_h1
-from training.pipeline.guided_run import guided_ratio
+from training.pipeline.generators import GENERATORS, recompute_ahead, zero_bubble_h1
+from training.pipeline.guided import guided_ratio
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,
@@ -33,10 +33,8 @@ from training.pipeline.job_model import (
     Outcome,
     Scales,
 )
-from training.pipeline.list_schedule import Problem
 from training.pipeline.plan import PipelineShape, Plan
-from training.pipeline.planner import Found, search
-from training.pipeline.recompute import recompute_ahead
+from training.pipeline.planner import Found, Problem, search
 from training.pipeline.simulator import Prediction, predict
 
 _ROUNDING = 1e-9

@@ -23,7 +23,7 @@ from training.pipeline.plan import Plan
 from training.pipeline.rebalance import Deal, Rebalancer
 from training.pipeline.schedule import deal_for, plan_for, schedule_name
 from training.pipeline.split_backward import WeightGradients, split_backward
-from training.pipeline.stopwatch import Stopwatch
+from training.pipeline.timing import Stopwatch
 from training.step import ForwardBackward
 
 HELPER = ("-m", "training.helper")
