@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError, UsageError, report_errors
 from training.arguments import Settings, Sizes, read_settings, resolve_sizes
-from training.distributed import Launch, choose_device, finalize, initialize, silence
+from training.distributed import (
+    Launch,
+    choose_device,
+    finalize,
+    initialize,
+    seed_everything,
+    silence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -339,6 +346,7 @@ def help_job(job: JobDescription) -> int:
     try:
         silence(device)
         initialize(job.settings, alone, launch, device)
+        seed_everything(job.settings.batch.seed)
         helper = Helper(job, device)
         helper.join()
         return helper.run()
