@@ -424,6 +424,10 @@ class _Adviser:
                 effort=Effort.HARDWARE,
                 step_s=model.step_s(Outcome(pipeline_s=found.pipeline_s, peak=())),
                 peak=(float(MOST_AHEAD),) * job.shape.num_ranks,
+                flags=(
+                    *("--forward-backward-disaggregating", "--fbd-helpers", str(offer.num_helpers)),
+                    *(("--pipeline-schedule", "zb-h1") if splits else ()),
+                ),
                 is_disaggregated=True,
             )
         yield self._one_rank_more(offer)
