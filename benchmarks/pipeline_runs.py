@@ -53,78 +53,119 @@ class Scene:
     flags: tuple[str, ...]
     cases: tuple[tuple[str, tuple[str, ...]], ...]
     slow: tuple[tuple[int, float], ...] = ()
+    slow_of_case: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """In place of `slow`, where a case has other layers on its ranks."""
     late_ratio: float = 0.0
     repeats: bool = False
     helpers: dict[str, tuple[float, int]] = field(default_factory=dict)
     """By case: the speed of its helpers, and after how many forwards they die (0: never)."""
 
 
+PIPE = ("--pipeline-model-parallel-size", "4")
+HALVES = ("--pipeline-model-parallel-size", "2")
+SPLIT = ("--pipeline-schedule", "zb-h1")
+
+
 def scenes() -> list[Scene]:
     """All scenes."""
-    pipe = ("--pipeline-model-parallel-size", "4")
-    halves = ("--pipeline-model-parallel-size", "2")
+    return [*order_scenes(), *share_scenes(), layer_scene(), *repeating_scenes()]
+
+
+def order_scenes() -> list[Scene]:
+    """Other orders of the same work."""
     planned = (*CHUNKS, "--use-dpp", "--dpp-memory-limit", "5")
     guided = ("--dpp-choice", "guided")
     orders = (
         ("1f1b", ("--pipeline-schedule", "1f1b")),
-        ("zb-h1", ("--pipeline-schedule", "zb-h1")),
-        ("zb-h1, guided", ("--use-dpp", "--pipeline-schedule", "zb-h1", *guided)),
+        ("zb-h1", SPLIT),
+        ("zb-h1, guided", ("--use-dpp", *SPLIT, *guided)),
         ("Megatron-Core, 2 chunks", tuple(CHUNKS)),
         ("dfc, 2 chunks", (*CHUNKS, "--pipeline-schedule", "dfc")),
         ("planned, 2 chunks, +1 of memory", planned),
         ("the same, guided", (*planned, *guided)),
     )
-    shares = (
-        ("18 + 14", ("--dpp-microbatches", "18,14")),
-        ("zb-h1", ("--pipeline-schedule", "zb-h1")),
-        ("18 + 14, zb-h1", ("--dpp-microbatches", "18,14", "--pipeline-schedule", "zb-h1")),
-    )
-    helped = ("--forward-backward-disaggregating", "--fbd-helpers")
-    again = ("--recompute-ahead", "--pipeline-schedule")
     return [
         Scene(
             name="PP4, 8 microbatches",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "8"),
+            flags=(*PIPE, "--global-batch-size", "8"),
             cases=orders,
         ),
         Scene(
             name="PP4, 16 microbatches, 5 % of messages late by two forwards (plans only)",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "16"),
+            flags=(*PIPE, "--global-batch-size", "16"),
             cases=(orders[1], orders[2], orders[5], orders[6]),
             late_ratio=0.05,
         ),
+    ]
+
+
+def share_scenes() -> list[Scene]:
+    """Microbatches moved away from a slow rank's replica."""
+    two = (
+        ("18 + 14", ("--dpp-microbatches", "18,14")),
+        ("zb-h1", SPLIT),
+        ("19 + 13, zb-h1", ("--dpp-microbatches", "19,13", *SPLIT)),
+    )
+    four = (
+        ("17 + 13 + 17 + 17", ("--dpp-microbatches", "17,13,17,17")),
+        ("18 + 12 + 17 + 17, zb-h1", ("--dpp-microbatches", "18,12,17,17", *SPLIT)),
+    )
+    return [
         Scene(
-            name="DP2 PP2, 16 microbatches a replica, rank 1 takes 1.4 times as long",
-            num_ranks=4,
-            flags=(*halves, "--global-batch-size", "32"),
-            cases=shares,
+            name=f"DP{size} PP2, 16 microbatches a replica, rank 1 takes 1.4 times as long",
+            num_ranks=2 * size,
+            flags=(*HALVES, "--global-batch-size", str(16 * size)),
+            cases=cases,
             slow=((1, 1.4),),
-        ),
+        )
+        for size, cases in ((2, two), (4, four))
+    ]
+
+
+def layer_scene() -> Scene:
+    """Layers moved away from a slow rank."""
+    moved = ("--pipeline-model-parallel-layout", "Et*9|t*8|t*6|t*9L")
+    cases = (("9, 8, 6, 9 layers", moved), ("the same, zb-h1", (*moved, *SPLIT)))
+    ratios = ((0, 9 / 8), (2, 1.4 * 6 / 8), (3, 9 / 8))
+    return Scene(
+        name="PP4, 16 microbatches, 32 layers, rank 2 takes 1.4 times as long",
+        num_ranks=4,
+        flags=(*PIPE, "--global-batch-size", "16", "--num-layers", "32"),
+        cases=cases,
+        slow=((2, 1.4),),
+        slow_of_case=dict.fromkeys((name for name, _ in cases), ratios),
+    )
+
+
+def repeating_scenes() -> list[Scene]:
+    """Jobs that recompute, alone and with helpers."""
+    again = ("--recompute-ahead", "--pipeline-schedule")
+    helped = ("--forward-backward-disaggregating", "--fbd-helpers")
+    half, killed = "1 helper of half the speed", "1 helper, killed in step 3; steps 4 on"
+    flags = (*PIPE, "--global-batch-size", "8")
+    return [
         Scene(
             name="PP4, 8 microbatches, every forward repeated",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "8"),
+            flags=flags,
             cases=(("1f1b, ahead", (*again, "1f1b")), ("zb-h1, ahead", (*again, "zb-h1"))),
             repeats=True,
         ),
         Scene(
             name="PP4, 8 microbatches, every forward repeated, helpers",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "8"),
+            flags=flags,
             cases=(
                 ("1 helper", (*helped, "1")),
-                ("1 helper, zb-h1", (*helped, "1", "--pipeline-schedule", "zb-h1")),
-                ("1 helper of half the speed", (*helped, "1")),
-                ("1 helper, killed in step 3; steps 4 on", (*helped, "1")),
+                ("1 helper, zb-h1", (*helped, "1", *SPLIT)),
+                (half, (*helped, "1")),
+                (killed, (*helped, "1")),
                 ("no helper comes", (*helped, "0")),
             ),
             repeats=True,
-            helpers={
-                "1 helper of half the speed": (0.5, 0),
-                "1 helper, killed in step 3; steps 4 on": (1.0, 2 * 3 * 5 + 5),
-            },
+            helpers={half: (0.5, 0), killed: (1.0, 2 * 3 * 5 + 5)},
         ),
     ]
 
@@ -150,7 +191,7 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
             name=name,
             flags=[*MODEL, *DATA, *scene.flags, *own, *length],
             forward_s=forward_s,
-            slow={str(rank): ratio for rank, ratio in scene.slow},
+            slow={str(rank): ratio for rank, ratio in scene.slow_of_case.get(name, scene.slow)},
             late_ratio=scene.late_ratio if name != REFERENCE else 0.0,
             repeats=scene.repeats,
             helper_speed=scene.helpers.get(name, (1.0, 0))[0],
@@ -260,7 +301,7 @@ def predicted_s(scene: Scene, case: Case) -> float:
         if plan is not None and plan.recomputes:  # the last stage repeats nothing
             last = replace(costs.stages[-1], recompute_s=0.0)
             costs = replace(costs, stages=(*costs.stages[:-1], last))
-        for rank, ratio in scene.slow:
+        for rank, ratio in ((int(rank), ratio) for rank, ratio in case.slow.items()):
             if rank % sizes.data_size == replica:  # ranks of a stage are numbered through replicas
                 costs = costs.slowed(shape, rank // sizes.data_size, ratio)
         table = costs.table(shape)

@@ -162,7 +162,7 @@ class _Feed:
                         tensor = self._take(message)
                         if stream is not None:
                             stream.synchronize()  # waiting holds up this thread, not the compute
-                    self._inputs.bring(step, message.microbatch, tensor, None)
+                        self._inputs.bring(step, message.microbatch, tensor, None)
             except Exception as error:
                 self._inputs.fail(error)
             self._idle.set()
