@@ -203,6 +203,10 @@ class AnnouncedMail:
         """Begin to send what this rank's `chunk` made."""
         self._outboxes[link].send(message, chunk, tensor)
 
+    def settle(self, link: Link, message: Message) -> None:
+        """Let go of a message that this rank has sent and whose answer has come."""
+        self._outboxes[link].settle(message)
+
     def post(self, link: Link, message: Message) -> None:
         """Nothing: a receive is posted when its header comes."""
 

@@ -56,6 +56,9 @@ class Post(Protocol):
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send what this rank's `chunk` made."""
 
+    def settle(self, link: Link, message: Message) -> None:
+        """Let go of a message that this rank has sent and whose answer has come."""
+
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""
 
@@ -192,6 +195,9 @@ class Step:
         self._batches[chunk].forget(action.microbatch)
         message = message_needed(self._place, action)
         gradient = self._take(message) if message else None
+        if message is not None:  # who sent the gradient has had the output
+            output = Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
+            self._post.settle(self.link_of(output), output)
         with self._timed():
             input_gradient = schedules.backward_step(
                 held.inputs, held.output, gradient, get_model_type(work.chunks[chunk]), work.config

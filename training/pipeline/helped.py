@@ -295,7 +295,7 @@ class HelpedDriver:
         """Begin a step: agree on who helps, give helpers their weights, return the plan."""
         self._step += 1
         if self._roster and self._current is None and self._step % TRY_AGAIN_STEPS == 0:
-            for known in self._known.values():
+            for known in [*self._known.values()]:
                 known.speed = 1.0
         self._inputs.begin(self._step)
         if self._num_timed:
@@ -356,13 +356,13 @@ class HelpedDriver:
         open_numbers = set(self._reception.open_numbers())
         return [
             (number, known.speed)
-            for number, known in sorted(self._known.items())
+            for number, known in sorted([*self._known.items()])  # others may come meanwhile
             if number in open_numbers and known.busy_since is None
         ]
 
     def _call_off(self) -> None:
         """Tell helpers that are still at an earlier step to leave it."""
-        for number, known in self._known.items():
+        for number, known in [*self._known.items()]:
             if known.busy_since is not None:
                 said: dict[str, object] = {"microbatches": []}
                 self._reception.send(number, Frame.of(FrameKind.STEP, said, step=self._step))

@@ -130,14 +130,16 @@ class Pipeline:
         return driver
 
     def _start_helpers(self, driver: HelpedDriver, program: list[str]) -> None:
-        """Start our own helpers and wait for those that live."""
+        """Start our own helpers and wait for those of this rank's replica, as long as they live."""
         for _ in range(self._settings.pipeline.fbd_helpers):
             started = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
             self._own_helpers.append(started)
         end_s = time.monotonic() + HELPER_WAIT_S
-        while time.monotonic() < end_s and driver.num_ready < sum(
-            helper.poll() is None for helper in self._own_helpers
-        ):
+        while time.monotonic() < end_s:
+            alive = sum(helper.poll() is None for helper in self._own_helpers)
+            # They are dealt to the replicas in turn.
+            if driver.num_ready >= -(-alive // self._sizes.data_size):
+                break
             time.sleep(0.05)
 
     def _driver(self, plan: Plan, device: str) -> Driver:
