@@ -14,14 +14,15 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import environment_line, publish, run_ranks
 from benchmarks.pipeline_runs_ranks import Case
 from training.arguments import parse_settings, resolve_sizes
-from training.pipeline.costs import even_costs
+from training.pipeline.costs import Costs, StageCost, even_costs
+from training.pipeline.disaggregation import best_share
 from training.pipeline.plan import PipelineShape
 from training.pipeline.schedule import deal_for, plan_for
 from training.pipeline.simulator import predict, predict_megatron
@@ -52,56 +53,119 @@ class Scene:
     flags: tuple[str, ...]
     cases: tuple[tuple[str, tuple[str, ...]], ...]
     slow: tuple[tuple[int, float], ...] = ()
+    slow_of_case: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """In place of `slow`, where a case has other layers on its ranks."""
     late_ratio: float = 0.0
+    repeats: bool = False
+    helpers: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By case: the speed of its helpers, and after how many forwards they die (0: never)."""
+
+
+PIPE = ("--pipeline-model-parallel-size", "4")
+HALVES = ("--pipeline-model-parallel-size", "2")
+SPLIT = ("--pipeline-schedule", "zb-h1")
 
 
 def scenes() -> list[Scene]:
     """All scenes."""
-    pipe = ("--pipeline-model-parallel-size", "4")
-    halves = ("--pipeline-model-parallel-size", "2")
+    return [*order_scenes(), *share_scenes(), layer_scene(), *repeating_scenes()]
+
+
+def order_scenes() -> list[Scene]:
+    """Other orders of the same work."""
     planned = (*CHUNKS, "--use-dpp", "--dpp-memory-limit", "5")
     guided = ("--dpp-choice", "guided")
     orders = (
         ("1f1b", ("--pipeline-schedule", "1f1b")),
-        ("zb-h1", ("--pipeline-schedule", "zb-h1")),
-        ("zb-h1, guided", ("--use-dpp", "--pipeline-schedule", "zb-h1", *guided)),
+        ("zb-h1", SPLIT),
+        ("zb-h1, guided", ("--use-dpp", *SPLIT, *guided)),
         ("Megatron-Core, 2 chunks", tuple(CHUNKS)),
         ("dfc, 2 chunks", (*CHUNKS, "--pipeline-schedule", "dfc")),
         ("planned, 2 chunks, +1 of memory", planned),
         ("the same, guided", (*planned, *guided)),
     )
-    shares = (
-        ("18 + 14", ("--dpp-microbatches", "18,14")),
-        ("zb-h1", ("--pipeline-schedule", "zb-h1")),
-        ("18 + 14, zb-h1", ("--dpp-microbatches", "18,14", "--pipeline-schedule", "zb-h1")),
-    )
-    again = ("--recompute-ahead", "--pipeline-schedule")
     return [
         Scene(
             name="PP4, 8 microbatches",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "8"),
+            flags=(*PIPE, "--global-batch-size", "8"),
             cases=orders,
         ),
         Scene(
             name="PP4, 16 microbatches, 5 % of messages late by two forwards (plans only)",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "16"),
+            flags=(*PIPE, "--global-batch-size", "16"),
             cases=(orders[1], orders[2], orders[5], orders[6]),
             late_ratio=0.05,
         ),
+    ]
+
+
+def share_scenes() -> list[Scene]:
+    """Microbatches moved away from a slow rank's replica."""
+    two = (
+        ("18 + 14", ("--dpp-microbatches", "18,14")),
+        ("zb-h1", SPLIT),
+        ("19 + 13, zb-h1", ("--dpp-microbatches", "19,13", *SPLIT)),
+    )
+    four = (
+        ("17 + 13 + 17 + 17", ("--dpp-microbatches", "17,13,17,17")),
+        ("18 + 12 + 17 + 17, zb-h1", ("--dpp-microbatches", "18,12,17,17", *SPLIT)),
+    )
+    return [
         Scene(
-            name="DP2 PP2, 16 microbatches a replica, rank 1 takes 1.4 times as long",
-            num_ranks=4,
-            flags=(*halves, "--global-batch-size", "32"),
-            cases=shares,
+            name=f"DP{size} PP2, 16 microbatches a replica, rank 1 takes 1.4 times as long",
+            num_ranks=2 * size,
+            flags=(*HALVES, "--global-batch-size", str(16 * size)),
+            cases=cases,
             slow=((1, 1.4),),
-        ),
+        )
+        for size, cases in ((2, two), (4, four))
+    ]
+
+
+def layer_scene() -> Scene:
+    """Layers moved away from a slow rank."""
+    moved = ("--pipeline-model-parallel-layout", "Et*9|t*8|t*6|t*9L")
+    cases = (("9, 8, 6, 9 layers", moved), ("the same, zb-h1", (*moved, *SPLIT)))
+    ratios = ((0, 9 / 8), (2, 1.4 * 6 / 8), (3, 9 / 8))
+    return Scene(
+        name="PP4, 16 microbatches, 32 layers, rank 2 takes 1.4 times as long",
+        num_ranks=4,
+        flags=(*PIPE, "--global-batch-size", "16", "--num-layers", "32"),
+        cases=cases,
+        slow=((2, 1.4),),
+        slow_of_case=dict.fromkeys((name for name, _ in cases), ratios),
+    )
+
+
+def repeating_scenes() -> list[Scene]:
+    """Jobs that recompute, alone and with helpers."""
+    again = ("--recompute-ahead", "--pipeline-schedule")
+    helped = ("--forward-backward-disaggregating", "--fbd-helpers")
+    half, killed = "1 helper of half the speed", "1 helper, killed in step 3; steps 4 on"
+    flags = (*PIPE, "--global-batch-size", "8")
+    return [
         Scene(
             name="PP4, 8 microbatches, every forward repeated",
             num_ranks=4,
-            flags=(*pipe, "--global-batch-size", "8"),
+            flags=flags,
             cases=(("1f1b, ahead", (*again, "1f1b")), ("zb-h1, ahead", (*again, "zb-h1"))),
+            repeats=True,
+        ),
+        Scene(
+            name="PP4, 8 microbatches, every forward repeated, helpers",
+            num_ranks=4,
+            flags=flags,
+            cases=(
+                ("1 helper", (*helped, "1")),
+                ("1 helper, zb-h1", (*helped, "1", *SPLIT)),
+                (half, (*helped, "1")),
+                (killed, (*helped, "1")),
+                ("no helper comes", (*helped, "0")),
+            ),
+            repeats=True,
+            helpers={half: (0.5, 0), killed: (1.0, 2 * 3 * 5 + 5)},
         ),
     ]
 
@@ -113,6 +177,8 @@ class Result:
     name: str
     step_s: float
     predicted_s: float
+    measured_s: float | None
+    """Predicted from the passes, pauses and messages as the run itself had them; plans only."""
     last_loss: float
 
 
@@ -125,9 +191,11 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
             name=name,
             flags=[*MODEL, *DATA, *scene.flags, *own, *length],
             forward_s=forward_s,
-            slow={str(rank): ratio for rank, ratio in scene.slow},
+            slow={str(rank): ratio for rank, ratio in scene.slow_of_case.get(name, scene.slow)},
             late_ratio=scene.late_ratio if name != REFERENCE else 0.0,
-            repeats="ahead" in scene.cases[0][0],
+            repeats=scene.repeats,
+            helper_speed=scene.helpers.get(name, (1.0, 0))[0],
+            helper_dies_after=scene.helpers.get(name, (1.0, 0))[1],
         )
         for name, own in named
     ]
@@ -135,22 +203,92 @@ def run_scene(scene: Scene, forward_s: float, num_iterations: int) -> list[Resul
         file, out = Path(folder) / "cases.json", Path(folder) / "found"
         file.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
         run_ranks(scene.num_ranks, ["benchmarks.pipeline_runs_ranks", str(file), str(out)])
-        found = json.loads(Path(f"{out}.{scene.num_ranks - 1}.json").read_text(encoding="utf-8"))
+        of_rank = [
+            json.loads(Path(f"{out}.{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(scene.num_ranks)
+        ]
+        found = of_rank[-1]
     return [
         Result(
             name=case.name,
-            step_s=statistics.median(one["steps_s"][WARM_UP:]),
+            step_s=statistics.median(one["steps_s"][WARM_UP + bool(case.helper_dies_after) :]),
             predicted_s=predicted_s(scene, case),
+            measured_s=replayed_s(scene, case, [rows[number]["diary"] for rows in of_rank]),
             last_loss=one["losses"][-1],
         )
-        for case, one in zip(cases, found, strict=True)
+        for number, (case, one) in enumerate(zip(cases, found, strict=True))
     ]
+
+
+Diary = dict[str, list[float]]
+
+
+def replayed_s(scene: Scene, case: Case, diaries: Sequence[dict[str, object]]) -> float | None:
+    """The simulator's step for the medians that the run had; None where it cannot know them.
+
+    So it shows what the simulator itself gets wrong, less what sleeping on a shared machine costs.
+    Only for plans of one replica that are followed as they stand.
+    """
+    settings = parse_settings(_without_data(case.flags))
+    sizes = resolve_sizes(settings, scene.num_ranks)
+    helps = settings.pipeline.forward_backward_disaggregating
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    is_guided = settings.pipeline.dpp_choice == "guided"
+    if plan is None or is_guided or helps or sizes.data_size > 1 or scene.late_ratio:
+        return None
+    stages = tuple(
+        _measured_stage(diaries[plan.shape.rank_of(stage)], plan.splits_backward)
+        for stage in range(plan.shape.num_stages)
+    )
+    last = diaries[-1]["overheads_s"]
+    costs = Costs(
+        stages=stages,
+        message_s=(_message_s(diaries),) * (plan.shape.num_stages - 1),
+        overhead_s=statistics.median(last),  # type: ignore[arg-type]
+    )
+    return predict(plan, costs.table(plan.shape)).step_s + _edges_s(diaries)
+
+
+def _measured_stage(diary: dict[str, object], splits_backward: bool) -> StageCost:
+    """What passes took on a rank; its chunks are alike."""
+    passes: Diary = diary["passes_s"]  # type: ignore[assignment]
+    backward_s = statistics.median(passes["backward"])
+    return StageCost(
+        forward_s=statistics.median(passes["forward"]),
+        input_gradient_s=backward_s,
+        weight_gradient_s=statistics.median(passes["weights"]) if splits_backward else 0.0,
+        recompute_s=statistics.median(passes["forward"]),
+    )
+
+
+def _message_s(diaries: Sequence[dict[str, object]]) -> float:
+    """From the begin of a send to the end of a receive that somebody stood waiting for."""
+    left = dict(entry for diary in diaries for entry in diary["sent"])  # type: ignore[attr-defined]
+    waited = [entry for diary in diaries for entry in diary["waited"]]  # type: ignore[attr-defined]
+    return statistics.median(came_s - left[name] for name, came_s in waited)
+
+
+def _edges_s(diaries: Sequence[dict[str, object]]) -> float:
+    """From the end of the last action of all to the end of the step: gradients, a barrier."""
+    times: Sequence[Sequence[float]] = [diary["last_s"] for diary in diaries]  # type: ignore[misc]
+    ends: Sequence[float] = diaries[0]["ends_s"]  # type: ignore[assignment]
+    after = [end - max(row) for end, row in zip(ends, zip(*times, strict=True), strict=True)]
+    return statistics.median(after[WARM_UP:])
 
 
 def predicted_s(scene: Scene, case: Case) -> float:
     """The simulator's step: that of the slowest replica."""
     settings = parse_settings(_without_data(case.flags))
     sizes = resolve_sizes(settings, scene.num_ranks)
+    num_helpers = 0 if case.helper_dies_after else settings.pipeline.fbd_helpers
+    if num_helpers:
+        shape = PipelineShape(num_ranks=sizes.pipeline_size, num_microbatches=1)
+        return best_share(
+            even_costs(shape, forward_s=case.forward_s, recomputes=True).stages,
+            sizes.num_microbatches,
+            speeds=(case.helper_speed,) * num_helpers,
+            splits_backward=settings.pipeline.pipeline_schedule == "zb-h1",
+        ).pipeline_s
     deal = deal_for(settings, sizes)
     steps = []
     for replica in range(sizes.data_size):
@@ -163,7 +301,7 @@ def predicted_s(scene: Scene, case: Case) -> float:
         if plan is not None and plan.recomputes:  # the last stage repeats nothing
             last = replace(costs.stages[-1], recompute_s=0.0)
             costs = replace(costs, stages=(*costs.stages[:-1], last))
-        for rank, ratio in scene.slow:
+        for rank, ratio in ((int(rank), ratio) for rank, ratio in case.slow.items()):
             if rank % sizes.data_size == replica:  # ranks of a stage are numbered through replicas
                 costs = costs.slowed(shape, rank // sizes.data_size, ratio)
         table = costs.table(shape)
@@ -192,16 +330,23 @@ def table_of(scene: Scene, results: Sequence[Result]) -> str:
     lines = [
         f"## {scene.name}",
         "",
-        "| schedule | step, ms | ratio | predicted, ms | predicted ratio | last loss |",
-        "|---|---|---|---|---|---|",
+        "| schedule | step, ms | ratio | predicted, ms | predicted ratio "
+        "| predicted from the run's own passes, ms | off | last loss |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in results:
         lines.append(
             f"| {one.name} | {1e3 * one.step_s:.0f} | {one.step_s / reference_s:.3f} "
             f"| {1e3 * one.predicted_s:.0f} | {one.predicted_s / predicted_reference_s:.3f} "
-            f"| {one.last_loss:.7f} |"
+            f"| {_replayed(one)} | {one.last_loss:.7f} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _replayed(one: Result) -> str:
+    if one.measured_s is None:
+        return "– | –"
+    return f"{1e3 * one.measured_s:.0f} | {one.measured_s / one.step_s - 1:+.1%}"
 
 
 def main(arguments: Sequence[str]) -> int:

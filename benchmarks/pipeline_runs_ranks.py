@@ -41,12 +41,83 @@ class Case:
     """Share of messages that come late, by two forwards; plans only."""
     repeats: bool = False
     """Whether every forward is repeated: in the backward pass, or as an action of its own."""
+    helper_speed: float = 1.0
+    """Of the helpers that the flags start, over that of a rank."""
+    helper_dies_after: int = 0
+    """Forwards of a stage after which a helper ends in the middle of one; 0: never."""
+
+
+class _Diary:
+    """When this rank did what in each step, by the host's one clock.
+
+    `passes_s` and `overheads_s` (of an action, beside its pass and its wait) are durations; `sent`
+    and `waited` are messages (direction, stage, microbatch) with the time when they left or, where
+    this rank stood waiting, came; `begins_s` and `ends_s` are those of steps, `last_s` of the last
+    action of each.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin another case."""
+        self.passes_s: dict[str, list[float]] = {"forward": [], "backward": [], "weights": []}
+        self.overheads_s: list[float] = []
+        self.sent: list[tuple[str, float]] = []
+        self.waited: list[tuple[str, float]] = []
+        self.begins_s: list[float] = []
+        self.ends_s: list[float] = []
+        self.last_s: list[float] = []
+        self._inside_s = 0.0
+
+    def note_pass(self, name: str, seconds: float) -> None:
+        """A pass has ended."""
+        self.passes_s[name].append(seconds)
+        self._inside_s += seconds
+
+    def install(self) -> None:
+        """Watch every action and message of plans."""
+        from training.pipeline import channels, executor
+
+        do, send, take = executor.Step.do, channels.Outbox.send, channels.Inbox.take
+
+        def watched_do(step: executor.Step, action: object) -> None:
+            self._inside_s, begin_s = 0.0, time.perf_counter()
+            do(step, action)  # type: ignore[arg-type]
+            end_s = time.perf_counter()
+            self.overheads_s.append(end_s - begin_s - self._inside_s)
+            self.last_s[len(self.begins_s) - 1 :] = [end_s]
+
+        def watched_send(box: object, message: tuple[object, ...], *rest: object) -> None:
+            self.sent.append((self._name(message), time.perf_counter()))
+            send(box, message, *rest)  # type: ignore[arg-type]
+
+        def watched_take(box: object, message: tuple[object, ...]) -> object:
+            begin_s = time.perf_counter()
+            tensor = take(box, message)  # type: ignore[arg-type]
+            end_s = time.perf_counter()
+            self._inside_s += end_s - begin_s
+            if end_s - begin_s > _STOOD_S:
+                self.waited.append((self._name(message), end_s))
+            return tensor
+
+        executor.Step.do = watched_do  # type: ignore[method-assign]
+        channels.Outbox.send = watched_send  # type: ignore[method-assign,assignment]
+        channels.Inbox.take = watched_take  # type: ignore[method-assign,assignment]
+
+    def _name(self, message: tuple[object, ...]) -> str:
+        return f"{len(self.begins_s)} {' '.join(map(str, message))}"
+
+
+_STOOD_S = 2e-3
+"""A rank that got its message sooner has not waited for it."""
 
 
 class _Sleeper:
     """Stretches passes to the case's times."""
 
-    def __init__(self) -> None:
+    def __init__(self, diary: _Diary) -> None:
+        self.diary = diary
         self.forward_s = 0.0
         self.split = False
         self.repeats_inside = False
@@ -56,7 +127,9 @@ class _Sleeper:
         self.forward_s = case.forward_s * case.slow.get(str(rank), 1.0) / num_chunks
         self.split = False
 
-    def stretch(self, original: Callable[..., object], ratio: Callable[[], float]) -> object:
+    def stretch(
+        self, name: str, original: Callable[..., object], ratio: Callable[[], float]
+    ) -> object:
         """A pass that takes `ratio` forwards."""
 
         def stretched(*positional: object, **named: object) -> object:
@@ -64,6 +137,7 @@ class _Sleeper:
             result = original(*positional, **named)
             wanted_s = self.forward_s * ratio() if torch.is_grad_enabled() else 0.0
             time.sleep(max(0.0, wanted_s - (time.perf_counter() - begin_s)))
+            self.diary.note_pass(name, time.perf_counter() - begin_s)
             return result
 
         return stretched
@@ -76,6 +150,7 @@ class _Sleeper:
             original(owner, microbatch, chunk)
             wanted_s = self.forward_s * 0.95
             time.sleep(max(0.0, wanted_s - (time.perf_counter() - begin_s)))
+            self.diary.note_pass("weights", time.perf_counter() - begin_s)
 
         return stretched
 
@@ -136,12 +211,15 @@ class _Bench:
         from training.pipeline import channels, dynamic
         from training.pipeline.split_backward import WeightGradients
 
-        self.sleeper = _Sleeper()
+        self.diary = _Diary()
+        self.diary.install()
+        self.sleeper = _Sleeper(self.diary)
         self.steps_s: list[float] = []
         self.losses: list[float] = []
         sleeper = self.sleeper
-        schedules.forward_step = sleeper.stretch(schedules.forward_step, lambda: 1.0)
+        schedules.forward_step = sleeper.stretch("forward", schedules.forward_step, lambda: 1.0)
         schedules.backward_step = sleeper.stretch(
+            "backward",
             schedules.backward_step,
             lambda: (1.05 if sleeper.split else 2.0) + sleeper.repeats_inside,
         )
@@ -166,9 +244,11 @@ class _Bench:
         def timed(*positional: object, **named: object) -> object:
             dist.barrier()
             begin_s = time.perf_counter()
+            self.diary.begins_s.append(begin_s)
             result = original(*positional, **named)
             dist.barrier()
-            self.steps_s.append(time.perf_counter() - begin_s)
+            self.diary.ends_s.append(time.perf_counter())
+            self.steps_s.append(self.diary.ends_s[-1] - begin_s)
             return result
 
         return timed
@@ -177,6 +257,7 @@ class _Bench:
         """Train one case."""
         from megatron.core import parallel_state
 
+        from training.pipeline import running
         from training.pipeline.schedule import plan_for
 
         settings, sizes = job.settings, job.sizes
@@ -185,14 +266,21 @@ class _Bench:
         self.sleeper.take(case, job.launch.rank, sizes.model_chunks)
         self.sleeper.split = plan is not None and plan.splits_backward
         self.sleeper.repeats_inside = case.repeats and (plan is None or not plan.recomputes)
+        helper = (case.forward_s / case.helper_speed, case.helper_dies_after)
+        running.HELPER = ("-m", "benchmarks.pipeline_runs_helper", *map(str, helper))
         self.sends.late_ratio = case.late_ratio
         self.sends.late_s = 2 * case.forward_s
         self.steps_s.clear()
+        self.diary.clear()
         self.losses.clear()
         job.train()
         gc.unfreeze()
         gc.collect()
-        return {"steps_s": list(self.steps_s), "losses": list(self.losses)}
+        return {
+            "steps_s": list(self.steps_s),
+            "losses": list(self.losses),
+            "diary": {k: v for k, v in vars(self.diary).items() if not k.startswith("_")},
+        }
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -29,13 +29,11 @@ from training.pipeline.generators import (
     one_forward_one_backward,
     zero_bubble_h1,
 )
-from training.pipeline.guided import patience_for
-from training.pipeline.guided_run import run_guided
-from training.pipeline.list_schedule import Problem
+from training.pipeline.guided import patience_for, run_guided
 from training.pipeline.measured import measure
 from training.pipeline.memory import even_memory, peak_memory
 from training.pipeline.plan import PipelineShape, Plan
-from training.pipeline.planner import search
+from training.pipeline.planner import Problem, search
 from training.pipeline.remedies import hill
 from training.pipeline.simulator import predict, predict_megatron
 

@@ -123,6 +123,16 @@ def choose_device(settings: Settings, launch: Launch) -> str:
     return f"cuda:{launch.local_rank}"
 
 
+def load_kernels_at_start() -> None:
+    """Have CUDA load all kernels when the process starts; call it before torch uses a GPU.
+
+    By default a kernel is loaded when it is first launched, which may wait until all that runs has
+    ended. In a planned step messages run beside the compute and may wait for the other rank: if
+    that one waits for the kernel, both wait for ever (CUDA programming guide, lazy loading).
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
 def _check_cpu(settings: Settings) -> None:
     if settings.model.transformer_impl == "transformer_engine":
         raise MissingError(

@@ -24,6 +24,7 @@ from training.distributed import (
     choose_device,
     finalize,
     initialize,
+    load_kernels_at_start,
     seed_everything,
     silence,
 )
@@ -35,7 +36,7 @@ from training.faults import (
     parse_faults,
     write_ground_truth,
 )
-from training.pipeline.schedule import check_schedule
+from training.pipeline.schedule import check_schedule, schedule_name
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
@@ -84,7 +85,11 @@ class Job:
         seed_everything(self.settings.batch.seed)
         faults = install_faults(self.faults, self.launch.rank, self.settings.batch.seed)
         trainer, progress = self._prepare(watching, faults)
-        self._announce_end(trainer.run(progress))
+        try:
+            progress = trainer.run(progress)
+        finally:
+            trainer.pipeline.close()
+        self._announce_end(progress)
 
     def _prepare(
         self, watching: Sequence[Callback], faults: FaultCallback
@@ -122,7 +127,7 @@ class Job:
             device=self.device,
         )
         connect(settings, chunks, optimizer)
-        pipeline.start(self.device)
+        pipeline.start(self.device, chunks, self._description(vocab_size))
         timers = build_timers(settings, chunks, optimizer)
         state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
         progress = start_from(settings, sizes, state, described)
@@ -140,6 +145,17 @@ class Job:
             pipeline=pipeline,
         )
         return trainer, progress
+
+    def _description(self, vocab_size: int) -> dict[str, object]:
+        """What a process that is no rank must know to build a part of the model."""
+        import torch
+
+        return {
+            "flags": vars(self.namespace),
+            "world_size": self.sizes.world_size,
+            "vocab_size": vocab_size,
+            "num_threads": torch.get_num_threads(),
+        }
 
     def _record_truth(self, tracer: Tracer) -> None:
         """Write down the planted faults beside the rank files."""
@@ -178,6 +194,8 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
     settings = read_settings(namespace)
     sizes = resolve_sizes(settings, launch.world_size)
     check_schedule(settings, sizes)
+    if schedule_name(settings, sizes) is not None:
+        load_kernels_at_start()
     return Job(
         launch=launch,
         settings=settings,

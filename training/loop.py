@@ -83,7 +83,7 @@ class Trainer:
         self._log = log
         self._callback = callback
         self._save = save
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._streams: Streams = []
 
     def run(self, progress: Progress) -> Progress:
@@ -94,7 +94,7 @@ class Trainer:
         gc.collect()
         gc.freeze()
         with self._callback.training():
-            self._streams = self._data.training(progress.consumed_samples, self._pipeline.deal)
+            self._streams = self._data.training(progress.consumed_samples, self.pipeline.deal)
             self._log.begin()
             saved = progress
             while not self._is_done(progress):
@@ -127,8 +127,8 @@ class Trainer:
             consumed_samples=progress.consumed_samples + self._sizes.global_batch_size,
         )
         self._log.add(result, progress.consumed_samples)
-        if self._pipeline.deals_anew():
-            self._streams = self._data.training(progress.consumed_samples, self._pipeline.deal)
+        if self.pipeline.deals_anew():
+            self._streams = self._data.training(progress.consumed_samples, self.pipeline.deal)
         return progress
 
     def _train_step(self, iteration: int) -> IterationResult:
@@ -141,7 +141,7 @@ class Trainer:
             state.chunks,
             self._streams,
             num_microbatches=self._sizes.num_microbatches,
-            forward_backward=self._pipeline.forward_backward,
+            forward_backward=self.pipeline.forward_backward,
         )
         with self._callback.optimizer():
             stepped, grad_norm, _ = state.optimizer.step()

@@ -8,6 +8,7 @@ Optimizer and learning-rate schedule out of the flags.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,6 +90,30 @@ def build_bare_model(
     config.perform_initialization = False
     chunks = _build_chunks(settings, sizes, config, vocab_size, device)
     return [chunk.to(parameter_dtype(settings)).eval() for chunk in chunks]
+
+
+def build_stage(
+    settings: Settings, sizes: Sizes, vocab_size: int, device: str, *, layers: int, is_first: bool
+) -> GPTModel:
+    """Build one stage of a pipeline, but the last, in a process that is no rank of it.
+
+    It has `layers` layers and, if it is the first, the embedding; no weights to begin with.
+    """
+    own_model = replace(settings.model, untie_embeddings_and_output_weights=True)
+    own_pipeline = replace(
+        settings.pipeline,
+        pipeline_model_parallel_layout=None,
+        microbatch_group_size_per_vp_stage=None,
+    )
+    settings = replace(settings, model=own_model, pipeline=own_pipeline)
+    sizes = replace(sizes, num_layers=layers, pipeline_size=1, virtual_pipeline_size=None)
+    config = transformer_config(settings, sizes, device)
+    config.perform_initialization = False
+    padded_size = padded_vocab_size(settings, sizes, vocab_size)
+    stage = _build_chunk(
+        settings, sizes, config, padded_size, is_first=is_first, is_last=False, virtual_stage=None
+    )
+    return stage.to(device).to(parameter_dtype(settings)).eval()
 
 
 def _build_chunks(

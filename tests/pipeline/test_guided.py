@@ -6,13 +6,18 @@ import pytest
 
 from training.pipeline.costs import disturbed, even_costs
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
-from training.pipeline.guided import Patience, Progress, choose, patience_for
-from training.pipeline.guided_run import guided_ratio, run_guided
-from training.pipeline.list_schedule import Problem
+from training.pipeline.guided import (
+    Patience,
+    Progress,
+    choose,
+    guided_ratio,
+    patience_for,
+    run_guided,
+)
 from training.pipeline.memory import even_memory
 from training.pipeline.notation import parse_plan
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
-from training.pipeline.planner import search
+from training.pipeline.planner import Problem, search
 from training.pipeline.simulator import predict
 from training.pipeline.validity import check, numerics_note
 

@@ -120,9 +120,9 @@ def test_a_job_without_a_pipeline_is_told_so(megascan):
 def test_planning_needs_neither_torch_nor_megatron():
     rooms = ROOT / "training" / "pipeline"
     names = [
-        "advice_text", "balance", "costs", "drawing", "generators", "guided", "guided_run",
-        "helper_model", "job_model", "list_schedule", "measured", "memory", "notation", "plan",
-        "planner", "recompute", "remedies", "simulator", "validity",
+        "advice_text", "balance", "costs", "disaggregation", "drawing", "generators", "guided",
+        "job_model", "measured", "memory", "notation", "plan", "planner", "rebalance", "remedies",
+        "schedule", "simulator", "validity",
     ]  # fmt: skip
     assert all((rooms / f"{name}.py").is_file() for name in names)
     imports = ";".join(f"import training.pipeline.{name}" for name in names)

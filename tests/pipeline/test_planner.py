@@ -7,10 +7,9 @@ import pytest
 
 from megascan.errors import ConfigError
 from training.pipeline.costs import assumed_cost, even_costs
-from training.pipeline.list_schedule import Problem
 from training.pipeline.memory import even_memory
 from training.pipeline.plan import PipelineShape
-from training.pipeline.planner import least_memory_found, rule_plans, search
+from training.pipeline.planner import Problem, least_memory_found, rule_plans, search
 from training.pipeline.simulator import predict, predict_megatron
 from training.pipeline.validity import check, numerics_note
 

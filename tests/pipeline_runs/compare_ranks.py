@@ -4,7 +4,9 @@
 
 RUNS.json maps names to flags; all have the same parallel sizes but for chunks. Every rank writes
 OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, of each run. In runs
-whose name ends in "late" a fifth of the messages leave late.
+whose name ends in "late" a fifth of the messages leave late. Where a job takes helpers, OUT.helped
+has the share of the microbatches that they ran, by run and step; runs whose name ends in a mischief
+of `odd_helper` are helped by one that commits it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from training.loop import Progress, Trainer
 
 _FOUND: dict[str, object] = {}
+LONGEST_WAIT_S = 60.0
+MISCHIEF = ("dies", "lies", "dawdles")
 
 
 def _watch() -> None:
@@ -53,6 +57,39 @@ def _watch() -> None:
         return done
 
     TrainingLog.add, Trainer.run = note, run_and_hash
+
+
+def _watch_helpers(shares: list[float]) -> None:
+    """Keep which share of the microbatches helpers run in each step.
+
+    Steps here are shorter than a helper takes: unless it dawdles on purpose the next step waits
+    until it is done, and its speed is not taken up.
+    """
+    from training.pipeline import helped, running
+    from training.pipeline.helped import HelpedDriver
+
+    helped._Known.learn = lambda *_: None
+
+    plan_of_step = HelpedDriver.plan_of_step
+
+    def is_awaited(driver: HelpedDriver) -> bool:
+        present = {number for number, _ in driver._present()}
+        return present < set(driver._reception.open_numbers())
+
+    def note(driver: HelpedDriver, num_microbatches: int) -> object:
+        end_s = time.monotonic() + LONGEST_WAIT_S
+        while (
+            driver._rank == 0
+            and running.HELPER[-1] != "dawdles"
+            and is_awaited(driver)
+            and time.monotonic() < end_s
+        ):
+            time.sleep(0.01)
+        plan = plan_of_step(driver, num_microbatches)
+        shares.append(driver._current.share if driver._current else 0.0)
+        return plan
+
+    HelpedDriver.plan_of_step = note
 
 
 class _LateSends:
@@ -102,17 +139,31 @@ def main(runs_path: str, out: str) -> None:
     with next(iter(jobs.values())).joined():
         from megatron.core import parallel_state
 
+        from training.pipeline import running
+
         _watch()
+        shares: list[float] = []
+        helped: dict[str, list[float]] = {}
+        _watch_helpers(shares)
         late = _LateSends(launch.rank)
         for name, job in jobs.items():
             late.acts = name.endswith("late")
+            odd = name.rpartition(" ")[2]
+            if odd in MISCHIEF:
+                running.HELPER = (str(Path(__file__).with_name("odd_helper.py")), odd)
+            else:
+                running.HELPER = ("-m", "training.helper")
+            shares.clear()
             chunks = job.sizes.virtual_pipeline_size
             parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
             _FOUND.update(losses=[], norms=[], parameters="")
             job.train()
             results[name] = dict(_FOUND)
+            helped[name] = list(shares)
             gc.unfreeze()
             gc.collect()
+    if launch.rank == 0:
+        Path(f"{out}.helped").write_text(json.dumps(helped), encoding="utf-8")
     Path(f"{out}.{launch.rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 

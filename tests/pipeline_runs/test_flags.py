@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ MODEL = """
     --num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3
     --micro-batch-size 1 --train-iters 2
 """
+
+
+SEARCH_S = 1.5
+"""Of a plan of 8 ranks, 2 chunks, 32 microbatches, which is searched for twice."""
+FBD = "--forward-backward-disaggregating --hidden-dropout 0 --attention-dropout 0"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMELINE = f"{EXAMPLES}/h200-pp2-dp2-rank-2-slow.json.gz"
 
 
 def plan_of(flags: str, num_ranks: int) -> Plan | None:
@@ -111,6 +119,25 @@ def test_a_larger_limit_gives_no_slower_plan() -> None:
             "--num-virtual-stages-per-pipeline-rank 2",
             "expected between the pipeline size 2 and the 4 microbatches",
         ),
+        ("--fbd-helpers 1", "--fbd-port and --fbd-helpers are for --forward-backward-disagg"),
+        (f"{FBD} --recompute-granularity selective", "and --recompute-granularity exclude each"),
+        (f"{FBD} --tensor-model-parallel-size 2", "a helper runs stages that are whole"),
+        (f"{FBD} --num-virtual-stages-per-pipeline-rank 2", "lie one on a rank"),
+        (f"{FBD} --pipeline-schedule bfc", "take 1f1b, zb-h1 or auto"),
+        (f"{FBD} --use-dpp --dpp-choice guided", "steps with helpers follow their plan"),
+        (f"{FBD} --fbd-port 70000", "expected a port up to 65535"),
+        (
+            f"{FBD} --overlap-param-gather --overlap-grad-reduce --use-distributed-optimizer",
+            "helpers need the weights before the first forward",
+        ),
+        ("--forward-backward-disaggregating", "a helper would draw other masks"),
+        (f"--plan-from {TIMELINE}", "--plan-from says what"),
+        (f"--use-dpp --plan-from {EXAMPLES}", "is a folder, expected a timeline; make one with"),
+        ("--use-dpp --plan-from nowhere.json", "nowhere.json"),
+        (
+            f"--use-dpp --num-virtual-stages-per-pipeline-rank 2 --plan-from {TIMELINE}",
+            "is of 2 pipeline ranks with 1 chunk(s), but the job has 2 with 2",
+        ),
         ("--pipeline-model-parallel-layout Et|tL", "has 2 layers, and it must be E, the"),
         ("--pipeline-model-parallel-layout Et*4|tt|ttL", "has 3 stages, expected a multiple of"),
         ("--pipeline-model-parallel-layout x", "is no layout; write E for the embedding"),
@@ -169,6 +196,44 @@ def test_a_layout_gives_each_stage_its_layers() -> None:
         ]
     )
     assert resolve_sizes(settings, 2).virtual_pipeline_size == 2
+
+
+def test_a_job_that_takes_helpers_repeats_its_forwards_when_it_is_alone() -> None:
+    base = "--pipeline-model-parallel-size 4 --global-batch-size 8"
+    for schedule, splits in (("", False), ("--pipeline-schedule zb-h1", True)):
+        plan = plan_of(f"{base} {FBD} {schedule}", 4)
+        assert plan is not None
+        assert plan.recomputes
+        assert plan.splits_backward == splits
+
+
+def test_a_trace_makes_another_plan_than_even_stages() -> None:
+    """One rank of the traced job is slow; what is even there gets the plan of even stages."""
+    base = "--pipeline-model-parallel-size 2 --global-batch-size 16 --use-dpp --dpp-memory-limit 3"
+    traced, even = plan_of(f"{base} --plan-from {TIMELINE}", 4), plan_of(base, 4)
+    assert traced is not None
+    assert even is not None
+    assert traced.actions != even.actions
+    assert max(peak_memory(traced)) <= 3.0
+
+
+def test_a_search_of_the_largest_size_named_is_short() -> None:
+    """Processor time: a bound on the clock would fail on a loaded machine."""
+    began_s = time.process_time()
+    plan_of(
+        "--pipeline-model-parallel-size 8 --global-batch-size 32 --num-layers 16 --use-dpp "
+        "--num-virtual-stages-per-pipeline-rank 2",
+        8,
+    )
+    assert time.process_time() - began_s < 2 * SEARCH_S
+
+
+def test_forwards_of_another_tensor_parallel_size_are_refused() -> None:
+    parser = build_parser("training", "trainer flags")
+    add_original_arguments(parser)
+    given = parser.parse_args(["--ignore-forward-tensor-parallel"])
+    with pytest.raises(MegaScanError, match="add up in another order"):
+        list(notes_on_original(given))
 
 
 def test_flags_of_the_first_megadpp_are_taken_with_a_note() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from training.pipeline.costs import even_costs
-from training.pipeline.generators import one_forward_one_backward, zero_bubble_h1
+from training.pipeline.generators import one_forward_one_backward, recompute_ahead, zero_bubble_h1
 from training.pipeline.memory import peak_memory
 from training.pipeline.notation import format_plan
 from training.pipeline.plan import PipelineShape
-from training.pipeline.recompute import recompute_ahead
 from training.pipeline.simulator import predict
 from training.pipeline.validity import check, numerics_note
 

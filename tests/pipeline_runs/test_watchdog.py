@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from training.pipeline.watchdog import Watchdog
+from training.pipeline.timing import Watchdog
 
 
 def test_a_rank_that_waits_says_once_what_for(capsys: pytest.CaptureFixture[str]) -> None:

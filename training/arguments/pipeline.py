@@ -1,11 +1,15 @@
 """In which order the microbatches of a step pass the pipeline."""
 
+# ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
+
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from megascan.errors import ConfigError
 from training.arguments.flags import flag
 
 
@@ -35,6 +39,11 @@ class PipelineSettings:
         "keep no activations but a chunk's input, and repeat its forward before the gradient "
         "comes; with --pipeline-schedule or --use-dpp, in place of --recompute-granularity",
     )
+    plan_from: Path | None = flag(
+        None,
+        "a timeline of this job (aggregate.py -o), whose measured costs --pipeline-schedule auto "
+        "or --use-dpp plans for; left out: even stages",
+    )
     dpp_microbatches: str | None = flag(
         None,
         "microbatches of a step by replica, as in 18,14; auto: moved between replicas while the "
@@ -47,6 +56,18 @@ class PipelineSettings:
     )
     use_dpp: bool = flag(
         False, "plan the pipeline's work: --pipeline-schedule auto where none is given"
+    )
+    forward_backward_disaggregating: bool = flag(
+        False,
+        "let helpers come (python -m training.helper), which run forwards beside the pipeline; "
+        "forwards are repeated before their backward, by plans of --pipeline-schedule 1f1b "
+        "(default), zb-h1 or auto",
+    )
+    fbd_port: int = flag(
+        0, "where rank 0 waits for helpers; 0: any free port; the address is printed"
+    )
+    fbd_helpers: int = flag(
+        0, "helpers that rank 0 starts on its host and waits for; others may come at any time"
     )
     dpp_choice: str = flag(
         "static",
@@ -64,6 +85,9 @@ _OF_THE_ORIGINAL = {
 }
 """Flags of the first MegaDPP, which brought its own transport, and what stands in their place."""
 
+_REFUSED = "ignore_forward_tensor_parallel"
+"""Flag of the first MegaFBD: forward ranks of another tensor-parallel size than backward ranks."""
+
 
 def add_original_arguments(parser: argparse.ArgumentParser) -> None:
     """Take the flags of the first MegaDPP, so that its command lines run."""
@@ -75,10 +99,19 @@ def add_original_arguments(parser: argparse.ArgumentParser) -> None:
             const="",
             help="without effect",
         )
+    group.add_argument(
+        "--" + _REFUSED.replace("_", "-"), action="store_true", help="refused: see docs/helpers.md"
+    )
 
 
 def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
-    """A sentence for each of these flags that is given."""
+    """A sentence for each of these flags that is given; ConfigError for what would change sums."""
+    if getattr(given, _REFUSED):
+        raise ConfigError(
+            "--ignore-forward-tensor-parallel is refused: forwards with another tensor-parallel "
+            "size add up in another order than those that backward passes repeat; leave it out, "
+            "helpers run whole stages"
+        )
     for name, reason in _OF_THE_ORIGINAL.items():
         if getattr(given, name) is not None:
             yield f"--{name.replace('_', '-')} has no effect: {reason}"

@@ -67,7 +67,7 @@ _MAY_BE_ZERO = frozenset(
         "lr", "min_lr", "lr_warmup_iters", "lr_warmup_fraction", "lr_warmup_init",
         "timing_log_level",
         "moe_aux_loss_coeff", "seed", "adam_beta1", "adam_beta2", "sgd_momentum", "init_method_std",
-        "optimizer_offload_fraction",
+        "optimizer_offload_fraction", "fbd_port", "fbd_helpers",
     }
 )  # fmt: skip
 

@@ -165,20 +165,29 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
 
     def send(self, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send; `chunk` is this rank's that made the tensor."""
-        while self._under_way and self._under_way[0][0].is_completed():
-            self._under_way.popleft()
+        for oldest, (work, _) in [*self._under_way.items()]:
+            if not work.is_completed():
+                break
+            self._under_way.pop(oldest, None)
         tensor = tensor.detach().contiguous()
         transfer = transfer_of(Operation.SEND, self.channel, message, chunk)
-        self._under_way.append((start(transfer, tensor, self.channel.group), tensor))
+        self._under_way[message] = start(transfer, tensor, self.channel.group), tensor
+
+    def settle(self, message: Message) -> None:
+        """Let go of a message that has come, as its answer shows; gloo alone does not say so."""
+        sent = self._under_way.pop(message, None)
+        if sent is not None:
+            sent[0].wait()
 
     def drain(self) -> None:
         """Wait until everything has left."""
-        while self._under_way:
-            self._under_way.popleft()[0].wait()
+        for work, _ in self._under_way.values():
+            work.wait()
+        self._under_way.clear()
 
 
 class Inbox:
@@ -289,6 +298,11 @@ class Mail:
             self._at_home[message] = tensor.detach()
         else:
             self._outboxes[link].send(message, chunk, tensor)
+
+    def settle(self, link: Link, message: Message) -> None:
+        """Let go of a message that this rank has sent and whose answer has come."""
+        if link.sender != link.receiver:
+            self._outboxes[link].settle(message)
 
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""

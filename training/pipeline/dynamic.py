@@ -44,7 +44,7 @@ from training.pipeline.plan import (
     message_made,
     message_needed,
 )
-from training.pipeline.stopwatch import ActionClock
+from training.pipeline.timing import ActionClock
 
 SOON_S = 1e-6
 """What an announced message is said to be away: when it will be there is not known."""
@@ -202,6 +202,10 @@ class AnnouncedMail:
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send what this rank's `chunk` made."""
         self._outboxes[link].send(message, chunk, tensor)
+
+    def settle(self, link: Link, message: Message) -> None:
+        """Let go of a message that this rank has sent and whose answer has come."""
+        self._outboxes[link].settle(message)
 
     def post(self, link: Link, message: Message) -> None:
         """Nothing: a receive is posted when its header comes."""

@@ -39,8 +39,7 @@ from training.pipeline.plan import (
     message_of_transfer,
 )
 from training.pipeline.split_backward import WeightGradients
-from training.pipeline.stopwatch import Stopwatch
-from training.pipeline.watchdog import Watchdog
+from training.pipeline.timing import Stopwatch, Watchdog
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -56,6 +55,9 @@ class Post(Protocol):
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send what this rank's `chunk` made."""
+
+    def settle(self, link: Link, message: Message) -> None:
+        """Let go of a message that this rank has sent and whose answer has come."""
 
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""
@@ -100,6 +102,10 @@ class Step:
         self._batches = [_Batches(stream) for stream in work.streams]
         self._held: dict[tuple[int, int], _Held] = {}
         self._made: dict[Message, torch.Tensor] = {}
+
+    def batch(self, microbatch: int) -> object:
+        """Return the data of a microbatch for this rank's first chunk, before its forward."""
+        return self._batches[0].loaded(microbatch)
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
@@ -189,6 +195,9 @@ class Step:
         self._batches[chunk].forget(action.microbatch)
         message = message_needed(self._place, action)
         gradient = self._take(message) if message else None
+        if message is not None:  # who sent the gradient has had the output
+            output = Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
+            self._post.settle(self.link_of(output), output)
         with self._timed():
             input_gradient = schedules.backward_step(
                 held.inputs, held.output, gradient, get_model_type(work.chunks[chunk]), work.config
@@ -268,11 +277,15 @@ class _Batches:
         return None if self._stream is None else self._one(microbatch)
 
     def _one(self, microbatch: int) -> Stream:
+        yield self.loaded(microbatch)
+
+    def loaded(self, microbatch: int) -> object:
+        """The data of this microbatch."""
         assert self._stream is not None
         while self._num_loaded <= microbatch:
             self._loaded[self._num_loaded] = next(self._stream)
             self._num_loaded += 1
-        yield self._loaded[microbatch]
+        return self._loaded[microbatch]
 
     def forget(self, microbatch: int) -> None:
         """The data of a microbatch is needed no more."""
@@ -339,7 +352,7 @@ class ListDriver:
 class Executor:
     """A schedule function that carries out plans.
 
-    `plan_for` gives the plan for a number of microbatches; plans are made once and kept.
+    `plan_for` gives the plan of the step that begins, for a number of microbatches.
     """
 
     def __init__(
@@ -353,7 +366,6 @@ class Executor:
         self._driver = driver
         self._weight_gradients = weight_gradients
         self._stopwatch = stopwatch
-        self._plans: dict[int, Plan] = {}
 
     def __call__(
         self,
@@ -384,7 +396,7 @@ class Executor:
             weight_gradients=self._weight_gradients,
             stopwatch=self._stopwatch,
         )
-        plan = self._plan(own_microbatches or num_microbatches)
+        plan = self._plan_for(own_microbatches or num_microbatches)
         shape = message_shape(config, groups, seq_length, micro_batch_size)
         mail = self._driver.mail(plan.shape, shape, config.pipeline_dtype)
         if config.timers is not None:
@@ -405,11 +417,6 @@ class Executor:
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return step.reports
-
-    def _plan(self, num_microbatches: int) -> Plan:
-        if num_microbatches not in self._plans:
-            self._plans[num_microbatches] = self._plan_for(num_microbatches)
-        return self._plans[num_microbatches]
 
 
 def message_shape(

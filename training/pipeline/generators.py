@@ -1,4 +1,4 @@
-"""Plans that follow a rule: Megatron-Core's own orders, and ZB-H1.
+"""Plans that follow a rule: Megatron-Core's own orders, ZB-H1, and forwards repeated ahead.
 
     1F1B            as many forwards as stages follow, then one forward, one backward in turn
     depth-first     Megatron-Core's interleaved order: groups of P microbatches through all chunks
@@ -9,15 +9,33 @@
 
 Sources: megatron.core.pipeline_parallel.schedules; Narayanan et al. 2021 (interleaving);
 Lamy-Poirier 2023 (breadth-first); Qi et al. 2023 (zero bubble, handcrafted schedule H1).
+
+`recompute_ahead` repeats forwards as actions of the plan, while a rank waits for a gradient. With
+Megatron-Core's recomputation the forward is repeated inside the backward pass, when the gradient
+has come. As an action of its own it needs no gradient and fills the wait for it:
+
+    1F1B, stage 1 of 4   F0 F1 F2 · · · B0 F3 · B1 …     a backward repeats its forward: 3 times F
+    ahead                F0 F1 F2 R0 · B0 F3 R1 B1 …     the same work, the wait is shorter
+
+A forward then keeps its input and its random states alone, and one microbatch at a time holds its
+activations. The last stage runs each forward right before its backward and repeats none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from megascan.errors import ConfigError
-from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement, Plan
+from training.pipeline.plan import (
+    GIVES_INPUT_GRADIENT,
+    Action,
+    ActionKind,
+    PipelineShape,
+    Placement,
+    Plan,
+)
 
 _F, _B, _I, _W = (
     ActionKind.FORWARD,
@@ -132,3 +150,16 @@ def _zero_bubble_row(shape: PipelineShape, rank: int) -> list[Action]:
             row.append(Action(_W, rank, microbatch - rank))
     row += [Action(_W, rank, j) for j in range(max(0, count - rank), count)]
     return row
+
+
+def recompute_ahead(plan: Plan) -> Plan:
+    """Return the plan with each forward but the last stage's repeated before its backward."""
+    rows = tuple(tuple(_repeating(plan, listed)) for listed in plan.actions)
+    return replace(plan, actions=rows)
+
+
+def _repeating(plan: Plan, listed: tuple[Action, ...]) -> Iterator[Action]:
+    for action in listed:
+        if action.kind in GIVES_INPUT_GRADIENT and action.stage < plan.shape.num_stages - 1:
+            yield Action(ActionKind.RECOMPUTE, action.stage, action.microbatch)
+        yield action

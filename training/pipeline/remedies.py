@@ -22,9 +22,9 @@ from functools import partial
 
 from megascan.errors import ConfigError
 from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
-from training.pipeline.generators import GENERATORS, zero_bubble_h1
-from training.pipeline.guided_run import guided_ratio
-from training.pipeline.helper_model import MOST_AHEAD, best_share
+from training.pipeline.disaggregation import MOST_AHEAD, best_share
+from training.pipeline.generators import GENERATORS, recompute_ahead, zero_bubble_h1
+from training.pipeline.guided import guided_ratio
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,
@@ -33,10 +33,8 @@ from training.pipeline.job_model import (
     Outcome,
     Scales,
 )
-from training.pipeline.list_schedule import Problem
 from training.pipeline.plan import PipelineShape, Plan
-from training.pipeline.planner import Found, search
-from training.pipeline.recompute import recompute_ahead
+from training.pipeline.planner import Found, Problem, search
 from training.pipeline.simulator import Prediction, predict
 
 _ROUNDING = 1e-9
@@ -415,8 +413,7 @@ class _Adviser:
             found = best_share(
                 stages,
                 job.microbatches[0],
-                num_helpers=offer.num_helpers,
-                speed_ratio=offer.speed_ratio,
+                speeds=(offer.speed_ratio,) * offer.num_helpers,
                 splits_backward=splits,
             )
             how = ", backward split" if splits else ""
@@ -427,6 +424,10 @@ class _Adviser:
                 effort=Effort.HARDWARE,
                 step_s=model.step_s(Outcome(pipeline_s=found.pipeline_s, peak=())),
                 peak=(float(MOST_AHEAD),) * job.shape.num_ranks,
+                flags=(
+                    *("--forward-backward-disaggregating", "--fbd-helpers", str(offer.num_helpers)),
+                    *(("--pipeline-schedule", "zb-h1") if splits else ()),
+                ),
                 is_disaggregated=True,
             )
         yield self._one_rank_more(offer)

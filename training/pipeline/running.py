@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -15,13 +17,23 @@ from training.arguments import Settings, Sizes
 from training.pipeline.channels import Channels
 from training.pipeline.dynamic import GuidedDriver
 from training.pipeline.executor import Driver, Executor, ListDriver
+from training.pipeline.helped import HelpedDriver
 from training.pipeline.memory import peak_memory
 from training.pipeline.plan import Plan
 from training.pipeline.rebalance import Deal, Rebalancer
 from training.pipeline.schedule import deal_for, plan_for, schedule_name
 from training.pipeline.split_backward import WeightGradients, split_backward
-from training.pipeline.stopwatch import Stopwatch
+from training.pipeline.timing import Stopwatch
 from training.step import ForwardBackward
+
+HELPER = ("-m", "training.helper")
+"""What Python runs to be a helper."""
+
+HELPER_WAIT_S = 120.0
+"""How long a job waits for the helpers that it starts itself; loading torch takes them seconds."""
+
+HELPER_END_S = 10.0
+"""How long they may take to end with the job."""
 
 
 class Pipeline:
@@ -43,6 +55,9 @@ class Pipeline:
         self._rebalancer: Rebalancer | None = None
         self._stopwatch: Stopwatch | None = None
         self._executor: Executor | None = None
+        self._helped: HelpedDriver | None = None
+        self._own_helpers: list[subprocess.Popen[bytes]] = []
+        self._plan_of = cache(self._made_plan)
 
     @property
     def split(self) -> Callable[[torch.nn.Module], None] | None:
@@ -54,8 +69,13 @@ class Pipeline:
     def _split(self, chunk: torch.nn.Module) -> None:
         self._weight_gradients.append(split_backward(chunk))
 
-    def start(self, device: str) -> None:
-        """Make what runs a step; all ranks of the job call this together."""
+    def start(
+        self, device: str, chunks: Sequence[torch.nn.Module], description: dict[str, object]
+    ) -> None:
+        """Make what runs a step; all ranks of the job call this together.
+
+        `description` is what a helper must know to build a stage of the job.
+        """
         if not self._plans:
             self.forward_backward = get_forward_backward_func()
             return
@@ -67,10 +87,60 @@ class Pipeline:
             self._stopwatch = Stopwatch(device)
             exchange = partial(_largest_by_replica, device=device)
             self._rebalancer = Rebalancer(self.deal, exchange, fill=fill)
-        self._executor = Executor(
-            self._plan_of, self._driver(plan, device), self._weight_gradients, self._stopwatch
-        )
+        plan_of_step: Callable[[int], Plan] = self._plan_of
+        driver: Driver
+        if self._settings.pipeline.forward_backward_disaggregating:
+            driver = self._helped = self._open_to_helpers(plan, device, chunks[0], description)
+            plan_of_step = driver.plan_of_step
+        else:
+            driver = self._driver(plan, device)
+        self._executor = Executor(plan_of_step, driver, self._weight_gradients, self._stopwatch)
         self._take_share()
+
+    def close(self) -> None:
+        """Let helpers go; the job has ended."""
+        if self._helped is not None:
+            self._helped.close()
+        for helper in self._own_helpers:
+            try:
+                helper.wait(HELPER_END_S)
+            except subprocess.TimeoutExpired:
+                helper.kill()
+
+    def _open_to_helpers(
+        self, plan: Plan, device: str, chunk: torch.nn.Module, description: dict[str, object]
+    ) -> HelpedDriver:
+        """Make what runs steps with helpers, say where they may come to, and start our own."""
+        members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+        driver = HelpedDriver(
+            Channels(plan.shape, members, device),
+            members,
+            chunk,
+            self._plan_of,
+            splits_backward=plan.splits_backward,
+            port=self._settings.pipeline.fbd_port,
+        )
+        replica: int = parallel_state.get_data_parallel_rank()
+        driver.open(description, self._sizes.data_size, replica)
+        if dist.get_rank() == 0:
+            host, port = driver.meeting
+            program = [*HELPER, "--join", f"{host}:{port}"]
+            print(f"helpers may join: python {' '.join(program)}", file=sys.stderr, flush=True)
+            self._start_helpers(driver, program)
+        return driver
+
+    def _start_helpers(self, driver: HelpedDriver, program: list[str]) -> None:
+        """Start our own helpers and wait for those of this rank's replica, as long as they live."""
+        for _ in range(self._settings.pipeline.fbd_helpers):
+            started = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
+            self._own_helpers.append(started)
+        end_s = time.monotonic() + HELPER_WAIT_S
+        while time.monotonic() < end_s:
+            alive = sum(helper.poll() is None for helper in self._own_helpers)
+            # They are dealt to the replicas in turn.
+            if driver.num_ready >= -(-alive // self._sizes.data_size):
+                break
+            time.sleep(0.05)
 
     def _driver(self, plan: Plan, device: str) -> Driver:
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
@@ -106,7 +176,7 @@ class Pipeline:
         replica: int = parallel_state.get_data_parallel_rank()
         return self.deal.shares[replica]
 
-    def _plan_of(self, num_microbatches: int) -> Plan:
+    def _made_plan(self, num_microbatches: int) -> Plan:
         plan = plan_for(self._settings, self._sizes, num_microbatches)
         assert plan is not None
         return plan

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megascan.errors import ConfigError
+from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.pipeline.costs import even_costs
-from training.pipeline.generators import GENERATORS, depth_first
-from training.pipeline.list_schedule import Problem
+from training.pipeline.costs import Costs, even_costs
+from training.pipeline.generators import GENERATORS, depth_first, recompute_ahead
 from training.pipeline.memory import even_memory, peak_memory
 from training.pipeline.notation import read_plan
 from training.pipeline.plan import PipelineShape, Placement, Plan
-from training.pipeline.planner import search
+from training.pipeline.planner import Problem, search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
-from training.pipeline.recompute import recompute_ahead
 from training.pipeline.validity import check, numerics_note
+
+if TYPE_CHECKING:
+    from training.pipeline.job_model import JobModel
 
 AUTO = "auto"
 """The name that asks for a search, or for shares from what is measured."""
@@ -39,11 +42,11 @@ def plan_for(settings: Settings, sizes: Sizes, num_microbatches: int) -> Plan | 
     else:
         plan = _named(name, shape, settings.pipeline.microbatch_group_size_per_vp_stage)
         _check_fit(name, plan, shape)
-    if settings.pipeline.recompute_ahead:
+    if settings.pipeline.recompute_ahead or settings.pipeline.forward_backward_disaggregating:
         if plan.recomputes or plan.names_transfers:
             raise ConfigError(
-                f"--recompute-ahead: plan {plan.name} names its recomputation or its messages "
-                "itself; leave one of them out"
+                f"{_repeating_option(settings)}: plan {plan.name} names its recomputation or its "
+                "messages itself; leave one of them out"
             )
         plan = recompute_ahead(plan)
     check(plan, memory_limit=settings.pipeline.dpp_memory_limit)
@@ -58,6 +61,8 @@ def schedule_name(settings: Settings, sizes: Sizes) -> str | None:
     pipeline = settings.pipeline
     if pipeline.pipeline_schedule is None and pipeline.use_dpp:
         return AUTO
+    if pipeline.pipeline_schedule is None and pipeline.forward_backward_disaggregating:
+        return "1f1b"
     if pipeline.pipeline_schedule is None and pipeline.dpp_microbatches is not None:
         return "1f1b" if sizes.model_chunks == 1 else "dfc"
     return pipeline.pipeline_schedule
@@ -87,11 +92,18 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
             f"and the {sizes.num_microbatches} microbatches of a step"
         )
     _check_shares(settings, sizes)
+    _check_helpers(settings, sizes)
+    if pipeline.plan_from is not None and schedule_name(settings, sizes) != AUTO:
+        raise ConfigError(
+            "--plan-from says what --pipeline-schedule auto or --use-dpp plans for; add one"
+        )
     if pipeline.dpp_choice == "guided" and not pipeline.use_dpp:
         raise ConfigError("--dpp-choice guided needs --use-dpp; add it")
-    if pipeline.recompute_ahead and settings.recompute.recompute_granularity is not None:
+    repeats = pipeline.recompute_ahead or pipeline.forward_backward_disaggregating
+    if repeats and settings.recompute.recompute_granularity is not None:
         raise ConfigError(
-            "--recompute-ahead and --recompute-granularity exclude each other; keep one"
+            f"{_repeating_option(settings)} and --recompute-granularity exclude each other; "
+            "keep one"
         )
     if schedule_name(settings, sizes) is None:
         if pipeline.recompute_ahead:
@@ -115,6 +127,58 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
         raise ConfigError(
             f"plan {plan.name} splits backward passes, which is there for --transformer-impl "
             "local only; take 1f1b, dfc or bfc"
+        )
+
+
+def _repeating_option(settings: Settings) -> str:
+    """The flag that asks for forwards to be repeated as actions of their own."""
+    by_helpers = settings.pipeline.forward_backward_disaggregating
+    return "--forward-backward-disaggregating" if by_helpers else "--recompute-ahead"
+
+
+def _check_helpers(settings: Settings, sizes: Sizes) -> None:
+    """Rules of --forward-backward-disaggregating."""
+    pipeline, option = settings.pipeline, "--forward-backward-disaggregating"
+    if not pipeline.forward_backward_disaggregating:
+        if pipeline.fbd_port or pipeline.fbd_helpers:
+            raise ConfigError(f"--fbd-port and --fbd-helpers are for {option}; add it")
+        return
+    if sizes.pipeline_size == 1:
+        raise ConfigError(f"{option} needs --pipeline-model-parallel-size 2 or more; add it")
+    for axis, size in (
+        ("--tensor-model-parallel-size", sizes.tensor_size),
+        ("--context-parallel-size", sizes.context_size),
+        ("--expert-model-parallel-size", sizes.expert_size),
+        ("--num-virtual-stages-per-pipeline-rank", sizes.model_chunks),
+    ):
+        if size > 1:
+            raise ConfigError(
+                f"{option} with {axis} {size}: a helper runs stages that are whole and lie one on "
+                "a rank; leave one of the two out"
+            )
+    if settings.model.hidden_dropout or settings.model.attention_dropout:
+        raise ConfigError(
+            f"{option} with dropout: a helper would draw other masks than the pipeline; add "
+            "--hidden-dropout 0 --attention-dropout 0"
+        )
+    if settings.parallel.overlap_param_gather:
+        raise ConfigError(
+            f"{option} with --overlap-param-gather: helpers need the weights before the first "
+            "forward, which gathers them; leave one of the two out"
+        )
+    if pipeline.dpp_choice == "guided":
+        raise ConfigError(f"{option} with --dpp-choice guided: steps with helpers follow their "
+                          "plan; take static")  # fmt: skip
+    name = pipeline.pipeline_schedule
+    if name is not None and name not in ("1f1b", "zb-h1", AUTO):
+        raise ConfigError(
+            f"{option} makes plans of its own while helpers are there, and --pipeline-schedule "
+            f"{name} is one for a step without; take 1f1b, zb-h1 or auto"
+        )
+    if not 0 <= pipeline.fbd_port < 65536 or pipeline.fbd_helpers < 0:
+        raise ConfigError(
+            f"--fbd-port is {pipeline.fbd_port} and --fbd-helpers {pipeline.fbd_helpers}, "
+            "expected a port up to 65535 and a number of 0 or more"
         )
 
 
@@ -146,19 +210,51 @@ def _check_shares(settings: Settings, sizes: Sizes) -> None:
 
 
 def _searched(settings: Settings, shape: PipelineShape) -> Plan:
-    """The fastest plan found for even stages."""
+    """The fastest plan found, for even stages or for those of a trace."""
     memory = even_memory(shape)
     limit = settings.pipeline.dpp_memory_limit
     if limit is None:
         limit = max(peak_memory(depth_first(shape), memory))
+    traced = settings.pipeline.plan_from
+    costs = even_costs(shape) if traced is None else _measured_costs(traced, shape)
     problem = Problem(
         shape=shape,
-        table=even_costs(shape).table(shape),
+        table=costs.table(shape),
         memory=memory,
         memory_limit=limit,
         splits_backward=settings.model.transformer_impl == "local",
     )
     return search(problem).plan.renamed(AUTO)
+
+
+@cache
+def _traced_job(path: Path) -> JobModel:
+    """The job of a timeline; read once in a process, by every rank alike."""
+    from megascan.reader import read_timeline
+    from training.pipeline.job_model import JobModel
+    from training.pipeline.measured import measure
+
+    if path.is_dir():
+        raise InputError(
+            f"--plan-from {path} is a folder, expected a timeline; make one with "
+            f"python aggregate.py -b {path} -o timeline.json.gz"
+        )
+    return JobModel(measure(read_timeline(path)), {})
+
+
+def _measured_costs(path: Path, shape: PipelineShape) -> Costs:
+    """Costs of the replica that the traced job waited for."""
+    from training.pipeline.job_model import AS_TRACED
+
+    job = _traced_job(path)
+    traced = job.job.shape
+    if (traced.num_ranks, traced.num_chunks) != (shape.num_ranks, shape.num_chunks):
+        raise ConfigError(
+            f"--plan-from {path} is of {traced.num_ranks} pipeline ranks with {traced.num_chunks} "
+            f"chunk(s), but the job has {shape.num_ranks} with {shape.num_chunks}; trace this job, "
+            "or leave it out"
+        )
+    return job.costs(job.slowest_replica(), AS_TRACED)
 
 
 def _named(name: str, shape: PipelineShape, group_size: int | None) -> Plan:
