@@ -35,9 +35,11 @@ def probabilities(
     scores = scores * (num_channels**-0.5 if scale is None else scale)
     positions = at + keys.shape[0] - num_queries
     hidden = torch.arange(keys.shape[0], device=keys.device) > positions[:, None]
-    return scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return weights
 
 
 def entropy(weights: torch.Tensor) -> torch.Tensor:
     """Return the entropy over the last axis in nats: 0 looks at one token, log n at n alike."""
-    return torch.special.entr(weights).sum(-1)
+    found: torch.Tensor = torch.special.entr(weights).sum(-1)
+    return found

@@ -96,7 +96,9 @@ class Capture:
 
     def _show(self, spot: Spot, tensor: torch.Tensor) -> None:
         if self._gradients and tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._show_gradient(spot, gradient))
+            tensor.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self._show_gradient(spot, gradient)
+            )
         if is_repeated():
             return
         self._take(self._sight(spot, tensor.detach(), is_gradient=False))
@@ -145,8 +147,9 @@ def _value(output: Output) -> torch.Tensor:
     first, *rest = output
     assert first is not None
     bias = rest[0] if rest else None
-    is_bias = isinstance(bias, torch.Tensor) and bias.dim() == 1 and first.dim() > 1
-    return first + bias if is_bias else first
+    if isinstance(bias, torch.Tensor) and bias.dim() == 1 and first.dim() > 1:
+        return first + bias
+    return first
 
 
 def _is_loss(output: object) -> bool:

@@ -140,9 +140,10 @@ def _typed(name: str, value: object, kind: str) -> object:
         return float(cast(float, value))
     if kind == "int" and is_whole(value):
         return value
-    is_list = kind.startswith("tuple") and isinstance(value, list) and len(value) <= _MOST_ITEMS
-    if is_list and all(is_whole(one) and one >= 0 for one in cast(list[object], value)):
-        return tuple(cast(list[int], value))
+    if kind.startswith("tuple") and isinstance(value, list) and len(value) <= _MOST_ITEMS:
+        numbers = tuple(one for one in value if is_whole(one) and one >= 0)
+        if len(numbers) == len(value):
+            return numbers
     raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {kind}")
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from megatron.core.models.gpt import GPTModel
 
 
@@ -194,7 +195,7 @@ def _spots_of(model: GPTModel, chunk: int) -> Iterator[Spot]:
     for number, owner, places in owners:
         for place in places:
             module = place.reach(owner)
-            if module is not None:
+            if isinstance(module, torch.nn.Module):
                 share = _share(place, config)
                 yield Spot(place=place, layer=number, chunk=chunk, module=module, share=share)
 

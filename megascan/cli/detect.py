@@ -75,4 +75,4 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
         return detect_op_table(arguments.path, settings)
     with workers_from(arguments, size_bytes(arguments.path)) as workers:
         timeline = load_timeline(arguments.path, arguments, workers)
-    return detect_in(timeline, settings)
+    return detect_in(timeline, settings, arguments.path)

@@ -19,6 +19,7 @@ COMMANDS = {
     "detect": "name the slow rank, its cause and its owner",
     "diff": "compare two traces: which role, rank or link got slower",
     "plan": "say what would make a traced pipeline's step faster, and write the plan for it",
+    "probe": "say which rank or device computes wrongly: whose bits are not its peers'",
     "query": "ask a timeline in PerfettoSQL",
     "report": "write one self-contained page about a trace",
     "simulate": "write the rank files of a simulated job, with planted faults",

@@ -25,7 +25,7 @@ LEVELS = (
     {"schema"},
     {"vocabulary"},
     {"topology"},
-    {"header", "clock", "config"},
+    {"header", "clock", "config", "probes"},
     {"rankfile", "overhead"},
     {"tracer"},
     {"instrument"},
