@@ -1,4 +1,7 @@
-"""What the ranks of a training job leave in its folder for whoever looks."""
+"""What the ranks of a training job leave in its folder for whoever looks.
+
+Files are appended and never read here; no port is opened, and nothing travels between the ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from megascan.errors import InputError
 from megascan.probes import Point, Prober, header_line, probe_file_name, probe_line
 from megascan.topology import Layout
+from megascope.frames import whole_frames
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,3 +68,56 @@ def end_line(path: Path) -> None:
     with path.open("r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
+
+
+class DataFile:
+    """This rank's frames, appended; at most `max_bytes` on the disk in two files.
+
+    When the file has half of them it becomes the older one, in place of the one before.
+    """
+
+    def __init__(self, folder: Path, rank: int, *, max_bytes: int) -> None:
+        self._path = folder / data_file_name(rank)
+        self._max_bytes = max_bytes
+        self._continued = b""
+        self._size = 0
+
+    def open(self, header: bytes, *, continued: bytes) -> None:
+        """Begin a run with the frame that describes it; OSError when the folder refuses.
+
+        `continued` describes it in a file that goes on with the run.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._continued = continued
+        if self._path.exists():
+            _cut_unfinished(self._path)
+        self._append(header)
+
+    def append(self, frame: bytes) -> None:
+        """Add a frame; OSError when the disk refuses."""
+        if self._size + len(frame) > self._max_bytes // 2:
+            self._path.replace(self._path.with_suffix(".old.bin"))
+            self._append(self._continued)
+        self._append(frame)
+
+    def _append(self, content: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(content)
+            self._size = file.tell()
+
+
+def _cut_unfinished(path: Path) -> None:
+    """Cut off a frame that an earlier run could not finish; a file of another kind is set aside."""
+    content = path.read_bytes()
+    try:
+        end = max((end for _, end in whole_frames(content)), default=0)
+    except InputError:
+        path.replace(path.with_suffix(".damaged"))
+        return
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def data_file_name(rank: int) -> str:
+    """Name of a rank's file of frames in the folder."""
+    return f"scope-data-{rank:05d}.bin"

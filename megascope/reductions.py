@@ -139,14 +139,38 @@ REDUCTIONS: tuple[Reduction, ...] = (
 BY_NAME = {reduction.name: reduction for reduction in REDUCTIONS}
 
 
-def reduce(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Reduce (token, row, …) of one rank to partial numbers `(token, row, partial)` in float32."""
+_BY_FEATURE = frozenset({"top", "pixels"})
+"""Reductions that say which features they mean: tokens become one before, by the largest magnitude
+(top) or the mean magnitude (pixels), which shares of the tokens can be joined by exactly."""
+
+
+def reduce(name: str, tensor: torch.Tensor, *, per_token: bool = True) -> torch.Tensor:
+    """Reduce (token, row, …) of one rank to partial numbers `(token, row, partial)` in float32.
+
+    Without `per_token` all tokens and rows become one: (1, 1, partial).
+    """
     flat = tensor.float().flatten(2)
+    if not per_token:
+        flat = _over_tokens(name, flat)
     parts = BY_NAME[name].begin(flat)
     made = flat.new_empty((*flat.shape[:2], len(parts)))
     for number, part in enumerate(parts):
         made[..., number] = part
     return made
+
+
+def _over_tokens(name: str, flat: torch.Tensor) -> torch.Tensor:
+    if name == "top":
+        return flat.abs().amax((0, 1), keepdim=True)
+    if name == "pixels":
+        return flat.abs().mean((0, 1), keepdim=True)
+    return flat.reshape(1, 1, -1)
+
+
+def width_of(name: str, tensor: torch.Tensor, *, per_token: bool) -> int:
+    """Return how many numbers each of `reduce`'s partial numbers stands for."""
+    width = tensor.shape[2:].numel()
+    return width if per_token or name in _BY_FEATURE else tensor.numel()
 
 
 def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
@@ -166,6 +190,41 @@ def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers
             joined = _join_top(shares, widths)
     with np.errstate(invalid="ignore", over="ignore"):
         return reduction.finish(joined, sum(widths))
+
+
+def join_tokens(
+    name: str, shares: Sequence[Numbers], widths: Sequence[int], *, per_token: bool
+) -> Numbers:
+    """Join partial numbers of shares of the tokens (sequence parallelism), by rank, and finish.
+
+    Axis -3 counts the tokens where there is one number a token.
+    """
+    if per_token:
+        return join(name, [np.concatenate(shares, axis=-3)], widths[:1])
+    if name == "pixels":  # means over equally many tokens
+        return join(name, [np.mean(shares, axis=0)], widths[:1])
+    if name == "top":
+        return _top_of_all(shares)
+    return join(name, shares, widths)
+
+
+def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
+    """The largest of what several shares of the tokens have as their largest features, each once.
+
+    A feature that is among the largest of all is so in the share in which it is largest.
+    """
+    rows = np.stack(shares).reshape(len(shares), -1, shares[0].shape[-1])
+    made = np.zeros((rows.shape[1], rows.shape[2]))
+    size = rows.shape[2] // 2
+    for number in range(rows.shape[1]):
+        best: dict[float, float] = {}
+        for row in rows[:, number]:
+            for value, feature in zip(row[:size], row[size:], strict=True):
+                if abs(value) >= abs(best.get(feature, 0.0)):
+                    best[feature] = value
+        order = sorted(best, key=lambda feature: -abs(best[feature]))[:size]
+        made[number] = [*(best[feature] for feature in order), *order]
+    return made.reshape(shares[0].shape)
 
 
 def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:

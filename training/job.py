@@ -131,7 +131,12 @@ class Job:
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
         scope = scope_callbacks(
-            self.scope, sizes, chunks, device=self.device, vocab_size=vocab_size
+            self.scope,
+            sizes,
+            chunks,
+            device=self.device,
+            vocab_size=vocab_size,
+            done=progress.iteration,
         )
         callback = Callbacks([*watching, *scope, TracingCallback(tracer), faults])
         trainer = Trainer(

@@ -72,7 +72,7 @@ def _deviations_at(
     probes: Probes, groups: Sequence[Sequence[int]], iteration: int
 ) -> Iterator[Deviation]:
     wrong: dict[int, list[int]] = {}
-    pairs: list[tuple[Sequence[int], list[int]]] = []
+    pairs: list[tuple[list[int], list[int]]] = []
     compared: dict[int, int] = {}
     for group in groups:
         present = [rank for rank in group if iteration in probes.sums[rank]]
