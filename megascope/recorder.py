@@ -39,7 +39,8 @@ _ENTROPY_ROWS = 16
 """Queries whose attention is looked at for a head's entropy."""
 _SAMPLE = 4096
 """Numbers of a parameter that its norms are estimated from."""
-_WEIGHTS_EVERY = 10
+_WEIGHTS_EVERY = 8
+"""A power of two, as the factors are by which a budget makes captures rarer."""
 _PATIENCE = 3
 """Captured iterations in a row above the budget until fewer are captured."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from megascan.errors import ConfigError, InputError
 from megascan.topology import Layout
 from megascope.frames import Array, Frame, decode, whole_frames
-from megascope.reductions import join, join_tokens
+from megascope.joining import Part, join_table
 
 MOST_POINTS = 1 << 22
 """Numbers of one answer."""
@@ -174,29 +174,12 @@ class Recordings:
 
         ConfigError when that was not captured.
         """
-        pieces: dict[tuple[int, int], list[tuple[int, Mapping[str, Any], Array]]] = defaultdict(
-            list
-        )
-        per_token = False
+        parts = []
         for rank, kept in sorted(self._frames.get(iteration, {}).items()):
             at = self.layout.coordinates(rank)
-            if at.dp != dp or at.cp != 0:
-                continue
-            frame = kept.read()
-            per_token = bool(frame.header["per_token"])
-            for number, item in enumerate(frame.header["items"]):
-                key = (item["place"], item["reduction"], item["gradient"])
-                if key == (place, reduction, gradient):
-                    pieces[at.pp, 0].append((at.tp, item, frame.arrays[str(number)]))
-        if not pieces:
-            raise ConfigError(f"{reduction} of {place[:40]} was not captured then")
-        rows: dict[int, Array] = {}
-        for shares in pieces.values():
-            _, item, _ = shares[0]
-            joined = _joined(shares, reduction, per_token=per_token)
-            rows |= dict(zip(item["layers"], joined, strict=True))
-        layers = sorted(rows)
-        return layers, np.stack([rows[layer] for layer in layers])
+            if at.dp == dp and at.cp == 0:
+                parts.append(Part(tp=at.tp, pp=at.pp, frame=kept.read()))
+        return join_table(parts, place, reduction, gradient=gradient)
 
     def series(
         self, place: str, reduction: str, *, gradient: bool = False, most: int = 400
@@ -258,25 +241,3 @@ def _typical(flat: Array) -> Array:
         middle = np.median(flat, axis=1)
     broken = ~np.isfinite(flat).all(axis=1)
     return np.asarray(np.where(broken, np.nan, middle))
-
-
-def _joined(
-    shares: Sequence[tuple[int, Mapping[str, Any], Array]], reduction: str, *, per_token: bool
-) -> Array:
-    """One stage's numbers `(layer, …)` out of its tensor-parallel ranks' partial ones."""
-    ordered = [(item, array) for _, item, array in sorted(shares, key=lambda one: one[0])]
-    item = ordered[0][0]
-    arrays, widths = [array for _, array in ordered], [one["width"] for one, _ in ordered]
-    if item["place"] == "attention":  # heads side by side
-        return np.concatenate(arrays, axis=-1)
-    if item["share"] == "whole":
-        return _with_numbers(join(reduction, arrays[:1], widths[:1]), arrays[0])
-    if item["share"] == "tokens":
-        made = join_tokens(reduction, arrays, widths, per_token=per_token)
-        return _with_numbers(made, arrays[0])
-    return _with_numbers(join(reduction, arrays, widths), arrays[0])
-
-
-def _with_numbers(made: Array, like: Array) -> Array:
-    """A result with a last axis of numbers, also where there is one number a token."""
-    return made if made.ndim == like.ndim else made[..., None]

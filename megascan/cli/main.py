@@ -22,6 +22,7 @@ COMMANDS = {
     "probe": "say which rank or device computes wrongly: whose bits are not its peers'",
     "query": "ask a timeline in PerfettoSQL",
     "report": "write one self-contained page about a trace",
+    "scope": "look into a model while it trains, or replay what was seen",
     "simulate": "write the rank files of a simulated job, with planted faults",
     "view": "open a timeline in Perfetto",
     "whatif": "what a step would cost without each slowness",
