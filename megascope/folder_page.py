@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megascan.errors import ConfigError, OutputError
 from megascope.frames import encode
+from megascope.parquet import to_parquet
 from megascope.replay import Recordings
 from megascope.request import FILE_NAME, PLACES, REDUCTIONS, read_request, write_request
 from megascope.server import Answer
@@ -40,7 +38,7 @@ class FolderPage:
         """Answer by the method of that name; files are read in a thread, one question a time."""
         answers: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             "state": self._state, "series": self._series, "table": self._table,
-            "weights": self._weights, "request": self._request, "export": self._export,
+            "weights": self._weights, "request": self._request, "parquet": to_parquet,
         }  # fmt: skip
         answer = answers[name]
         async with self._lock:
@@ -92,24 +90,6 @@ class FolderPage:
         except OSError as error:
             raise OutputError(f"the request cannot be written to the folder ({error})") from error
         return {"first": first}
-
-    def _export(self, body: Mapping[str, Any]) -> Answer:
-        """The series as Parquet: iteration, layer, value."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        place, reduction, gradient = _key(body)
-        iterations, layers, values = self._recordings.series(
-            place, reduction, gradient=gradient, most=100_000
-        )
-        at, which = np.meshgrid(iterations, layers, indexing="ij")
-        table = pa.table(
-            {"iteration": at.ravel(), "layer": which.ravel(), "value": values.ravel()},
-            metadata={"place": place, "reduction": reduction, "gradient": str(gradient)},
-        )
-        content = io.BytesIO()
-        pq.write_table(table, content)
-        return content.getvalue()
 
 
 def _key(body: Mapping[str, Any]) -> tuple[str, str, bool]:

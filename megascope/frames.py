@@ -22,7 +22,11 @@ from megascan.errors import InputError
 
 Array = npt.NDArray[Any]
 _SIZES = struct.Struct("<II")
-_TYPES = {"f2": np.dtype("<f2"), "f4": np.dtype("<f4"), "i4": np.dtype("<i4")}
+_TYPES: Mapping[str, np.dtype[Any]] = {
+    "f2": np.dtype("<f2"),
+    "f4": np.dtype("<f4"),
+    "i4": np.dtype("<i4"),
+}
 LARGEST_FRAME = 1 << 28
 LARGEST_HEADER = 1 << 22
 

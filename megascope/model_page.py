@@ -11,6 +11,7 @@ from typing import Any
 
 from megascan.errors import ConfigError
 from megascope.interventions import Kind
+from megascope.parquet import to_parquet
 from megascope.server import Answer
 from megascope.session import REPLACEABLE, STRIP_PLACES, read_command
 
@@ -55,6 +56,8 @@ class ModelPage:
             }  # fmt: skip
         if name == "tokenize":
             return await self._tokens(body)
+        if name == "parquet":
+            return await asyncio.to_thread(to_parquet, body)
         if name == "ask":
             return self._ask(body)
         raise KeyError(name)

@@ -27,7 +27,7 @@ from megascan.errors import ConfigError, MegaScanError
 
 _LOG = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
-LARGEST_BODY = 1 << 20
+LARGEST_BODY = 1 << 23
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data: blob:; base-uri 'none';"

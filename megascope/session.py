@@ -265,8 +265,8 @@ class Session:
         own: list[int] = []
         if query is not None and key is not None:
             first = self._model.shares.rank * query.shape[1]
-            heads = range(first, first + query.shape[1])
-            own = [head for head in command["heads"] if head in heads]
+            here = range(first, first + query.shape[1])
+            own = [head for head in command["heads"] if head in here]
             rows = [row for row in command["rows"] if row < query.shape[0]]
             if own:
                 weights = probabilities(query, key, heads=[one - first for one in own], rows=rows)
@@ -302,7 +302,7 @@ class Session:
         header = {
             "kind": "lens", "layers": layers, "tokens": seen.tokens,
             "first": num_computed - stacked.shape[1],
-            "texts": {int(one): self._text_of(int(one)) for one in best.indices.unique()},
+            "texts": {one: self._text_of(one) for one in set(best.indices.flatten().tolist())},
         }  # fmt: skip
         arrays = {"ids": best.indices.cpu().numpy(), "logprobs": best.values.cpu().numpy()}
         if self._model.shares.rank == 0:
