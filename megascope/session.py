@@ -369,6 +369,12 @@ def principal_axes(points: Array) -> tuple[Array, list[float]]:
     return places, [float(one) for one in np.square(sizes[:count]) / total]
 
 
+_RUN_PARTS = (
+    "do", "prompt", "max_tokens", "places", "reduction", "temperature", "seed", "interventions",
+    "replace_from",
+)  # fmt: skip
+
+
 def read_command(command: object, max_length: int, vocab_size: int) -> dict[str, Any]:
     """Check what a client asks for; ConfigError names the first thing that is wrong."""
     if not isinstance(command, dict):
@@ -376,13 +382,13 @@ def read_command(command: object, max_length: int, vocab_size: int) -> dict[str,
     kind = command.get("do")
     if kind == "run":
         read_run({**command, "id": 0}, max_length, vocab_size)
-        return command
+        return {name: command[name] for name in _RUN_PARTS if name in command}
     shapes: dict[str, dict[str, int]] = {
         "attention": {"run": 2**53, "layer": 4096},
         "lens": {"run": 2**53},
         "pca": {"run": 2**53},
     }
-    if kind not in shapes:
+    if not isinstance(kind, str) or kind not in shapes:
         raise ConfigError(f"do is {str(kind)[:40]!r}, expected run, attention, lens or pca")
     made: dict[str, Any] = {"do": kind}
     for name, most in shapes[kind].items():
@@ -399,7 +405,9 @@ def read_run(command: Mapping[str, Any], max_length: int, vocab_size: int) -> Ru
     if not prompt:
         raise ConfigError("the prompt has no tokens")
     places = command.get("places", [])
-    if not isinstance(places, list) or not all(one in STRIP_PLACES for one in places):
+    if not isinstance(places, list) or not all(
+        isinstance(one, str) and one in STRIP_PLACES for one in places
+    ):
         raise ConfigError(f"places must be a list of some of {', '.join(sorted(STRIP_PLACES))}")
     reduction = command.get("reduction", "rms")
     if reduction not in ("rms", "max", "mean", "zeros", "entropy", "pixels"):

@@ -46,7 +46,7 @@ export function showGeneration(view, state) {
   document.getElementById("subject").textContent =
     `${state.model} · ${state.num_layers} layers × ${state.num_heads} heads × ${state.hidden_size} · TP${state.tp} PP${state.pp}`;
   const runs = { A: null, B: null };
-  const chosen = { token: Number(linked("token", "0")), layer: Number(linked("layer", "1")), heads: numbers(linked("heads", "0")), side: "A", under: "top" };
+  const chosen = { token: Number(linked("at", "0")), layer: Number(linked("layer", "1")), heads: numbers(linked("heads", "0")), side: "A", under: "top" };
   let abort = null;
 
   const ask = card("prompt", "Prompt", "Ctrl+Enter runs A; with changes below, run B and compare", "two-thirds");
@@ -84,7 +84,7 @@ export function showGeneration(view, state) {
   const pca = card("pca", "PCA of the stream", "all tokens and layers; colour is the layer", "half");
   const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
   pca.body.append(make("p", { className: "empty" }, "run a prompt first"), pcaCanvas);
-  view.replaceChildren(...[ask, top, changes, spoken, strips, attention, lens, pca].map(one => one.section));
+  view.replaceChildren(...[ask, top, spoken, changes, strips, attention, lens, pca].map(one => one.section));
   changes.section.className = "third";
   top.section.className = "third";
   const current = () => runs[chosen.side] ?? runs.A;
@@ -136,7 +136,7 @@ export function showGeneration(view, state) {
     Object.assign(chosen, {
       side, token: Math.max(0, Math.min(run.tokens.length - 1, token)), layer: Math.max(1, Math.min(state.num_layers, layer)),
     });
-    link("token", chosen.token);
+    link("at", chosen.token);
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
     showAll();

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scoped_model import TOKENS, join
+
 from megascope.frames import Frame, decode
 from training.distributed import finalize, read_launch
 from training.generation.callback import GenerationCallback
 from training.generation.exchange import NOTHING, Commands
 from training.generation.job import open_job
 from training.generation.request import Request, Sampling
-
-from scoped_model import TOKENS, join
 
 PROMPT = TOKENS[0].tolist()
 RUN = {
