@@ -28,6 +28,7 @@ from detect.stats.residuals import compare_within, stage_groups
 from detect.thresholds import WINDOW, DetectorSettings
 from detect.whatif.optable import read_op_table
 from megascan.arrays import Flags, Floats
+from megascan.probes import Probes
 from megascan.timeline import Timeline
 
 RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
@@ -93,13 +94,18 @@ def examine_observations(observations: Observations, settings: DetectorSettings)
     )
 
 
-def detect(timeline: Timeline, settings: DetectorSettings | None = None) -> Report:
+def detect(
+    timeline: Timeline,
+    settings: DetectorSettings | None = None,
+    probes: Probes | None = None,
+) -> Report:
     """Say which rank is slow, of what, since when, how sure, at what cost, and whose fault it is.
 
     Silent about everything below `settings.min_slowdown`; the report says what the window could
-    not have shown.
+    not have shown. `probes` are what replicas computed from the same tokens, where that was
+    recorded beside the trace.
     """
-    return judge(observe(timeline), settings or DetectorSettings())
+    return judge(replace(observe(timeline), probes=probes), settings or DetectorSettings())
 
 
 def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Report:

@@ -12,7 +12,7 @@ REPORT_SCHEMA = 1
 
 
 class Cause(StrEnum):
-    """What is slow."""
+    """What is slow, or wrong."""
 
     COMPUTE = "compute"
     LINK = "link"
@@ -21,6 +21,8 @@ class Cause(StrEnum):
     GC = "gc"
     STAGE_IMBALANCE = "stage_imbalance"
     SEQUENCE_IMBALANCE = "sequence_imbalance"
+    CORRUPTION = "corruption"
+    """Bits that differ from those of the replicas: no question of time."""
     UNKNOWN = "unknown"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from detect.observe.observations import Members
-from detect.report import Finding, Owner, Report, Verdict
+from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.thresholds import COSTS
 from megascan.errors import listed
 
@@ -130,12 +130,15 @@ def _finding(finding: Finding) -> list[str]:
     }[finding.owner]
     lines = [
         *_labelled("cause", f"{finding.cause}, owner: {owner}"),
-        *_labelled(
-            "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
-        ),
-        *_labelled("cost", _cost(finding)),
     ]
-    if len(finding.episodes) > 1:
+    if finding.cause != Cause.CORRUPTION:
+        lines += [
+            *_labelled(
+                "slowdown", f"{least}{finding.slowdown:.3f} (95 % interval {low:.3f} to {high:.3f})"
+            ),
+            *_labelled("cost", _cost(finding)),
+        ]
+    if len(finding.episodes) > 1 and finding.cause != Cause.CORRUPTION:
         spans = [f"{first}-{last}" for first, last in finding.episodes]
         lines += _labelled("episodes", f"iterations {listed(spans)}")
     for sentence in finding.evidence:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # a checkout that is not installed
 
+from health.bits import check_bits
 from health.check import Check, Status, as_json, as_text, worst
 from health.clock import check_clock
 from health.devices import check_gpus, check_megatron, check_torch, query_gpus
@@ -70,7 +71,10 @@ def _checks_of_software(options: argparse.Namespace) -> list[Check]:
 
 
 def _sweep(options: argparse.Namespace) -> list[Check]:
-    return check_sweep(sweep(_choose_probe(options.cpu), options.rounds, options.floor))
+    return [
+        *check_sweep(sweep(_choose_probe(options.cpu), options.rounds, options.floor)),
+        check_bits(use_cpu=options.cpu, num_rounds=options.rounds),
+    ]
 
 
 def _choose_probe(use_cpu: bool) -> Probe:

@@ -18,7 +18,8 @@ class Callback:
     """Moments in the life of a training run.
 
     Context managers surround a moment, plain methods follow one. Iterations count from 1. All
-    methods run on the training thread of every rank and must not communicate.
+    methods run on the training thread of every rank and must not communicate, unless all ranks do
+    so alike outside an iteration (a probe).
     """
 
     def training(self) -> AbstractContextManager[None]:

@@ -37,6 +37,7 @@ from training.faults import (
     write_ground_truth,
 )
 from training.pipeline.schedule import check_schedule, schedule_name
+from training.scope import ScopeSettings, add_scope_arguments, scope_callbacks
 
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
@@ -53,6 +54,7 @@ class Job:
     sizes: Sizes
     namespace: argparse.Namespace
     trace: TraceConfig
+    scope: ScopeSettings
     faults: tuple[FaultSpec, ...]
     device: str
     idle: tuple[str, ...] = ()
@@ -133,7 +135,15 @@ class Job:
         progress = start_from(settings, sizes, state, described)
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
-        callback = Callbacks([*watching, TracingCallback(tracer), faults])
+        scope = scope_callbacks(
+            self.scope,
+            sizes,
+            chunks,
+            device=self.device,
+            vocab_size=vocab_size,
+            done=progress.iteration,
+        )
+        callback = Callbacks([*watching, *scope, TracingCallback(tracer), faults])
         trainer = Trainer(
             settings,
             sizes,
@@ -188,6 +198,7 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
     add_tokenizer_arguments(parser)
     add_data_arguments(parser)
     add_trace_arguments(parser)
+    add_scope_arguments(parser)
     _add_fault_argument(parser)
     add_original_arguments(parser)
     namespace = parse_with_origin(parser, arguments)
@@ -202,6 +213,7 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
         sizes=sizes,
         namespace=namespace,
         trace=TraceConfig.from_arguments(namespace),
+        scope=ScopeSettings.from_arguments(namespace),
         faults=parse_faults(namespace.inject_fault, sizes),
         device=choose_device(settings, launch),
         idle=(*idle_flags(parser, namespace), *notes_on_original(namespace)),

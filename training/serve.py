@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -30,11 +31,15 @@ from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
 from training.distributed import Launch, read_launch
 from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.generation.callback import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from training.generation.engine import Engine
+    from training.generation.scope import Looking
     from training.generation.service import Service
     from training.generation.web.chat_template import ChatTemplate
 
@@ -53,6 +58,7 @@ class Address:
     token: str | None
     name: str
     max_waiting: int
+    has_scope: bool
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         listening = _listen(address) if launch.rank == 0 else None
         with job.joined():
             if listening is None:
-                _compute(job)
+                _compute(job, address)
             else:
                 _serve(job, address, listening)
     except MegaScanError as error:
@@ -104,6 +110,10 @@ def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Add
         "--max-open-rows", type=int, default=1024, metavar="N",
         help="rows in the batch and in its queue; more are refused with 429 (default: 1024)",
     )  # fmt: skip
+    group.add_argument(
+        "--scope", action="store_true",
+        help="serve MegaScope's page beside the endpoints: look into the model while it speaks",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     _require_server()
     job = read_job(given, launch)
@@ -117,8 +127,9 @@ def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Add
     token = None if given.token_file is None else _read_token(given.token_file)
     name = given.served_model_name or job.source.name
     return job, Address(
-        host=given.host, port=given.port, token=token, name=name, max_waiting=given.max_open_rows
-    )
+        host=given.host, port=given.port, token=token, name=name, max_waiting=given.max_open_rows,
+        has_scope=given.scope,
+    )  # fmt: skip
 
 
 def _require_server() -> None:
@@ -158,9 +169,9 @@ def _listen(address: Address) -> socket.socket:
     return listening
 
 
-def _compute(job: GenerationJob) -> None:
+def _compute(job: GenerationJob, address: Address) -> None:
     """Be a rank that only computes; rank 0 says when it is over."""
-    engine = job.build_engine()
+    engine = _build_engine(job, address, GenerationCallback())[0]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for _ in engine.run():
@@ -173,18 +184,36 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
     from training.generation.service import Service
 
     metrics = Metrics(num_slots=job.limits.num_rows)
-    engine = job.build_engine(metrics)
+    engine, looking = _build_engine(job, address, metrics)
     metrics.note_cache(engine.cache_bytes)
     service = Service(metrics, max_waiting=address.max_waiting)
-    server = _start_server(job, address, service, listening)
+    token = address.token or secrets.token_urlsafe(24)
+    page = None if looking is None else looking.page(service, token, address.name)
+    server = _start_server(job, address, service, listening, page)
     _stop_on_signal(service)
     _announce(address, listening, engine.cache_bytes)
+    if looking is not None:
+        print(f"looking into it at {looking.address(listening, token)}", flush=True)
     try:
         for answers in engine.run(service.inbox):
             service.deliver(answers)
     finally:
         service.end()
         server.stop()
+
+
+def _build_engine(
+    job: GenerationJob, address: Address, callback: GenerationCallback
+) -> tuple[Engine, Looking | None]:
+    """The engine, and with --scope what looks into its model."""
+    if not address.has_scope:
+        return job.build_engine(callback), None
+    from training.generation.scope import Looking
+
+    looking = Looking(job, callback)
+    engine = job.build_engine(looking, num_extra_slots=1)
+    looking.attach(engine)
+    return engine, looking
 
 
 class _Server:
@@ -206,7 +235,11 @@ class _Server:
 
 
 def _start_server(
-    job: GenerationJob, address: Address, service: Service, listening: socket.socket
+    job: GenerationJob,
+    address: Address,
+    service: Service,
+    listening: socket.socket,
+    page: ASGIApp | None,
 ) -> _Server:
     import uvicorn
 
@@ -221,7 +254,7 @@ def _start_server(
         template=_chat_template(job),
     )
     config = uvicorn.Config(
-        build_app(model, token=address.token),
+        _beside(build_app(model, token=address.token), page),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -230,6 +263,18 @@ def _start_server(
         timeout_graceful_shutdown=_END_S,
     )
     return _Server(uvicorn.Server(config), listening)
+
+
+def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
+    """The endpoints, and under /scope the page."""
+    if page is None:
+        return app
+
+    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["type"] == "http" and scope["path"].startswith("/scope")
+        await (page if is_page else app)(scope, receive, send)
+
+    return choose
 
 
 def _chat_template(job: GenerationJob) -> ChatTemplate | None:

@@ -22,6 +22,7 @@ import numpy as np
 from detect.report import Alignment, Cause
 from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
+from megascan.probes import Probes
 from megascan.topology import Coordinates, Layout
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class Observations:
     """Device readings by rank, median over windows."""
     alignment: Alignment | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
+    probes: Probes | None = None
+    """What replicas computed from the same tokens, where that was recorded."""
     notes: tuple[str, ...] = ()
     source: str = ""
     costs: Costs | None = None

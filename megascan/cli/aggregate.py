@@ -120,7 +120,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     if settings is not None:
         from detect import render_text as render_verdict
 
-        report = detect_in(timeline, settings)
+        report = detect_in(timeline, settings, arguments.folder)
         say(render_verdict(report))
         marks = marks_of(report, timeline)
         record["detect"] = report.to_json()

@@ -81,7 +81,7 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
         return detect_op_table(arguments.path, settings)
     with workers_from(arguments, size_bytes(arguments.path)) as workers:
         timeline = load_timeline(arguments.path, arguments, workers)
-    report = detect_in(timeline, settings)
+    report = detect_in(timeline, settings, arguments.path)
     if arguments.history is None:
         return report
     from megascan.watch.history import History, quoted

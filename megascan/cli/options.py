@@ -215,12 +215,14 @@ def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
         raise UsageError(str(error)) from error
 
 
-def detect_in(timeline: Timeline, settings: DetectorSettings) -> Report:
-    """Find the slow ranks of a timeline."""
+def detect_in(timeline: Timeline, settings: DetectorSettings, source: Path) -> Report:
+    """Find the slow ranks of a timeline, and the wrong ones by the probes in its folder."""
     from detect import detect
+    from megascan.probes import read_probes
 
+    probes = read_probes(source)
     with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
-        return detect(timeline, settings)
+        return detect(timeline, settings, probes)
 
 
 def marks_of(report: Report, timeline: Timeline) -> list[Mark]:

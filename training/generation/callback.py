@@ -20,3 +20,15 @@ class GenerationCallback:
     def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:
         """Follow a step: what it has brought, and what the batch holds now."""
         del scheduler, answers
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `work` has something to do, alike on all ranks."""
+        return False
+
+    def receive(self, aside: str) -> None:
+        """Take an aside: what a client of the callback's own has sent to all ranks."""
+        del aside
+
+    def work(self) -> None:
+        """Do one step of the callback's own, between two steps of the engine, on all ranks."""

@@ -32,7 +32,7 @@ class Engine:
     def __init__(
         self, stage: Stage, limits: Limits, callback: GenerationCallback | None = None
     ) -> None:
-        self._stage = stage
+        self.stage = stage
         self.limits = limits
         self._callback = callback or GenerationCallback()
         cache = stage.cache
@@ -48,13 +48,13 @@ class Engine:
         )[-1]
         # The first of its tensor-parallel ranks: rank 0's pipeline ends there.
         sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
-        self._is_sampling = dist.get_rank() == sampling_rank
-        self._exchange = Exchange(sampling_rank)
+        self.is_sampling = dist.get_rank() == sampling_rank
+        self.exchange = Exchange(sampling_rank)
 
     @property
     def cache_bytes(self) -> int:
         """Memory of this rank's keys and values."""
-        return self._stage.cache.num_bytes
+        return self.stage.cache.num_bytes
 
     def run(self, inbox: Inbox | None = None) -> Iterator[list[Answer]]:
         """Serve what the inbox of rank 0 brings, step by step, until its last command.
@@ -62,8 +62,9 @@ class Engine:
         Yields the answers of each step, on every rank; other ranks need no inbox.
         """
         while True:
-            own = NOTHING if inbox is None else inbox(not self.scheduler.has_work)
-            commands = self._exchange.share_commands(own)
+            is_idle = not (self.scheduler.has_work or self._callback.has_work)
+            own = NOTHING if inbox is None else inbox(is_idle)
+            commands = self.exchange.share_commands(own)
             for request in commands.requests:
                 self.scheduler.add(request)
             if commands.cancelled:
@@ -71,6 +72,9 @@ class Engine:
                 self._callback.answered(self.scheduler, ())
             if commands.is_last:
                 return
+            for aside in commands.asides:
+                self._callback.receive(aside)
+            self._callback.work()
             if self.scheduler.has_work:
                 yield self._advance()
 
@@ -95,7 +99,7 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self, step: Step) -> list[TokenScore]:
-        stage, targets = self._stage, step.targets
+        stage, targets = self.stage, step.targets
         layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
         # Without a target the last stage still has to take part: it computes one position.
         indices = [target.index for target in targets] or [0]
@@ -103,10 +107,10 @@ class Engine:
         if not targets:
             return []
         table = None
-        if logits is not None and self._is_sampling:
+        if logits is not None and self.is_sampling:
             table = tabulate(logits, targets, step.num_logprobs)
         num_columns = 2 + 2 * (step.num_logprobs or 0)
-        table = self._exchange.share_scores(table, len(targets), num_columns)
+        table = self.exchange.share_scores(table, len(targets), num_columns)
         return [
             _score(row, target, step.num_logprobs is not None)
             for row, target in zip(table.tolist(), targets, strict=True)

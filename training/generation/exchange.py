@@ -30,6 +30,8 @@ class Commands:
     """Requests whose clients are gone."""
     is_last: bool = False
     """The job ends."""
+    asides: tuple[str, ...] = ()
+    """For the engine's callback."""
 
 
 NOTHING = Commands()
@@ -70,6 +72,26 @@ class Exchange:
             dist.broadcast(scores, src=self._sampling_rank, group=self._group)
         return scores
 
+    def collect(self, content: bytes) -> list[bytes] | None:
+        """Bring the bytes of every rank to rank 0, by rank; None on the others."""
+        if self._is_alone:
+            return [content]
+        own = torch.tensor([len(content)])
+        sizes = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(sizes, own, group=self._group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        parts = None
+        if dist.get_rank() == 0:
+            parts = [torch.empty_like(padded) for _ in sizes]
+        dist.gather(padded, parts, dst=0, group=self._group)
+        if parts is None:
+            return None
+        return [
+            part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)
+        ]
+
 
 def _encode(commands: Commands) -> bytes:
     return orjson.dumps(commands)
@@ -81,6 +103,7 @@ def _decode(payload: bytes) -> Commands:
         requests=tuple(_request(fields) for fields in parts["requests"]),
         cancelled=tuple(parts["cancelled"]),
         is_last=parts["is_last"],
+        asides=tuple(parts["asides"]),
     )
 
 

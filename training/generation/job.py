@@ -91,12 +91,17 @@ class GenerationJob:
         silence(self.device)
         initialize(self.settings, self.sizes, self.launch, self.device)
 
-    def build_engine(self, callback: GenerationCallback | None = None) -> Engine:
+    def build_engine(
+        self, callback: GenerationCallback | None = None, *, num_extra_slots: int = 0
+    ) -> Engine:
         """Build the engine and fill its model; call it inside `joined`, on every rank."""
         from training.generation.engine import Engine
         from training.generation.stage import Stage
 
-        stage = Stage(self.settings, self.sizes, self.vocab_size, self.device, self.limits)
+        stage = Stage(
+            self.settings, self.sizes, self.vocab_size, self.device, self.limits,
+            num_extra_slots=num_extra_slots,
+        )  # fmt: skip
         self.source.load([stage.model])
         return Engine(stage, self.limits, callback)
 

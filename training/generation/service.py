@@ -81,7 +81,7 @@ class Service:
     def __init__(self, metrics: Metrics, *, max_waiting: int) -> None:
         self.metrics = metrics
         self._max_waiting = max_waiting
-        self._incoming: queue.SimpleQueue[Request | int | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[Request | int | str | None] = queue.SimpleQueue()
         self._identifiers = itertools.count()
         self._places: dict[int, _Place] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,6 +119,10 @@ class Service:
                 self.metrics.count_request(Outcome.CANCELLED)
                 self._incoming.put(identifier)
 
+    def tell(self, aside: str) -> None:
+        """Hand an aside to the callbacks of all ranks."""
+        self._incoming.put(aside)
+
     def stop(self) -> None:
         """Let the engine end before its next step; may be called from a signal's handler."""
         self._incoming.put(None)
@@ -139,6 +143,7 @@ class Service:
             requests=tuple(one for one in requests if one.identifier not in gone),
             cancelled=tuple(gone),
             is_last=None in items,
+            asides=tuple(item for item in items if isinstance(item, str)),
         )
 
     def deliver(self, answers: Sequence[Answer]) -> None:

@@ -25,8 +25,16 @@ class Stage:
     """The layers of this rank, their cache, and the way to the neighbouring stages."""
 
     def __init__(
-        self, settings: Settings, sizes: Sizes, vocab_size: int, device: str, limits: Limits
+        self,
+        settings: Settings,
+        sizes: Sizes,
+        vocab_size: int,
+        device: str,
+        limits: Limits,
+        *,
+        num_extra_slots: int = 0,
     ) -> None:
+        """`num_extra_slots` of the cache lie behind those of the limits' rows, for others' use."""
         self.device = device
         self.vocab_size = vocab_size
         self._state = StepState()
@@ -35,7 +43,7 @@ class Stage:
         with refusals_as_errors():
             self.model = self._build(settings, sizes, vocab_size)
         self._wanted: torch.Tensor
-        self.cache = self._take_cache(sizes, limits)
+        self.cache = self._take_cache(sizes, limits, limits.num_rows + num_extra_slots)
         if settings.model.position_embedding_type == "rope":
             self._rotation: Rotation | None = self._take_rotation(limits.max_length)
         else:
@@ -58,10 +66,10 @@ class Stage:
         lighten(model)
         return model
 
-    def _take_cache(self, sizes: Sizes, limits: Limits) -> KeyValueCache:
+    def _take_cache(self, sizes: Sizes, limits: Limits, num_slots: int) -> KeyValueCache:
         layers = self.model.decoder.layers
         cache = KeyValueCache(
-            num_slots=limits.num_rows,
+            num_slots=num_slots,
             max_length=limits.max_length,
             num_groups=layers[0].self_attention.num_query_groups_per_partition,
             num_channels=sizes.kv_channels,
@@ -114,6 +122,21 @@ class Stage:
     def _is_observed(self) -> bool:
         """Whether hooks look at the last layer, and are to see all tokens of a step there."""
         return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)
+
+    @torch.inference_mode()
+    def unembed(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they were the
+        last layer's; on the last stage."""
+        model = self.model
+        self._wanted = torch.arange(states.shape[0], device=states.device)
+        tied = model.share_embeddings_and_output_weights
+        logits, _ = model.output_layer(
+            model.decoder.final_layernorm(states),
+            weight=model.shared_embedding_or_output_weight() if tied else None,
+            runtime_gather_output=True,
+        )
+        own: torch.Tensor = logits[:, 0, : self.vocab_size]
+        return own
 
     def _receive(self, num_tokens: int) -> torch.Tensor:
         config = self.model.config

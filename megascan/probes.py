@@ -1,0 +1,182 @@
+"""Records of probes: checksums of what every rank computed from the same tokens.
+
+Each rank appends JSON lines to ``scope-probe-<rank>.jsonl``: a header that names the points where
+it takes checksums, then a line a probe. A resumed run appends its own header; the newest counts.
+Nothing is compared in the job: whoever sees the folder compares (`detect.causes.corruption`).
+
+    {"schema":1,"rank":5,"layout":{…},"host":"n03","device":"H200","points":[[3,"fc1"],…]}
+    {"iteration":40,"sums":["9f…",…]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megascan.errors import ConfigError, InputError
+from megascan.topology import Coordinates, Layout
+
+SCHEMA = 1
+PATTERN = "scope-probe-*.jsonl"
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """A tensor of which a checksum is taken; layer 0 is what comes before the first layer."""
+
+    layer: int
+    name: str
+
+    @property
+    def words(self) -> str:
+        """How the point is called: ``layer 3 fc1``."""
+        return f"layer {self.layer} {self.name}" if self.layer else self.name
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a parameter, which no earlier point decides."""
+        return self.name.endswith(WEIGHT)
+
+
+WEIGHT = " (weight)"
+"""How the names of parameters end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prober:
+    """A rank that takes checksums."""
+
+    rank: int
+    layout: Layout
+    host: str
+    device: str
+    points: tuple[Point, ...]
+    """In the order in which they are computed, weights of a layer before what they make."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Where the rank sits."""
+        return self.layout.coordinates(self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """The probes of a job: `sums[rank][iteration]` has a checksum a point of the rank."""
+
+    probers: Mapping[int, Prober]
+    sums: Mapping[int, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """Iterations after which at least one rank was probed."""
+        return tuple(sorted({one for by_iteration in self.sums.values() for one in by_iteration}))
+
+
+def probe_file_name(rank: int) -> str:
+    """Name of a rank's file of probes in the folder."""
+    return f"scope-probe-{rank:05d}.jsonl"
+
+
+def header_line(prober: Prober) -> str:
+    """The line that begins a run."""
+    record = {
+        "schema": SCHEMA,
+        "rank": prober.rank,
+        "layout": prober.layout.to_json(),
+        "host": prober.host,
+        "device": prober.device,
+        "points": [[point.layer, point.name] for point in prober.points],
+    }
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def probe_line(iteration: int, sums: Sequence[str]) -> str:
+    """The line of one probe."""
+    return json.dumps({"iteration": iteration, "sums": list(sums)}, separators=(",", ":")) + "\n"
+
+
+def read_probes(folder: Path) -> Probes | None:
+    """Read the probes of a folder; None where there are none.
+
+    Raises InputError for a file that is none of ours or damaged before its last line.
+    """
+    probers: dict[int, Prober] = {}
+    sums: dict[int, dict[int, tuple[str, ...]]] = {}
+    for path in sorted(folder.glob(PATTERN)) if folder.is_dir() else ():
+        prober, own = _read_file(path)
+        if prober is not None:
+            probers[prober.rank], sums[prober.rank] = prober, own
+    return Probes(probers=probers, sums=sums) if probers else None
+
+
+def _read_file(path: Path) -> tuple[Prober | None, dict[int, tuple[str, ...]]]:
+    prober: Prober | None = None
+    own: dict[int, tuple[str, ...]] = {}
+    for record in _records(path):
+        try:
+            if "points" in record:
+                prober, own = _prober(record), {}
+            elif prober is not None:
+                values = tuple(_text(one) for one in _list(record["sums"]))
+                if len(values) != len(prober.points):
+                    raise ValueError(f"{len(values)} sums for {len(prober.points)} points")
+                own[_number(record["iteration"])] = values
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}); set it aside and read the folder again"
+            ) from error
+    return prober, own
+
+
+def _records(path: Path) -> Iterator[dict[str, object]]:
+    """The lines of a file; a last line that was cut short is left out."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise InputError(
+                f"{path}, line {number}, is no JSON ({error}); set the file aside"
+            ) from error
+        if not isinstance(record, dict):
+            raise InputError(f"{path}, line {number}, is no record of a probe; set the file aside")
+        yield record
+
+
+def _prober(record: Mapping[str, object]) -> Prober:
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+    layout = record["layout"]
+    if not isinstance(layout, dict):
+        raise TypeError("no layout")
+    points = []
+    for pair in _list(record["points"]):
+        layer, name = _list(pair)
+        points.append(Point(_number(layer), _text(name)))
+    return Prober(
+        rank=_number(record["rank"]),
+        layout=Layout(**layout),
+        host=_text(record["host"]),
+        device=_text(record["device"]),
+        points=tuple(points),
+    )
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:40]!r} is no list")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{str(value)[:40]!r} is no number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value

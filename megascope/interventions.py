@@ -1,0 +1,436 @@
+"""Changes to what a model computes, as data: where, what kind, how much, from which seed.
+
+    with Intervening(chunks, [Intervention(place="context", kind="zero", layers=(3,), units=(7,))],
+                     shares=TensorShares(rank=0, size=1)):
+        model(tokens, positions, None)      # layer 3 computes without what its head 7 has gathered
+
+The same change is the same on every layout: units count over all tensor-parallel ranks, and noise
+is drawn for the whole tensor, from a seed that names layer, place and call, and cut. Afterwards the
+model is bit for bit what it was: hooks are taken away, flipped bits of weights flipped back.
+
+MegaScope's original perturbs storage, calculation and system; here these are bits of weights that
+flip (`flip`), values that are computed wrongly (`noise`, `scale_noise`, `offset`, `scale`), and
+parts that fail (`zero` of heads, neurons, layers).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from megascan.errors import ConfigError
+from megascope.capture import Calls, Output, in_order
+from megascope.places import ATTENTION_INPUTS, Place, Share, Side, Spot, find_spots
+from megascope.places import BY_NAME as PLACES
+
+MOST_INTERVENTIONS = 64
+_MOST_ITEMS = 4096
+_MOST_FLIPS = 4096
+_LARGEST_AMOUNT = 1e6
+_LARGEST_SEED = 2**31
+_WEIGHTS = {
+    "qkv": "self_attention.linear_qkv",
+    "attention_out": "self_attention.linear_proj",
+    "fc1": "mlp.linear_fc1",
+    "fc2": "mlp.linear_fc2",
+}
+"""The modules whose weights may have bits flipped, by place."""
+_UNCHANGEABLE = frozenset({"router", "experts", "loss"})
+
+
+class Kind(StrEnum):
+    """What is done to the values."""
+
+    NOISE = "noise"
+    """Add normal noise of deviation `amount`."""
+    SCALE_NOISE = "scale_noise"
+    """Multiply by 1 + `amount` times uniform noise in [-1, 1)."""
+    SCALE = "scale"
+    OFFSET = "offset"
+    ZERO = "zero"
+    REPLACE = "replace"
+    """Take the values that an earlier run had there (patching)."""
+    FLIP = "flip"
+    """Flip `amount` bits of the place's weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """One change; raises ConfigError when its parts do not fit together."""
+
+    place: str
+    kind: str
+    layers: tuple[int, ...] = ()
+    """From 1; none means all."""
+    units: tuple[int, ...] = ()
+    """Heads at query, key, value and context, else features, over all ranks; none means all."""
+    tokens: tuple[int, ...] = ()
+    """Positions; none means all."""
+    amount: float = 0.0
+    seed: int = 0
+    first: int = 0
+    """First iteration in training, first token in generation, at which it holds."""
+    last: int = 2**31
+    bit: int = -1
+    """Of a flip, from the lowest; -1 draws one for each flip."""
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES or self.place in _UNCHANGEABLE:
+            wanted = ", ".join(name for name in PLACES if name not in _UNCHANGEABLE)
+            raise ConfigError(f"place is {self.place[:40]!r}, expected one of {wanted}")
+        if self.kind not in list(Kind):
+            raise ConfigError(f"kind is {self.kind[:40]!r}, expected one of {', '.join(Kind)}")
+        if not math.isfinite(self.amount) or abs(self.amount) > _LARGEST_AMOUNT:
+            raise ConfigError(f"amount is {self.amount}, expected at most {_LARGEST_AMOUNT:g}")
+        if not 0 <= self.seed < _LARGEST_SEED:
+            raise ConfigError(f"seed is {self.seed}, expected 0 to {_LARGEST_SEED - 1}")
+        if self.kind == Kind.FLIP:
+            self._check_flip()
+
+    def _check_flip(self) -> None:
+        if self.place not in _WEIGHTS:
+            raise ConfigError(f"flip needs a place that has weights: {', '.join(_WEIGHTS)}")
+        if not 1 <= self.amount <= _MOST_FLIPS or self.amount != int(self.amount):
+            raise ConfigError(f"amount is {self.amount:g}, expected 1 to {_MOST_FLIPS} bits")
+        if not -1 <= self.bit < 64:
+            raise ConfigError(f"bit is {self.bit}, expected 0 to 63, or -1")
+
+    def holds_at(self, moment: int) -> bool:
+        """Return whether the change holds in an iteration, or at a token."""
+        return self.first <= moment <= self.last
+
+
+def read_interventions(records: object) -> tuple[Intervention, ...]:
+    """Check what a client has sent; ConfigError names the first thing that is wrong."""
+    if not isinstance(records, list) or len(records) > MOST_INTERVENTIONS:
+        raise ConfigError(f"interventions must be a list of at most {MOST_INTERVENTIONS}")
+    return tuple(_read(record) for record in records)
+
+
+def _read(record: object) -> Intervention:
+    if not isinstance(record, dict):
+        raise ConfigError("an intervention must be an object")
+    values: dict[str, Any] = {}
+    known = {field.name: str(field.type) for field in fields(Intervention)}
+    for name, value in record.items():
+        if name not in known:
+            raise ConfigError(f"{str(name)[:40]!r} is no part of an intervention")
+        values[name] = _typed(name, value, known[name])
+    for name in ("place", "kind"):
+        if name not in values:
+            raise ConfigError(f"an intervention needs {name}")
+    return Intervention(**values)
+
+
+def _typed(name: str, value: object, kind: str) -> object:
+    """A value out of JSON as its field has it."""
+    if kind == "str" and isinstance(value, str):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and is_number:
+        return float(cast(float, value))
+    if kind == "int" and is_whole(value):
+        return value
+    if kind.startswith("tuple") and isinstance(value, list) and len(value) <= _MOST_ITEMS:
+        numbers = tuple(one for one in value if is_whole(one) and one >= 0)
+        if len(numbers) == len(value):
+            return numbers
+    raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {kind}")
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value out of JSON is a whole number of a sane size."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorShares:
+    """Which of the tensor-parallel ranks this is."""
+
+    rank: int
+    size: int
+
+
+Replacements = Mapping[tuple[str, int], torch.Tensor]
+"""By place and layer: whole tensors (token, row, feature) of an earlier run, by position."""
+
+
+class Intervening:
+    """Changes that hold inside the `with`.
+
+    `moment` is the iteration, or the position of the first token that is computed; set it before
+    each pass. In training give `calls` of `restart` at each iteration (`restart`).
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[torch.nn.Module],
+        interventions: Sequence[Intervention],
+        *,
+        shares: TensorShares,
+        replacements: Replacements | None = None,
+    ) -> None:
+        self.moment = 0
+        self._chunks = list(chunks)
+        self._interventions = tuple(interventions)
+        self._shares = shares
+        self._replacements = replacements or {}
+        self._calls = Calls()
+        self._open = ExitStack()
+        self._flipped: dict[Intervention, ExitStack] = {}
+
+    def __enter__(self) -> Intervening:
+        for spot in find_spots(self._chunks):
+            mine = [
+                one
+                for one in self._interventions
+                if one.place == spot.place.name and one.kind != Kind.FLIP and _covers(one, spot)
+            ]
+            if mine:
+                self._open.callback(self._change(spot, mine).remove)
+        self.update_weights()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for stack in self._flipped.values():
+            stack.close()
+        self._flipped.clear()
+        self._open.close()
+
+    def restart(self, moment: int) -> None:
+        """Begin an iteration, or the pass from a token on."""
+        self.moment = moment
+        self._calls.restart()
+        self.update_weights()
+
+    def update_weights(self) -> None:
+        """Flip the bits that are to be flipped now, and flip others back."""
+        for one in self._interventions:
+            if one.kind != Kind.FLIP:
+                continue
+            holds, is_flipped = one.holds_at(self.moment), one in self._flipped
+            if holds and not is_flipped:
+                self._flipped[one] = flip_weights(self._chunks, one, self._shares)
+            elif is_flipped and not holds:
+                self._flipped.pop(one).close()
+
+    def _change(self, spot: Spot, mine: Sequence[Intervention]) -> RemovableHandle:
+        def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            del module
+            index = spot.place.index
+            changed = self._apply(spot, inputs[index], mine)
+            return (*inputs[:index], changed, *inputs[index + 1 :])
+
+        def after(module: torch.nn.Module, inputs: object, output: Output) -> Output:
+            del module, inputs
+            if isinstance(output, torch.Tensor):
+                return self._apply(spot, output, mine)
+            return self._apply_to_first(spot, output, mine)
+
+        if spot.place.side is Side.IN:
+            return spot.module.register_forward_pre_hook(before)
+        return spot.module.register_forward_hook(after)
+
+    def _apply_to_first(
+        self, spot: Spot, output: tuple[torch.Tensor | None, ...], mine: Sequence[Intervention]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Change a linear layer's output; the bias that is kept apart belongs to the value."""
+        first, *rest = output
+        assert first is not None
+        bias = rest[0] if rest else None
+        if isinstance(bias, torch.Tensor) and bias.dim() == 1:
+            if any(one.holds_at(self.moment) for one in mine):
+                return self._apply(spot, first + bias, mine), torch.zeros_like(bias), *rest[1:]
+            return output
+        return self._apply(spot, first, mine), *rest
+
+    def _apply(
+        self, spot: Spot, tensor: torch.Tensor, mine: Sequence[Intervention]
+    ) -> torch.Tensor:
+        call = self._calls.next(spot.chunk, spot.layer, spot.place.name)
+        active = [one for one in mine if one.holds_at(self.moment)]
+        if not active:
+            return tensor
+        ordered = in_order(spot, tensor)
+        grid = _Grid(spot, ordered, self._shares, self.moment)
+        changed = ordered
+        for one in active:
+            changed = self._one(one, spot, changed, grid, call)
+        return changed.permute(1, 2, 0, 3) if ordered.shape != tensor.shape else changed
+
+    def _one(
+        self, one: Intervention, spot: Spot, x: torch.Tensor, grid: _Grid, call: int
+    ) -> torch.Tensor:
+        key = f"{one.seed}/{spot.layer}/{spot.place.name}/{self.moment}/{call}"
+        match one.kind:
+            case Kind.NOISE:
+                y = x + one.amount * grid.noise(key, is_uniform=False)
+            case Kind.SCALE_NOISE:
+                y = x * (1 + one.amount * grid.noise(key, is_uniform=True))
+            case Kind.SCALE:
+                y = x * one.amount
+            case Kind.OFFSET:
+                y = x + one.amount
+            case Kind.ZERO:
+                y = torch.zeros_like(x)
+            case _:
+                y = grid.replaced(x, self._replacements.get((spot.place.name, spot.layer)))
+        return torch.where(grid.chosen(one), y, x)
+
+
+def _covers(one: Intervention, spot: Spot) -> bool:
+    return not one.layers or not spot.layer or spot.layer in one.layers
+
+
+class _Grid:
+    """One tensor of this rank within the whole tensor of all tensor-parallel ranks."""
+
+    def __init__(
+        self, spot: Spot, tensor: torch.Tensor, shares: TensorShares, first_token: int
+    ) -> None:
+        self._tensor = tensor
+        self._first_token = first_token
+        width = tensor.shape[2:].numel()
+        size, rank = shares.size, shares.rank
+        columns = torch.arange(width)
+        match spot.share:
+            case Share.FEATURES:
+                columns = columns + rank * width
+            case Share.GATED:
+                half = width // 2
+                columns = (columns % half) + rank * half + (columns // half) * half * size
+        is_cut = spot.share in (Share.FEATURES, Share.GATED)
+        self._width = width * (size if is_cut else 1)
+        self._columns = columns
+        num_tokens = tensor.shape[0]
+        self._tokens = torch.arange(num_tokens)
+        self._num_tokens = num_tokens
+        if spot.share is Share.TOKENS:
+            self._tokens = self._tokens + rank * num_tokens
+            self._num_tokens = num_tokens * size
+        self._unit = _unit_width(spot, tensor)
+
+    def noise(self, key: str, *, is_uniform: bool) -> torch.Tensor:
+        """This rank's part of noise that is drawn for the whole tensor from a key."""
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        shape = (self._num_tokens, self._tensor.shape[1], self._width)
+        if is_uniform:
+            drawn = torch.rand(shape, generator=generator) * 2 - 1
+        else:
+            drawn = torch.randn(shape, generator=generator)
+        return self._fit(drawn[self._tokens])
+
+    def replaced(self, x: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+        """The values of an earlier run at the same positions; where it had none, as they are."""
+        if source is None:
+            return x
+        at = self._tokens + self._first_token
+        known = at < source.shape[0]
+        if source.shape[2:].numel() != self._width or not bool(known.any()):
+            return x
+        taken = self._fit(source.flatten(2)[at.clamp(max=source.shape[0] - 1)])
+        shape = (-1, *([1] * (x.dim() - 1)))
+        return torch.where(known.to(x.device).view(shape), taken, x)
+
+    def chosen(self, one: Intervention) -> torch.Tensor:
+        """Which numbers an intervention means, to be broadcast over the tensor."""
+        device = self._tensor.device
+        by_unit = torch.ones(len(self._columns), dtype=torch.bool)
+        if one.units:
+            by_unit = torch.isin(self._columns // self._unit, torch.tensor(one.units))
+        by_token = torch.ones(len(self._tokens), dtype=torch.bool)
+        if one.tokens:
+            by_token = torch.isin(self._tokens + self._first_token, torch.tensor(one.tokens))
+        shape = (1, 1, *self._tensor.shape[2:])
+        rows = (-1, *([1] * (self._tensor.dim() - 1)))
+        return by_unit.view(shape).to(device) & by_token.view(rows).to(device)
+
+    def _fit(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of (token, row, column), in the tensor's shape and format."""
+        own = whole[..., self._columns.to(whole.device)]
+        rows = self._tensor.shape[1]
+        return own.expand(-1, rows, -1).reshape(self._tensor.shape).to(self._tensor)
+
+
+def _unit_width(spot: Spot, tensor: torch.Tensor) -> int:
+    """Features of one unit: a head's channels where heads are meant, else 1."""
+    if spot.place.name in ATTENTION_INPUTS:
+        return int(tensor.shape[-1])
+    if spot.place.name == "context":
+        return int(spot.module.config.kv_channels)  # type: ignore[union-attr,arg-type]
+    return 1
+
+
+def flip_bits(parameter: torch.Tensor, places: torch.Tensor, bits: torch.Tensor) -> ExitStack:
+    """Flip one bit of each place (flat indices) of a tensor; closing flips them back, exactly."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = kinds[parameter.element_size()]
+    view = parameter.detach().view(-1).view(kind)
+    one = torch.ones((), dtype=torch.int64)
+    # The highest bit has no positive number in its own type: shift in 64 bits, then narrow.
+    masks = (one << bits.to(torch.int64)).to(kind).to(view.device)
+    places = places.to(view.device)
+
+    def flip() -> None:
+        for place, mask in zip(places, masks, strict=True):  # the same place may come twice
+            view[place] ^= mask
+
+    flip()
+    undo = ExitStack()
+    undo.callback(flip)
+    return undo
+
+
+def flip_weights(
+    chunks: Sequence[torch.nn.Module], one: Intervention, shares: TensorShares
+) -> ExitStack:
+    """Flip bits of one place's weights in the layers meant; closing flips them back.
+
+    Places and bits are drawn over the whole weight of all tensor-parallel ranks; each rank flips
+    what lies in its share.
+    """
+    undo = ExitStack()
+    for spot in find_spots(chunks, [one.place], one.layers):
+        weight = cast(torch.Tensor, spot.module.weight)
+        rows, columns = weight.shape
+        is_row_parallel = _reads_shares(spot.place)
+        total = weight.numel() * shares.size
+        seed = zlib.crc32(f"{one.seed}/{spot.layer}/{one.place}/weight".encode())
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(0, total, (int(one.amount),), generator=generator)
+        width = 8 * weight.element_size()
+        bits = torch.randint(0, width - 1, (int(one.amount),), generator=generator)
+        if one.bit >= 0:
+            bits = bits.fill_(min(one.bit, width - 1))
+        all_columns = columns * shares.size if is_row_parallel else columns
+        row, column = drawn // all_columns, drawn % all_columns
+        if is_row_parallel:
+            owner, column = column // columns, column % columns
+        elif spot.share is Share.GATED:
+            half = rows // 2
+            side, within = row // (half * shares.size), row % (half * shares.size)
+            owner, row = within // half, within % half + side * half
+        else:
+            owner, row = row // rows, row % rows
+        own = owner == shares.rank
+        undo.enter_context(flip_bits(weight, (row * columns + column)[own], bits[own]))
+    return undo
+
+
+def _reads_shares(place: Place) -> bool:
+    """Whether the layer at a place reads shares of features and puts out all (row parallel)."""
+    return place.share is Share.WHOLE

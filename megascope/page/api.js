@@ -1,0 +1,103 @@
+// What the page asks: JSON or frames, always with the token.
+//
+// A frame: u32 size, u32 header size, JSON header, arrays, little-endian, each padded to 8 bytes.
+
+const fragment = new URLSearchParams(location.hash.slice(1));
+const given = fragment.get("token");
+if (given) {
+  sessionStorage.setItem("token", given);
+  fragment.delete("token");
+  history.replaceState(null, "", location.pathname + (fragment.size ? `#${fragment}` : ""));
+}
+const token = sessionStorage.getItem("token") ?? "";
+
+const KINDS = { f4: [Float32Array, 4], i4: [Int32Array, 4], f2: [Uint16Array, 2] };
+
+/** A half as a number: browsers without Float16Array read its bits. */
+function half(bits) {
+  const exponent = (bits >> 10) & 31, fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
+}
+
+function readFrame(bytes) {
+  const view = new DataView(bytes.buffer, bytes.byteOffset);
+  const headerSize = view.getUint32(4, true);
+  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + headerSize)));
+  let at = 8 + headerSize;
+  const arrays = {};
+  for (const { name, shape, type } of header.arrays) {
+    const [Kind, width] = KINDS[type];
+    const size = shape.reduce((a, b) => a * b, 1) * width;
+    let data = new Kind(bytes.slice(at, at + size).buffer);
+    if (type === "f2") data = Float32Array.from(data, half);
+    arrays[name] = { shape, data };
+    at += size + (-size & 7);
+  }
+  return { ...header, arrays };
+}
+
+async function* framesOf(body) {
+  const reader = body.getReader();
+  let held = new Uint8Array(0);
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const joined = new Uint8Array(held.length + value.length);
+    joined.set(held);
+    joined.set(value, held.length);
+    held = joined;
+    while (held.length >= 8) {
+      const size = 4 + new DataView(held.buffer, held.byteOffset).getUint32(0, true);
+      if (held.length < size) break;
+      yield readFrame(held.subarray(0, size));
+      held = held.slice(size);
+    }
+  }
+}
+
+async function post(name, body, signal) {
+  const response = await fetch(`api/${name}`, {
+    method: "POST", signal, body: JSON.stringify(body),
+    headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
+  });
+  if (!response.ok) {
+    const said = await response.json().catch(() => ({}));
+    throw new Error(said.error ?? `the server answered ${response.status}`);
+  }
+  return response;
+}
+
+export const askJson = async (name, body = {}) => (await post(name, body)).json();
+
+export async function askFrame(name, body) {
+  return readFrame(new Uint8Array(await (await post(name, body)).arrayBuffer()));
+}
+
+export async function* askFrames(body, signal) {
+  for await (const frame of framesOf((await post("ask", body, signal)).body)) {
+    if (frame.kind === "error") throw new Error(frame.text);
+    yield frame;
+  }
+}
+
+export async function askOne(body) {
+  for await (const frame of askFrames(body)) return frame;
+  throw new Error("there was no answer");
+}
+
+export function save(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+export async function saveParquet(name, columns) {
+  save(`${name}.parquet`, await (await post("parquet", { columns })).blob());
+}
+
+export function savePng(name, canvas) {
+  canvas.toBlob(blob => save(`${name}.png`, blob));
+}

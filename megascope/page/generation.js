@@ -1,0 +1,307 @@
+// A model that speaks: prompt, tokens, strips, attention, logit lens, PCA, changes, A beside B.
+import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
+import { changesCard } from "./changes.js";
+import { card, guarded, hideTip, link, linked, make, number, numbers, say, showTip, status, visible } from "./dom.js";
+import { drawHeat, pointable, range } from "./heat.js";
+
+const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
+
+/** One run: what was computed, token by token. */
+class Run {
+  constructor(places, changes) {
+    Object.assign(this, { id: 0, places, changes, tokens: [], texts: [], steps: [], strips: new Map(), prompt: 0 });
+  }
+
+  add(frame) {
+    this.id = frame.run;
+    if (!this.steps.length) this.prompt = frame.tokens.length;
+    else this.tokens.length = this.texts.length = frame.start;
+    this.tokens.push(...frame.tokens, frame.next);
+    this.texts.push(...frame.texts, frame.text);
+    this.steps.push({ at: frame.start + frame.tokens.length, logprob: frame.logprob, top: frame.top, token: frame.next });
+    for (const place of this.places) {
+      const { shape, data } = frame.arrays[place];
+      if (!this.strips.has(place)) this.strips.set(place, { layers: frame.layers[place], columns: [], width: shape[2] });
+      const strip = this.strips.get(place), width = shape[2];
+      for (let token = 0; token < shape[1]; token++) {
+        strip.columns.push(Float32Array.from({ length: shape[0] * width }, (_, i) =>
+          data[(Math.floor(i / width) * shape[1] + token) * width + i % width]));
+      }
+    }
+  }
+
+  /** The step that chose the token at a position; none for the prompt's. */
+  stepAt(position) { return this.steps.find(step => step.at === position); }
+
+  /** Rows are layers, columns tokens times numbers. */
+  values(place) {
+    const { layers, columns, width } = this.strips.get(place), wide = columns.length * width;
+    const values = new Float32Array(layers.length * wide);
+    columns.forEach((column, token) => column.forEach((value, i) => { values[Math.floor(i / width) * wide + token * width + i % width] = value; }));
+    return { values, rows: layers.length, columns: wide, width, layers };
+  }
+}
+
+export function showGeneration(view, state) {
+  document.getElementById("subject").textContent =
+    `${state.model} · ${state.num_layers} layers × ${state.num_heads} heads × ${state.hidden_size} · TP${state.tp} PP${state.pp}`;
+  const runs = { A: null, B: null };
+  const chosen = { token: Number(linked("at", "0")), layer: Number(linked("layer", "1")), heads: numbers(linked("heads", "0")), side: "A", under: "top" };
+  let abort = null;
+
+  const ask = card("prompt", "Prompt", "Ctrl+Enter runs A; with changes below, run B and compare", "two-thirds");
+  const text = make("textarea", { id: "text", value: linked("text", "The cat sat on the"), spellcheck: false });
+  const field = (id, value, attributes = {}) => make("input", { type: "number", id, value, min: 0, ...attributes });
+  const most = field("most", linked("most", "16"), { min: 1, max: 1024 }), temperature = field("temperature", "0", { step: 0.1 }), seed = field("seed", "0");
+  const reduction = make("select", { id: "reduction" }, ["rms", "max", "mean", "zeros", "entropy", "pixels"].map(one => make("option", {}, one)));
+  const places = state.places.map(name => {
+    const chip = make("button", { className: "chip", type: "button", onclick: () => chip.setAttribute("aria-pressed", chip.getAttribute("aria-pressed") !== "true") }, name);
+    chip.setAttribute("aria-pressed", STRIPS.slice(0, 4).includes(name));
+    return chip;
+  });
+  const runA = make("button", { className: "main", id: "run", onclick: guarded(() => run("A")) }, "Run");
+  const runB = make("button", { id: "runB", onclick: guarded(() => run("B")) }, "Run B with changes");
+  const stop = make("button", { id: "stop", disabled: true, onclick: () => abort?.abort() }, "Stop");
+  ask.body.append(text, make("div", { className: "row" }, make("label", {}, "tokens", most), make("label", {}, "temperature", temperature), make("label", {}, "seed", seed), make("label", {}, "strips of", reduction), runA, runB, stop),
+    make("div", { className: "row chips" }, places));
+
+  const changes = changesCard(state, () => runs.A?.id ?? null);
+  const spoken = card("spoken", "Tokens", "the colour bar under a token: it was generated; ← → choose", "two-thirds");
+  const top = card("top", "What it would say", "probabilities of the token chosen", "third");
+  const strips = card("strips", "Strips", "rows are layers, columns tokens; ↑ ↓ choose the layer", "", [
+    make("button", { id: "difference", className: "chip", onclick: toggleDifference }, "B − A"),
+    make("button", { id: "png", onclick: () => { const canvas = strips.body.querySelector("canvas"); if (canvas) savePng("megascope-strip", canvas); } }, "PNG"),
+    make("button", { id: "parquet", onclick: guarded(exportStrips) }, "Parquet"),
+  ]);
+  const attention = card("attention", "Attention", "rows look at columns", "half");
+  const layerField = field("layer", chosen.layer, { min: 1, max: state.num_layers });
+  const headsField = make("input", { id: "heads", size: 12, value: chosen.heads.join(" ") });
+  const maps = make("div", { className: "heads" }, make("p", { className: "empty" }, "run a prompt first"));
+  attention.body.append(make("div", { className: "row" }, make("label", {}, "layer", layerField), make("label", {}, "heads", headsField),
+    make("button", { id: "look", onclick: guarded(showAttention) }, "Look"),
+    make("button", { id: "allHeads", onclick: () => { headsField.value = Array.from({ length: Math.min(16, state.num_heads) }, (_, i) => i).join(" "); guarded(showAttention)(); } }, "All heads")), maps);
+  const lens = card("lens", "Logit lens", "what each layer would say next", "half");
+  const pca = card("pca", "PCA of the stream", "all tokens and layers; colour is the layer", "half");
+  const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
+  pca.body.append(make("p", { className: "empty" }, "run a prompt first"), pcaCanvas);
+  view.replaceChildren(...[ask, top, spoken, changes, strips, attention, lens, pca].map(one => one.section));
+  changes.section.className = "third";
+  top.section.className = "third";
+  const current = () => runs[chosen.side] ?? runs.A;
+
+  async function run(side) {
+    abort?.abort();
+    abort = new AbortController();
+    link("text", text.value);
+    link("most", most.value);
+    const { ids } = await askJson("tokenize", { text: text.value });
+    const command = {
+      do: "run", prompt: ids, max_tokens: Number(most.value), temperature: Number(temperature.value), seed: Number(seed.value),
+      reduction: reduction.value, places: places.filter(chip => chip.getAttribute("aria-pressed") === "true").map(chip => chip.textContent),
+      ...(side === "B" ? changes.read() : {}),
+    };
+    const made = new Run(command.places, command.interventions);
+    const begun = performance.now();
+    [runA.disabled, runB.disabled, stop.disabled] = [true, true, false];
+    try {
+      for await (const frame of askFrames(command, abort.signal)) {
+        made.add(frame);
+        runs[side] = made;
+        chosen.side = side;
+        chosen.token = made.tokens.length - 1;
+        status(`${side}: ${made.steps.length} tokens, ${((performance.now() - begun) / made.steps.length).toFixed(0)} ms each`);
+        showTokens();
+        showStrips();
+      }
+    } finally {
+      [runA.disabled, runB.disabled, stop.disabled] = [false, false, true];
+    }
+    if (side === "A") runs.B = null;
+    showAll();
+    await showAttention();
+    await showLens();
+    await showPca();
+  }
+
+  function showAll() {
+    showTokens();
+    showTop();
+    showStrips();
+  }
+
+  function choose(token, layer = chosen.layer, side = chosen.side) {
+    const run = runs[side];
+    if (!run) return;
+    const turned = side !== chosen.side;
+    Object.assign(chosen, {
+      side, token: Math.max(0, Math.min(run.tokens.length - 1, token)), layer: Math.max(1, Math.min(state.num_layers, layer)),
+    });
+    link("at", chosen.token);
+    link("layer", chosen.layer);
+    layerField.value = chosen.layer;
+    showAll();
+    if (turned || maps.dataset.layer !== String(chosen.layer)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
+    else drawAttention();
+  }
+
+  function showTokens() {
+    spoken.body.replaceChildren(...["A", "B"].filter(side => runs[side]).map(side => {
+      const run = runs[side], other = side === "B" ? runs.A : null;
+      return make("div", { className: "tokens", id: `tokens${side}` }, make("span", { className: "lead" }, side), run.texts.map((word, at) => {
+        const differs = other && other.tokens[at] !== run.tokens[at];
+        const step = run.stepAt(at), token = make("button", {
+          className: `token${step ? " new" : ""}${differs ? " changed" : ""}`, onclick: () => choose(at, chosen.layer, side),
+          onpointermove: event => showTip(event, `${at}: id ${run.tokens[at]}${step ? ` · ${(100 * Math.exp(step.logprob)).toFixed(1)} %` : " · prompt"}`), onpointerleave: hideTip,
+        }, visible(word));
+        token.setAttribute("aria-current", side === chosen.side && at === chosen.token);
+        return token;
+      }));
+    }));
+  }
+
+  function showTop() {
+    const run = current(), step = run?.stepAt(chosen.token) ?? run?.steps[0];
+    if (!step) return;
+    const most = Math.exp(step.top[0][1]);
+    top.body.replaceChildren(make("p", { className: "empty" }, `position ${step.at}${chosen.token < run.prompt ? " (the first after the prompt)" : ""}, run ${chosen.side}`),
+      make("div", { className: "bars", id: "bars" }, step.top.flatMap(([id, logprob, word]) => {
+        const bar = make("i");
+        bar.style.width = `${100 * Math.exp(logprob) / most}%`;
+        return [make("span", { title: `id ${id}`, className: id === step.token ? "bad" : "" }, visible(word)), bar, make("b", {}, `${(100 * Math.exp(logprob)).toFixed(2)} %`)];
+      })));
+  }
+
+  let difference = false;
+  function toggleDifference() {
+    difference = !difference && Boolean(runs.A && runs.B);
+    document.getElementById("difference").setAttribute("aria-pressed", difference);
+    if (!runs.B) say("run B with changes first");
+    showStrips();
+  }
+
+  function showStrips() {
+    const run = current();
+    if (!run) return;
+    strips.body.replaceChildren(...run.places.filter(place => run.strips.has(place)).map(place => {
+      const shown = run.values(place);
+      let { values, columns } = shown, scale = "linear", words = `run ${chosen.side}`;
+      if (difference && runs.A?.strips.has(place) && runs.B?.strips.has(place)) {
+        const [a, b] = [runs.A.values(place), runs.B.values(place)];
+        columns = Math.min(a.columns, b.columns);
+        values = Float32Array.from({ length: a.rows * columns }, (_, i) => {
+          const row = Math.floor(i / columns), column = i % columns;
+          return b.values[row * b.columns + column] - a.values[row * a.columns + column];
+        });
+        [scale, words] = ["both", "B − A"];
+      }
+      const [low, high] = range(values), canvas = make("canvas", { className: "stripMap" });
+      if (scale === "linear") scale = low > 0 && high / low > 50 ? "log" : low < 0 ? "both" : "linear";
+      drawHeat(canvas, values, shown.rows, columns, { scale });
+      canvas.style.height = `${Math.max(40, Math.min(220, shown.rows * 12))}px`;
+      pointable(canvas, (row, column) => {
+        const token = Math.floor(column / shown.width);
+        return `${place} · ${shown.layers[row] ? `layer ${shown.layers[row]} · ` : ""}${visible(run.texts[token] ?? "")} (${token})\n${number(values[row * columns + column])}`;
+      }, (row, column) => choose(Math.floor(column / shown.width), shown.layers[row] || chosen.layer));
+      return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, `${number(low)} to ${number(high)} · ${words}`)), canvas);
+    }));
+  }
+
+  async function exportStrips() {
+    const run = current();
+    if (!run) throw new Error("run a prompt first");
+    const columns = { place: [], layer: [], token: [], number: [], value: [] };
+    for (const place of run.places) {
+      const { values, rows, columns: wide, width, layers } = run.values(place);
+      for (let i = 0; i < rows * wide; i++) {
+        columns.place.push(place);
+        columns.layer.push(layers[Math.floor(i / wide)]);
+        columns.token.push(Math.floor((i % wide) / width));
+        columns.number.push(i % width);
+        columns.value.push(Number.isFinite(values[i]) ? values[i] : null);
+      }
+    }
+    await saveParquet("megascope-strips", columns);
+  }
+
+  let weights = null;
+  async function showAttention() {
+    const run = current();
+    if (!run?.id) return;
+    chosen.layer = Number(layerField.value);
+    chosen.heads = numbers(headsField.value);
+    link("heads", chosen.heads.join(" "));
+    link("layer", chosen.layer);
+    weights = await askOne({ do: "attention", run: run.id, layer: chosen.layer, heads: chosen.heads, rows: [] });
+    maps.dataset.layer = chosen.layer;
+    drawAttention();
+  }
+
+  function drawAttention() {
+    if (!weights) return;
+    const { shape, data } = weights.arrays.weights, [, rows, columns] = shape, run = current();
+    maps.className = `heads${shape[0] === 1 ? " one" : ""}`;
+    maps.replaceChildren(...weights.heads.map((head, at) => {
+      const values = data.subarray(at * rows * columns, (at + 1) * rows * columns), canvas = make("canvas", { className: "head" });
+      drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(values)[1]) });
+      canvas.style.aspectRatio = `${columns} / ${rows}`;
+      pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[row] ?? "")} (${row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(row));
+      const row = Math.min(chosen.token, rows - 1), own = values.subarray(row * columns, row * columns + columns);
+      const best = own.reduce((most, value, column) => value > own[most] ? column : most, 0);
+      return make("figure", {}, canvas, make("figcaption", {}, `head ${head} · ${visible(run.texts[row] ?? "")} → ${visible(run.texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`));
+    }));
+  }
+
+  async function showLens() {
+    const run = current();
+    if (state.pp > 1) { lens.body.replaceChildren(make("p", { className: "empty" }, "needs all layers on one pipeline stage")); return; }
+    const found = await askOne({ do: "lens", run: run.id }), { shape, data } = found.arrays.ids, scores = found.arrays.logprobs.data;
+    const [layers, tokens, most] = shape;
+    lens.body.replaceChildren(make("div", { className: "scroll" }, make("table", { id: "lensTable" },
+      make("tr", {}, make("th", {}, "after"), ...Array.from({ length: tokens }, (_, at) => make("th", {}, visible(run.texts[found.first + at])))),
+      ...Array.from({ length: layers }, (_, i) => layers - 1 - i).map(row => make("tr", {}, make("th", {}, `layer ${found.layers[row]}`), ...Array.from({ length: tokens }, (_, at) => {
+        const start = (row * tokens + at) * most, share = Math.exp(scores[start]);
+        const cell = make("td", {
+          onclick: () => choose(found.first + at + 1, found.layers[row]), onpointerleave: hideTip,
+          onpointermove: event => showTip(event, Array.from({ length: most }, (_, n) => `${(100 * Math.exp(scores[start + n])).toFixed(1).padStart(5)} % ${visible(found.texts[data[start + n]])}`).join("\n")),
+        }, visible(found.texts[data[start]]));
+        cell.style.background = `color-mix(in srgb, var(--accent) ${Math.round(60 * share)}%, transparent)`;
+        return cell;
+      }))))));
+  }
+
+  async function showPca() {
+    const run = current(), found = await askOne({ do: "pca", run: run.id }), { shape, data } = found.arrays.points;
+    const [layers, tokens, axes] = shape, ratio = devicePixelRatio || 1;
+    pca.body.firstChild.textContent = `shares of the variance: ${found.shares.map(share => `${(100 * share).toFixed(0)} %`).join(", ")}`;
+    const width = pcaCanvas.clientWidth || 500, height = 320, g = pcaCanvas.getContext("2d");
+    Object.assign(pcaCanvas, { width: width * ratio, height: height * ratio });
+    pcaCanvas.style.height = `${height}px`;
+    g.scale(ratio, ratio);
+    const at = (point, axis) => axes > axis ? data[point * axes + axis] : 0, all = Array.from({ length: layers * tokens }, (_, i) => i);
+    const [left, right] = range(all.map(i => at(i, 0))), [low, high] = range(all.map(i => at(i, 1)));
+    const spot = i => [14 + (width - 28) * (at(i, 0) - left) / (right - left || 1), height - 14 - (height - 28) * (at(i, 1) - low) / (high - low || 1)];
+    for (const i of all) {
+      g.fillStyle = `hsl(${220 + 140 * Math.floor(i / tokens) / Math.max(1, layers - 1)} 60% 55% / .75)`;
+      g.beginPath();
+      g.arc(...spot(i), 3, 0, 7);
+      g.fill();
+    }
+    pcaCanvas.onpointerleave = hideTip;
+    pcaCanvas.onpointermove = event => {
+      const box = pcaCanvas.getBoundingClientRect(), near = all.map(i => [Math.hypot(spot(i)[0] - event.clientX + box.left, spot(i)[1] - event.clientY + box.top), i]).sort((a, b) => a[0] - b[0])[0];
+      if (near && near[0] < 14) showTip(event, `layer ${found.layers[Math.floor(near[1] / tokens)]} · ${visible(run.texts[found.first + near[1] % tokens])} (${found.first + near[1] % tokens})`);
+      else hideTip();
+    };
+  }
+
+  addEventListener("keydown", event => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!runA.disabled) runA.click(); return; }
+    if (event.key === "Escape") { abort?.abort(); return; }
+    if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!move || !current()) return;
+    event.preventDefault();
+    choose(chosen.token + move[0], chosen.layer + move[1]);
+  });
+  if (linked("text", "")) runA.click();
+}

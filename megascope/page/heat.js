@@ -1,0 +1,97 @@
+// Heat maps on canvases: one cell a pixel, scaled by CSS; the pointer says what is under it.
+import { hideTip, showTip } from "./dom.js";
+
+const LIGHT = [[247, 248, 250], [189, 212, 240], [94, 154, 214], [34, 88, 165], [12, 30, 84]];
+const DARK = [[28, 29, 34], [38, 62, 110], [58, 117, 190], [122, 186, 240], [235, 246, 255]];
+const BOTH = [[178, 24, 43], [244, 165, 130], [128, 128, 128], [146, 197, 222], [33, 102, 172]];
+const NAN = [214, 40, 40];
+
+const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+function colours(stops) {
+  const table = new Uint8Array(256 * 3);
+  for (let i = 0; i < 256; i++) {
+    const at = (i / 255) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(at));
+    for (let c = 0; c < 3; c++) table[3 * i + c] = stops[low][c] + (at - low) * (stops[low + 1][c] - stops[low][c]);
+  }
+  return table;
+}
+
+/** Smallest and largest finite value. */
+export function range(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+  return low <= high ? [low, high] : [0, 1];
+}
+
+/**
+ * Draw `values` (rows × columns). `scale` is linear, log or both (around 0, for differences).
+ * What is not finite is red.
+ */
+export function drawHeat(canvas, values, rows, columns, { scale = "linear", low, high } = {}) {
+  canvas.width = Math.max(1, columns);
+  canvas.height = Math.max(1, rows);
+  const found = range(values);
+  let [from, to] = [low ?? found[0], high ?? found[1]];
+  const shown = scale === "log" ? value => Math.log(Math.max(value, 1e-12)) : value => value;
+  if (scale === "both") { to = Math.max(Math.abs(from), Math.abs(to)); from = -to; }
+  [from, to] = [shown(from), shown(to)];
+  const table = colours(scale === "both" ? BOTH : isDark() ? DARK : LIGHT);
+  const image = new ImageData(canvas.width, canvas.height);
+  for (let i = 0; i < rows * columns; i++) {
+    const value = values[i];
+    const at = Math.max(0, Math.min(255, Math.round(255 * (shown(value) - from) / (to - from || 1))));
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Number.isFinite(value) ? table[3 * at + c] : NAN[c];
+    image.data[4 * i + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+/** Tell which cell the pointer is over: `words(row, column)` for the tip, `choose(row, column)`. */
+export function pointable(canvas, words, choose) {
+  const cell = event => {
+    const box = canvas.getBoundingClientRect();
+    const row = Math.floor((event.clientY - box.top) / box.height * canvas.height);
+    const column = Math.floor((event.clientX - box.left) / box.width * canvas.width);
+    return [Math.max(0, Math.min(canvas.height - 1, row)), Math.max(0, Math.min(canvas.width - 1, column))];
+  };
+  canvas.addEventListener("pointermove", event => showTip(event, words(...cell(event))));
+  canvas.addEventListener("pointerleave", hideTip);
+  if (choose) canvas.addEventListener("click", event => choose(...cell(event)));
+}
+
+/** Lines over a common x axis on a canvas of its own resolution. */
+export function drawLines(canvas, xs, lines, { log = false } = {}) {
+  const ratio = devicePixelRatio || 1, width = canvas.clientWidth || 600, height = 180;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.height = `${height}px`;
+  const g = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+  g.scale(ratio, ratio);
+  g.font = "11px system-ui";
+  const shown = log ? value => Math.log10(Math.max(value, 1e-12)) : value => value;
+  const [low, high] = range(lines.flatMap(({ values }) => Array.from(values, shown)));
+  const [first, last] = range(xs), left = 58, bottom = height - 18;
+  const x = value => left + (width - left - 8) * (value - first) / (last - first || 1);
+  const y = value => bottom - (bottom - 8) * (shown(value) - low) / (high - low || 1);
+  g.fillStyle = style.getPropertyValue("--soft");
+  for (const share of [0, 0.5, 1]) {
+    const value = low + share * (high - low), real = log ? 10 ** value : value;
+    g.fillText(Math.abs(real) < 1e-3 || Math.abs(real) >= 1e5 ? real.toExponential(1) : real.toPrecision(3), 4, bottom - (bottom - 8) * share + 4);
+  }
+  g.fillText(first, left, height - 4);
+  g.textAlign = "right";
+  g.fillText(last, width - 8, height - 4);
+  lines.forEach(({ values, emphasis }, number) => {
+    g.strokeStyle = emphasis ? style.getPropertyValue("--accent") : `hsl(${(number * 47) % 360} 45% 55% / .6)`;
+    g.lineWidth = emphasis ? 2.4 : 1;
+    g.beginPath();
+    let pen = false;
+    values.forEach((value, at) => {
+      if (!Number.isFinite(value)) { pen = false; return; }
+      g[pen ? "lineTo" : "moveTo"](x(xs[at]), y(value));
+      pen = true;
+    });
+    g.stroke();
+  });
+}

@@ -1,0 +1,379 @@
+"""Capturing in a training: what the request asks for, into this rank's file.
+
+    recorder = Recorder(chunks, file, …)
+    recorder.begin(iteration)      # looks for a request; hooks, if the iteration is due
+    …                              # forward and backward passes
+    recorder.before_step(); …; recorder.after_step()      # around the optimizer
+    recorder.end()                 # hooks away; one transfer from the device, one frame
+
+Nothing here may harm the training: every moment is guarded, the first failure is said once and ends
+the recording. What looking costs is measured; above the budget fewer iterations are captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from megascan.errors import ConfigError
+from megascope.attention import entropy, probabilities
+from megascope.capture import Capture, Sight
+from megascope.frames import encode
+from megascope.interventions import Intervening, TensorShares
+from megascope.places import Spot, find_spots
+from megascope.recording import DataFile
+from megascope.reductions import reduce, width_of
+from megascope.request import Request, RequestFile
+
+_LOG = logging.getLogger(__name__)
+MOST_NUMBERS = 1 << 22
+"""Of one iteration on one rank: 16 MiB. What is more is left out, and the frame says so."""
+_ENTROPY_ROWS = 16
+"""Queries whose attention is looked at for a head's entropy."""
+_SAMPLE = 4096
+"""Numbers of a parameter that its norms are estimated from."""
+_WEIGHTS_EVERY = 8
+"""A power of two, as the factors are by which a budget makes captures rarer."""
+_PATIENCE = 3
+"""Captured iterations in a row above the budget until fewer are captured."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What stands in one array of a frame."""
+
+    place: str
+    reduction: str
+    is_gradient: bool
+
+
+@dataclass
+class Group:
+    """The partial numbers of one key, by layer and microbatch."""
+
+    share: str
+    width: int
+    numbers: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a viewer may ask of a training."""
+
+    budget_ratio: float = 0.05
+    """Share of the time that looking may cost."""
+    interventions: bool = False
+    """Whether requests may change what is computed."""
+
+
+class Recorder:
+    """Carries out the request of the folder on one rank."""
+
+    def __init__(
+        self,
+        chunks: Sequence[torch.nn.Module],
+        file: DataFile,
+        requests: RequestFile,
+        *,
+        shares: TensorShares,
+        limits: Limits,
+    ) -> None:
+        self._chunks = list(chunks)
+        self._file = file
+        self._requests = requests
+        self._shares = shares
+        self._limits = limits
+        self._request = Request()
+        self._every = 1
+        self._over_budget = 0
+        self._is_broken = False
+        self._is_due = False
+        self._iteration = 0
+        self._open: ExitStack | None = None
+        self._groups: dict[Key, Group] = {}
+        self._order: list[tuple[Key, int, int]] = []
+        self._num_numbers = 0
+        self._queries: dict[int, torch.Tensor] = {}
+        self._weights: _Weights | None = None
+        self._spent_s = 0.0
+        self._started_s = 0.0
+        self._warned_of: set[str] = set()
+
+    def begin(self, iteration: int) -> None:
+        """Look for a new request, and hook in if the iteration is due."""
+        self._guarded(lambda: self._begin(iteration))
+
+    def before_step(self) -> None:
+        """Remember a sample of the parameters, before the optimizer changes them."""
+        self._guarded(self._before_step)
+
+    def after_step(self) -> None:
+        """See what the optimizer has changed."""
+        self._guarded(self._after_step)
+
+    def end(self) -> None:
+        """Take the hooks away and write what was captured."""
+        self._guarded(self._end)
+
+    def _guarded(self, moment: Callable[[], None]) -> None:
+        if not self._is_broken:
+            try:
+                moment()
+            except Exception as error:
+                self._fail(error)
+        if self._is_broken and self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _fail(self, error: Exception) -> None:
+        self._is_broken = True
+        _LOG.warning("looking into the model has ended (%s); training goes on", error)
+
+    def _begin(self, iteration: int) -> None:
+        self._iteration = iteration
+        self._look_for_request()
+        request = self._request
+        self._started_s, self._spent_s = time.perf_counter(), 0.0
+        self._is_due = request.is_due(iteration) and iteration % self._every == 0
+        changes = request.interventions if request.first <= iteration <= request.last else ()
+        if not self._is_due and not changes:
+            return
+        self._groups, self._order, self._num_numbers = {}, [], 0
+        self._open = ExitStack()
+        if changes:
+            inside = Intervening(self._chunks, changes, shares=self._shares)
+            self._open.enter_context(inside)
+            inside.restart(iteration)
+        if self._is_due:
+            looking = Capture(self._spots(), self._take, gradients=request.gradients)
+            self._open.enter_context(looking)
+
+    def _look_for_request(self) -> None:
+        try:
+            request = self._requests.changed()
+        except ConfigError as error:
+            if str(error) not in self._warned_of:
+                self._warned_of.add(str(error))
+                _LOG.warning("a request to look into the model is left alone: %s", error)
+            return
+        if request is None:
+            return
+        if request.interventions and not self._limits.interventions:
+            _LOG.warning(
+                "a request wants to change what is computed, which this run does not allow "
+                "(--scope-interventions); it is left alone"
+            )
+            return
+        self._request, self._every, self._over_budget = request, 1, 0
+
+    def _spots(self) -> list[Spot]:
+        wanted = set(self._request.places)
+        if "attention" in wanted:
+            wanted |= {"query", "key"}
+        return find_spots(self._chunks, tuple(wanted - {"attention"}), self._request.layers)
+
+    def _take(self, sight: Sight) -> None:
+        begun = time.perf_counter()
+        try:
+            with torch.no_grad():
+                self._look_at(sight)
+        except Exception as error:  # a hook must not end the training
+            self._fail(error)
+        self._spent_s += time.perf_counter() - begun
+
+    def _look_at(self, sight: Sight) -> None:
+        request, spot = self._request, sight.spot
+        if sight.call >= request.num_microbatches or self._is_broken:
+            return
+        if "attention" in request.places and not sight.is_gradient:
+            self._look_at_attention(sight)
+        if spot.place.name not in request.places:
+            return
+        for name in request.reductions:
+            made = reduce(name, sight.tensor, per_token=request.per_token)
+            width = width_of(name, sight.tensor, per_token=request.per_token)
+            self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made, width)
+
+    def _keep(self, key: Key, sight: Sight, made: torch.Tensor, width: int) -> None:
+        if self._num_numbers + made.numel() > MOST_NUMBERS:
+            return
+        self._num_numbers += made.numel()
+        group = self._groups.setdefault(key, Group(sight.share.value, width))
+        group.numbers[sight.spot.layer, sight.call] = made
+        self._order.append((key, sight.spot.layer, sight.call))
+
+    def _look_at_attention(self, sight: Sight) -> None:
+        """Entropy of each head's attention, once its queries and keys are there."""
+        if sight.spot.place.name == "query":
+            self._queries[sight.spot.layer] = sight.tensor
+        queries = self._queries.pop(sight.spot.layer, None) if (
+            sight.spot.place.name == "key"
+        ) else None  # fmt: skip
+        if queries is None:
+            return
+        step = max(1, queries.shape[0] // _ENTROPY_ROWS)
+        rows = range(step - 1, queries.shape[0], step)
+        found = [
+            entropy(probabilities(queries[:, row], sight.tensor[:, row], rows=rows)).mean(-1)
+            for row in range(queries.shape[1])
+        ]
+        made = torch.stack(found).mean(0).view(1, 1, -1)
+        self._keep(Key("attention", "entropy", False), sight, made, made.shape[-1])
+
+    def _before_step(self) -> None:
+        wanted = self._request.weights and self._is_due
+        if wanted and self._iteration % _WEIGHTS_EVERY == 0:
+            begun = time.perf_counter()
+            self._weights = _Weights(self._chunks)
+            self._spent_s += time.perf_counter() - begun
+
+    def _after_step(self) -> None:
+        if self._weights is not None:
+            begun = time.perf_counter()
+            self._weights.compare()
+            self._spent_s += time.perf_counter() - begun
+
+    def _end(self) -> None:
+        if self._open is None:
+            return
+        self._open.close()
+        self._open = None
+        if not self._is_due:
+            return
+        begun = time.perf_counter()
+        items, arrays = self._packed()
+        header: dict[str, object] = {
+            "kind": "data", "iteration": self._iteration, "request": self._request.identifier,
+            "per_token": self._request.per_token, "every": self._every * self._request.every,
+            "items": items, "is_cut": self._num_numbers >= MOST_NUMBERS,
+        }  # fmt: skip
+        broken = self._first_broken(items, arrays)
+        if broken is not None:
+            header["broken"] = broken
+        if self._weights is not None:
+            header["weights"], arrays["weights"] = self._weights.names, self._weights.table()
+            self._weights = None
+        self._file.append(encode(header, arrays))
+        self._groups.clear()
+        self._spent_s += time.perf_counter() - begun
+        self._heed_budget(time.perf_counter() - self._started_s)
+
+    def _packed(self) -> tuple[list[dict[str, object]], dict[str, np.ndarray[Any, Any]]]:
+        """All groups as (layer, microbatch, token, row, partial), by one transfer."""
+        parts = [one for group in self._groups.values() for one in group.numbers.values()]
+        if not parts:
+            return [], {}
+        flat = torch.cat([part.reshape(-1).float() for part in parts]).cpu().numpy()
+        items: list[dict[str, object]] = []
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        start = 0
+        for number, (key, group) in enumerate(self._groups.items()):
+            layers = sorted({layer for layer, _ in group.numbers})
+            calls = sorted({call for _, call in group.numbers})
+            shape = tuple(next(iter(group.numbers.values())).shape)
+            table = np.full((len(layers), len(calls), *shape), np.nan, dtype=np.float32)
+            for layer, call in group.numbers:
+                size = int(np.prod(shape))
+                at = layers.index(layer), calls.index(call)
+                table[at] = flat[start : start + size].reshape(shape)
+                start += size
+            arrays[str(number)] = table
+            items.append(
+                {"place": key.place, "reduction": key.reduction, "gradient": key.is_gradient,
+                 "share": group.share, "width": group.width, "layers": layers,
+                 "microbatches": calls}
+            )  # fmt: skip
+        return items, arrays
+
+    def _first_broken(
+        self, items: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, object] | None:
+        """The first number, in the order of computing, that is infinite or NaN."""
+        if all(np.isfinite(array).all() for array in arrays.values()):
+            return None
+        tables = {
+            Key(item["place"], item["reduction"], item["gradient"]): (item, arrays[str(number)])
+            for number, item in enumerate(items)
+        }
+        for key, layer, call in self._order:
+            item, table = tables[key]
+            at = item["layers"].index(layer), item["microbatches"].index(call)
+            if not np.isfinite(table[at]).all():
+                _LOG.warning(
+                    "iteration %d, microbatch %d: the first number that is not finite is in %s%s",
+                    self._iteration, call, f"layer {layer} {key.place}" if layer else key.place,
+                    " (gradient)" if key.is_gradient else "",
+                )  # fmt: skip
+                return {"layer": layer, "place": key.place, "microbatch": call,
+                        "gradient": key.is_gradient}  # fmt: skip
+        return None
+
+    def _heed_budget(self, duration_s: float) -> None:
+        """Capture half as often when looking has cost more than its budget some times in a row."""
+        share = self._spent_s / max(duration_s, 1e-9) / self._every
+        self._over_budget = self._over_budget + 1 if share > self._limits.budget_ratio else 0
+        if self._over_budget >= _PATIENCE and not self._request.interventions:
+            self._every *= 2
+            self._over_budget = 0
+
+
+class _Weights:
+    """Norms of parameters, their gradients and updates, from a sample of each parameter."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+        self._named = list(_named_parameters(chunks))
+        self.names = [name for name, _ in self._named]
+        self._before = [_sampled(parameter).clone() for _, parameter in self._named]
+        self._gradients = [_gradient(parameter) for _, parameter in self._named]
+        self._rows: list[torch.Tensor] = []
+
+    def compare(self) -> None:
+        """Take the norms, the optimizer having stepped."""
+        for (_, parameter), before, gradient in zip(
+            self._named, self._before, self._gradients, strict=True
+        ):
+            update = _rms(_sampled(parameter) - before)
+            self._rows.append(torch.stack((_rms(before), gradient, update)))
+
+    def table(self) -> np.ndarray[Any, Any]:
+        """`(parameter, 3)`: root mean squares of parameter, gradient, update."""
+        return cast("np.ndarray[Any, Any]", torch.stack(self._rows).float().cpu().numpy())
+
+
+def _named_parameters(
+    chunks: Sequence[torch.nn.Module],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    from megatron.core.utils import unwrap_model
+
+    for chunk in unwrap_model(list(chunks)):
+        numbers = {str(at): str(one.layer_number) for at, one in enumerate(chunk.decoder.layers)}
+        for name, parameter in chunk.named_parameters():
+            parts = name.split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                parts = ["layer", numbers[parts[2]], *parts[3:]]
+            yield ".".join(parts), parameter
+
+
+def _sampled(parameter: torch.Tensor) -> torch.Tensor:
+    flat = parameter.detach().view(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)]
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Root mean square of the gradient that data parallelism has summed; NaN where none is."""
+    found = getattr(parameter, "main_grad", None)
+    found = parameter.grad if found is None else found
+    if found is None:
+        return torch.tensor(float("nan"), device=parameter.device)
+    return _rms(_sampled(found))
+
+
+def _rms(values: torch.Tensor) -> torch.Tensor:
+    return values.float().square().mean().sqrt()

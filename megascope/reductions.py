@@ -1,0 +1,255 @@
+"""What may be asked of a tensor: a fixed table, so that nothing a client sends is ever evaluated.
+
+A rank reduces its own share to a few partial numbers; whoever has the shares of all tensor-parallel
+ranks joins them (`join`) and finishes. So the ranks of a job never talk for a picture's sake.
+Example: rms of a rank's half of the features is the sum of squares; the viewer adds both and takes
+the root of the mean.
+
+`begin` uses nothing but methods of the tensor, `finish` numpy: the viewer needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Numbers = npt.NDArray[np.floating[Any]]
+
+NUM_PIXELS = 64
+NUM_TOP = 8
+LOWEST_BIN, NUM_BINS = -20, 32
+"""Histograms count powers of two: bin 0 holds what is below 2^-20, bin 31 what is from 2^10 on."""
+_TINY = 1e-30
+
+
+class Join(StrEnum):
+    """How the shares of tensor-parallel ranks become one."""
+
+    SUM = "sum"
+    MAX = "max"
+    APPEND = "append"
+    TOP = "top"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """One row of the table.
+
+    `begin` makes (…, feature) into partial numbers (…, partial); `finish` gets them joined, with
+    the number of all features, and gives (…,) or (…, number).
+    """
+
+    name: str
+    meaning: str
+    begin: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    finish: Callable[[Numbers, int], Numbers]
+    join: Join = Join.SUM
+
+
+def _entropy_parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    energy = x.square()
+    return energy.sum(-1), (energy * energy.clamp(min=_TINY).log()).sum(-1)
+
+
+def _finish_entropy(parts: Numbers, width: int) -> Numbers:
+    """Entropy of p = x²/Σx²: log Σ − Σ x² log x² / Σ."""
+    del width
+    total = np.maximum(parts[..., 0], _TINY)
+    return np.asarray(np.maximum(np.log(total) - parts[..., 1] / total, 0.0))
+
+
+def _bins(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    powers = x.abs().clamp(min=_TINY).log2().floor().nan_to_num(nan=float(NUM_BINS))
+    numbers = (powers - LOWEST_BIN).clamp(0, NUM_BINS - 1)
+    return [(numbers == one).sum(-1).to(x.dtype) for one in range(NUM_BINS)]
+
+
+def _pixels(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Means over `NUM_PIXELS` (or fewer) runs of neighbouring features."""
+    return [part.mean(-1) for part in x.tensor_split(min(NUM_PIXELS, x.shape[-1]), dim=-1)]
+
+
+def _finish_pixels(parts: Numbers, width: int) -> Numbers:
+    """Bring the pixels of several shares to `NUM_PIXELS`."""
+    del width
+    if parts.shape[-1] <= NUM_PIXELS:
+        return parts
+    split = np.array_split(parts, NUM_PIXELS, axis=-1)
+    return np.stack([one.mean(-1) for one in split], axis=-1)
+
+
+def _top(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Largest magnitudes, then which features they are."""
+    size = min(NUM_TOP, x.shape[-1])
+    indices = x.abs().nan_to_num(nan=float("inf")).topk(size, dim=-1).indices
+    return [*x.gather(-1, indices).unbind(-1), *indices.to(x.dtype).unbind(-1)]
+
+
+REDUCTIONS: tuple[Reduction, ...] = (
+    Reduction(
+        name="rms", meaning="root of the mean square",
+        begin=lambda x: (x.square().sum(-1),),
+        finish=lambda parts, width: np.sqrt(parts[..., 0] / width),
+    ),
+    Reduction(
+        name="max", meaning="largest magnitude",
+        begin=lambda x: (x.abs().amax(-1),),
+        finish=lambda parts, width: parts[..., 0], join=Join.MAX,
+    ),
+    Reduction(
+        name="mean", meaning="mean",
+        begin=lambda x: (x.sum(-1),),
+        finish=lambda parts, width: parts[..., 0] / width,
+    ),
+    Reduction(
+        name="zeros", meaning="share of exact zeros",
+        begin=lambda x: ((x == 0).sum(-1).to(x.dtype),),
+        finish=lambda parts, width: parts[..., 0] / width,
+    ),
+    Reduction(
+        name="finite", meaning="share of numbers that are neither infinite nor NaN",
+        begin=lambda x: (x.isfinite().sum(-1).to(x.dtype),),
+        finish=lambda parts, width: parts[..., 0] / width,
+    ),
+    Reduction(
+        name="entropy", meaning="entropy of the squares' shares: 0 for one feature that has all",
+        begin=_entropy_parts, finish=_finish_entropy,
+    ),
+    Reduction(
+        name="histogram", meaning="share of magnitudes by powers of two",
+        begin=_bins, finish=lambda parts, width: parts / width,
+    ),
+    Reduction(
+        name="top", meaning="the largest numbers and their features", begin=_top,
+        finish=lambda parts, width: parts, join=Join.TOP,
+    ),
+    Reduction(
+        name="pixels", meaning="means of neighbouring features", begin=_pixels,
+        finish=_finish_pixels, join=Join.APPEND,
+    ),
+)  # fmt: skip
+BY_NAME = {reduction.name: reduction for reduction in REDUCTIONS}
+
+
+_BY_FEATURE = frozenset({"top", "pixels"})
+"""Reductions that say which features they mean: tokens become one before, by the largest magnitude
+(top) or the mean magnitude (pixels), which shares of the tokens can be joined by exactly."""
+
+
+def reduce(name: str, tensor: torch.Tensor, *, per_token: bool = True) -> torch.Tensor:
+    """Reduce (token, row, …) of one rank to partial numbers `(token, row, partial)` in float32.
+
+    Without `per_token` all tokens and rows become one: (1, 1, partial).
+    """
+    flat = tensor.float().flatten(2)
+    if not per_token:
+        flat = _over_tokens(name, flat)
+    parts = BY_NAME[name].begin(flat)
+    made = flat.new_empty((*flat.shape[:2], len(parts)))
+    for number, part in enumerate(parts):
+        made[..., number] = part
+    return made
+
+
+def _over_tokens(name: str, flat: torch.Tensor) -> torch.Tensor:
+    if name == "top":
+        return flat.abs().amax((0, 1), keepdim=True)
+    if name == "pixels":
+        return flat.abs().mean((0, 1), keepdim=True)
+    return flat.reshape(1, 1, -1)
+
+
+def width_of(name: str, tensor: torch.Tensor, *, per_token: bool) -> int:
+    """Return how many numbers each of `reduce`'s partial numbers stands for."""
+    width = tensor.shape[2:].numel()
+    return width if per_token or name in _BY_FEATURE else tensor.numel()
+
+
+def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
+    """Join the partial numbers of all shares of the features, by rank, and finish.
+
+    `widths` are the numbers of features of the shares.
+    """
+    reduction = BY_NAME[name]
+    match reduction.join:
+        case Join.SUM:
+            joined = np.sum([np.asarray(share, dtype=np.float64) for share in shares], axis=0)
+        case Join.MAX:
+            joined = np.max(shares, axis=0)
+        case Join.APPEND:
+            joined = np.concatenate(shares, axis=-1)
+        case Join.TOP:
+            joined = _join_top(shares, widths)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return reduction.finish(joined, sum(widths))
+
+
+def join_tokens(
+    name: str, shares: Sequence[Numbers], widths: Sequence[int], *, per_token: bool
+) -> Numbers:
+    """Join partial numbers of shares of the tokens (sequence parallelism), by rank, and finish.
+
+    Axis -3 counts the tokens where there is one number a token.
+    """
+    if per_token:
+        return join(name, [np.concatenate(shares, axis=-3)], widths[:1])
+    if name == "pixels":  # means over equally many tokens
+        return join(name, [np.mean(shares, axis=0)], widths[:1])
+    if name == "top":
+        return _top_of_all(shares)
+    return join(name, shares, widths)
+
+
+def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
+    """The largest of what several shares of the tokens have as their largest features, each once.
+
+    A feature that is among the largest of all is so in the share in which it is largest.
+    """
+    rows = np.stack(shares).reshape(len(shares), -1, shares[0].shape[-1])
+    made = np.zeros((rows.shape[1], rows.shape[2]))
+    size = rows.shape[2] // 2
+    for number in range(rows.shape[1]):
+        best: dict[float, float] = {}
+        for row in rows[:, number]:
+            for value, feature in zip(row[:size], row[size:], strict=True):
+                if abs(value) >= abs(best.get(feature, 0.0)):
+                    best[feature] = value
+        order = sorted(best, key=lambda feature: -abs(best[feature]))[:size]
+        made[number] = [*(best[feature] for feature in order), *order]
+    return made.reshape(shares[0].shape)
+
+
+def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
+    """The largest of all shares' largest; features count over all shares."""
+    starts = np.cumsum([0, *widths[:-1]])
+    halves = [np.split(share, 2, axis=-1) for share in shares]
+    values = np.concatenate([half[0] for half in halves], axis=-1)
+    features = [half[1] + start for half, start in zip(halves, starts, strict=True)]
+    indices = np.concatenate(features, axis=-1)
+    sizes = np.nan_to_num(np.abs(values), nan=np.inf)
+    order = np.argsort(-sizes, axis=-1, kind="stable")[..., :NUM_TOP]
+    taken = [np.take_along_axis(one, order, axis=-1) for one in (values, indices)]
+    return np.concatenate(taken, axis=-1)
+
+
+def join_shares(shares: Sequence[Numbers], share: str) -> Numbers:
+    """Join whole tensors (token, row, …, feature) of the tensor-parallel ranks, by rank.
+
+    `share` is the name of a `megascope.places.Share`. Heads count as features: axis 2.
+    """
+    if share == "whole" or len(shares) == 1:
+        return shares[0]
+    if share == "tokens":
+        return np.concatenate(shares, axis=0)
+    if share == "gated":
+        halves = [np.split(one, 2, axis=2) for one in shares]
+        return np.concatenate([half[side] for side in (0, 1) for half in halves], axis=2)
+    return np.concatenate(shares, axis=2)

@@ -1,0 +1,243 @@
+"""The recordings of all ranks as one model: shares joined, stages put one after the other.
+
+Files may still grow: `refresh` reads what was added. Only headers are kept; arrays are read from
+the files when somebody looks at them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megascan.errors import ConfigError, InputError
+from megascan.topology import Layout
+from megascope.frames import Array, Frame, decode, whole_frames
+from megascope.joining import Part, join_table
+
+MOST_POINTS = 1 << 22
+"""Numbers of one answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A frame in a file."""
+
+    path: Path
+    start: int
+    end: int
+    header: Mapping[str, Any]
+
+    def read(self) -> Frame:
+        """Read the frame with its arrays; InputError when the file has changed beneath."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                return decode(file.read(self.end - self.start))
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read any more ({error})") from error
+
+
+@dataclass
+class _File:
+    """How far a file was read; another file of the same name begins anew."""
+
+    inode: int
+    size: int = 0
+    frames: list[Kept] = field(default_factory=list)
+
+
+class Recordings:
+    """All `scope-data-*` files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, _File] = {}
+        self.problems: list[str] = []
+        self.layout = Layout()
+        self.model: Mapping[str, Any] = {}
+        self._frames: dict[int, dict[int, Kept]] = {}
+        """By iteration and rank."""
+
+    @property
+    def iterations(self) -> list[int]:
+        """Iterations of which at least one rank has a frame."""
+        return sorted(self._frames)
+
+    def refresh(self) -> bool:
+        """Read what was added; whether there was anything."""
+        paths = sorted(self._folder.glob("scope-data-*.bin"))
+        changed = [self._read_on(path) for path in paths]
+        for path in set(self._files) - set(paths):
+            del self._files[path]
+            changed.append(True)
+        if any(changed):
+            self._arrange()
+        return any(changed)
+
+    def _read_on(self, path: Path) -> bool:
+        try:
+            found = path.stat()
+            known = self._files.get(path)
+            if known is None or known.inode != found.st_ino or known.size > found.st_size:
+                known = self._files[path] = _File(inode=found.st_ino)
+            if found.st_size == known.size:
+                return False
+            with path.open("rb") as file:
+                file.seek(known.size)
+                content = file.read()
+            return self._add_frames(path, known, content)
+        except (OSError, InputError) as error:
+            sentence = f"{path.name}: {error}"
+            if sentence not in self.problems:
+                self.problems.append(sentence)
+            return False
+
+    def _add_frames(self, path: Path, known: _File, content: bytes) -> bool:
+        offset, before = known.size, len(known.frames)
+        for start, end in whole_frames(content):
+            frame = decode(content[start:end])
+            known.frames.append(
+                Kept(path=path, start=offset + start, end=offset + end, header=frame.header)
+            )
+            known.size = offset + end
+        return len(known.frames) > before
+
+    def _arrange(self) -> None:
+        """Sort all frames by iteration and rank; of a resumed run the later ones count."""
+        self._frames = {}
+        by_rank: dict[int, list[Kept]] = defaultdict(list)
+        for path in sorted(self._files, key=lambda one: not one.name.endswith(".old.bin")):
+            frames = self._files[path].frames
+            rank = next((one.header["rank"] for one in frames if one.header["kind"] == "run"), None)
+            if isinstance(rank, int):
+                by_rank[rank] += frames
+        for rank, frames in by_rank.items():
+            for kept in frames:
+                if kept.header["kind"] == "run":
+                    self.layout = Layout(**kept.header["layout"])
+                    self.model = kept.header["model"]
+                    if not kept.header["is_continued"]:
+                        self._forget_from(rank, kept.header["first_iteration"])
+                elif kept.header["kind"] == "data":
+                    self._frames.setdefault(kept.header["iteration"], {})[rank] = kept
+
+    def _forget_from(self, rank: int, iteration: int) -> None:
+        for later in [one for one in self._frames if one >= iteration]:
+            self._frames[later].pop(rank, None)
+            if not self._frames[later]:
+                del self._frames[later]
+
+    def describe(self) -> dict[str, object]:
+        """What there is to look at, for the page."""
+        keys = sorted({
+            (item["place"], item["reduction"], item["gradient"])
+            for by_rank in list(self._frames.values())[-50:]
+            for kept in by_rank.values()
+            for item in kept.header["items"]
+        })  # fmt: skip
+        return {
+            "layout": asdict(self.layout),
+            "model": dict(self.model),
+            "iterations": self.iterations[-20_000:],
+            "keys": [list(key) for key in keys],
+            "broken": self.first_broken(),
+            "problems": self.problems[:8],
+        }
+
+    def first_broken(self) -> dict[str, object] | None:
+        """The first number that was not finite: the earliest microbatch, then the earliest layer.
+
+        Of ranks that saw it in the same place the first is named.
+        """
+        for iteration in self.iterations:
+            found = [
+                (kept.header["broken"], rank)
+                for rank, kept in sorted(self._frames[iteration].items())
+                if "broken" in kept.header
+            ]
+            if found:
+                broken, rank = min(found, key=_when_broken)
+                return {**broken, "iteration": iteration, "rank": rank,
+                        "label": self.layout.label(rank)}  # fmt: skip
+        return None
+
+    def table(
+        self, iteration: int, place: str, reduction: str, *, gradient: bool = False, dp: int = 0
+    ) -> tuple[list[int], Array]:
+        """Return layers and `(layer, microbatch, token, row, number)` of one data-parallel replica.
+
+        ConfigError when that was not captured.
+        """
+        parts = []
+        for rank, kept in sorted(self._frames.get(iteration, {}).items()):
+            at = self.layout.coordinates(rank)
+            if at.dp == dp and at.cp == 0:
+                parts.append(Part(tp=at.tp, pp=at.pp, frame=kept.read()))
+        return join_table(parts, place, reduction, gradient=gradient)
+
+    def series(
+        self, place: str, reduction: str, *, gradient: bool = False, most: int = 400
+    ) -> tuple[list[int], list[int], Array]:
+        """Return iterations, layers and `(iteration, layer)`: medians over microbatches and tokens.
+
+        At most `most` iterations, evenly chosen, the last one included.
+        """
+        chosen = self.iterations
+        if len(chosen) > most:
+            step = math.ceil(len(chosen) / most)
+            chosen = chosen[(len(chosen) - 1) % step :: step]
+        found: list[tuple[int, list[int], Array]] = []
+        for iteration in chosen:
+            try:
+                layers, table = self.table(iteration, place, reduction, gradient=gradient)
+            except ConfigError:
+                continue
+            flat = table.reshape(len(layers), -1)
+            found.append((iteration, layers, _typical(flat)))
+        if not found:
+            raise ConfigError(f"{reduction} of {place[:40]} was never captured")
+        layers = sorted({layer for _, own, _ in found for layer in own})
+        made = np.full((len(found), len(layers)), np.nan)
+        for number, (_, own, values) in enumerate(found):
+            made[number, [layers.index(layer) for layer in own]] = values
+        return [one for one, _, _ in found], layers, made
+
+    def weights(self, iteration: int | None = None) -> tuple[int, list[str], Array]:
+        """Return iteration, names and `(parameter, 3)`: sizes of parameter, gradient and update.
+
+        Of the newest iteration that has them, or the given one; TP shares are averaged by power.
+        """
+        for one in reversed(self.iterations if iteration is None else [iteration]):
+            shares: dict[str, list[Array]] = defaultdict(list)
+            for rank, kept in sorted(self._frames.get(one, {}).items()):
+                if self.layout.coordinates(rank).dp or "weights" not in kept.header:
+                    continue
+                table = kept.read().arrays["weights"]
+                for name, row in zip(kept.header["weights"], table, strict=True):
+                    shares[str(name)].append(row)
+            if shares:
+                rows = [np.sqrt(np.mean(np.square(own), axis=0)) for own in shares.values()]
+                return one, list(shares), np.stack(rows)
+        raise ConfigError("norms of parameters were not captured")
+
+
+def _when_broken(found: tuple[Mapping[str, Any], int]) -> tuple[object, ...]:
+    broken, rank = found
+    layer = broken["layer"]
+    last = broken["place"] in ("logits", "loss")
+    forward = (broken["gradient"], broken["microbatch"])
+    return *forward, last, -layer if broken["gradient"] else layer, rank
+
+
+def _typical(flat: Array) -> Array:
+    """Medians of the rows, in which a number that is not finite shows."""
+    with np.errstate(invalid="ignore"):
+        middle = np.median(flat, axis=1)
+    broken = ~np.isfinite(flat).all(axis=1)
+    return np.asarray(np.where(broken, np.nan, middle))

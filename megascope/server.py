@@ -1,0 +1,179 @@
+"""The page and what it asks: guarded, bounded, one sentence for whatever is wrong.
+
+Everything lies under /scope/. The page's files are open; what it asks is POST /scope/api/<name>
+with a JSON object and the token, answered by JSON or by a stream of frames. The token comes to the
+page in the fragment of its address, which no browser sends anywhere, and is erased there at once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from megascan.errors import ConfigError, MegaScanError
+
+_LOG = logging.getLogger(__name__)
+PAGE = Path(__file__).with_name("page")
+LARGEST_BODY = 1 << 23
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS = (
+    (b"content-security-policy", b"default-src 'self'; img-src 'self' data: blob:; base-uri 'none';"
+     b" form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)  # fmt: skip
+
+Answer: TypeAlias = Mapping[str, object] | bytes | AsyncIterator[bytes]
+
+
+class Backend(Protocol):
+    """What stands behind the page: a folder of recordings, or a model that speaks."""
+
+    async def answer(self, name: str, body: Mapping[str, Any]) -> Answer:
+        """Answer a question; ConfigError for a wrong one, KeyError for an unknown name."""
+
+
+class Guard:
+    """Checks Host, Origin and token before anything else sees a request."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str]) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._hosts = _LOOPBACK | set(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it with 401 or 403."""
+        if scope["type"] != "http":
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if _name_of(host) not in self._hosts:
+            return _error("Host is no name of this server; ask by its own address", 403)
+        if origin is not None and _place_of(origin) != host:
+            return _error("Origin is another site's; its pages may not ask this server", 403)
+        if "/api/" not in scope["path"]:
+            return None
+        kind, _, given = headers.get(b"authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token):
+            return _error("the token is missing or wrong; open the address that was printed", 401)
+        return None
+
+
+def _name_of(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place_of(origin: str) -> str:
+    """Return the host and port of an Origin; empty when it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _error(text: str, status: int) -> Response:
+    return JSONResponse({"error": text}, status_code=status)
+
+
+def build_app(backend: Backend, *, token: str, hosts: Collection[str] = ()) -> ASGIApp:
+    """Return the application; `hosts` are names of this server beside those of the loopback."""
+
+    async def ask(request: Request) -> Response:
+        try:
+            body = await _read_body(request)
+            found = await backend.answer(request.path_params["name"], body)
+        except KeyError:
+            return _error("there is no such question", 404)
+        except MegaScanError as error:
+            return _error(str(error), 400)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:
+            _LOG.exception("an answer failed")
+            return _error("the server failed; its log says why", 500)
+        return _response(found)
+
+    app = Starlette(
+        routes=[
+            Route("/", lambda request: RedirectResponse("/scope/")),
+            Route("/scope", lambda request: RedirectResponse("/scope/")),
+            Route("/scope/api/{name}", ask, methods=["POST"]),
+            Mount("/scope", StaticFiles(directory=PAGE, html=True)),
+        ]
+    )
+    return Guard(app, token=token, hosts=hosts)
+
+
+def _response(found: Answer) -> Response:
+    if isinstance(found, bytes):
+        return Response(found, media_type="application/octet-stream")
+    if isinstance(found, Mapping):
+        return JSONResponse(found)
+    return StreamingResponse(found, media_type="application/octet-stream")
+
+
+async def _read_body(request: Request) -> Mapping[str, Any]:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise ConfigError(f"the body is larger than {LARGEST_BODY} bytes")
+        parts.append(part)
+    try:
+        body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("the body is no JSON") from error
+    if not isinstance(body, dict):
+        raise ConfigError("the body must be an object")
+    return body
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take a port; ConfigError when it cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({error}); choose another --port or --host"
+        ) from error
+    return listening
+
+
+def address_of(listening: socket.socket, token: str) -> str:
+    """Return the address to open, token in its fragment."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/scope/#token={token}"

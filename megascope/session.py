@@ -1,0 +1,451 @@
+"""Looking into a model that speaks: one prompt at a time, on every rank of a serving job.
+
+The same commands reach all ranks in the same order; each rank looks at its own layers and shares,
+and rank 0 gets the pieces and answers. Between two tokens the server serves others: `work` does one
+step. What was seen of the newest runs stays, so that attention maps, the logit lens, PCA and
+patching need no second run.
+
+    session.receive({"do": "run", "id": 1, "prompt": [5, 7], "max_tokens": 4, …})
+    while session.has_work:
+        session.work()
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from megascan.errors import ConfigError
+from megascope.attention import probabilities
+from megascope.capture import Capture, Sight
+from megascope.frames import Array, decode, encode
+from megascope.interventions import Intervening, Intervention, TensorShares, read_interventions
+from megascope.joining import Part, join_table
+from megascope.places import find_spots
+from megascope.reductions import reduce, width_of
+from megascope.request import PLACES
+
+NUM_ALTERNATIVES = 20
+MOST_TOKENS = 1024
+MOST_HEADS = 64
+LENS_TOP = 5
+_MOST_LENS_TOKENS = 64
+_MOST_PCA_POINTS = 4096
+_KEPT_RUNS = 2
+_KEPT = ("embedding", "residual", "query", "key", "attention_out", "fc2")
+"""Places whose whole tensors stay after a run."""
+REPLACEABLE = ("residual", "attention_out", "fc2")
+STRIP_PLACES = frozenset(PLACES) - {"attention", "loss", "logits", "router", "experts"}
+
+
+class Model(Protocol):
+    """What the server lends: this rank's part of the model, and ways to the others."""
+
+    module: torch.nn.Module
+    shares: TensorShares
+    pp: int
+    """This rank's pipeline stage."""
+    num_stages: int
+    max_length: int
+
+    def compute(
+        self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
+    ) -> list[float]:
+        """Compute tokens from position `start` on; all ranks get a row of the next token.
+
+        The row: the token chosen, its log probability, then `NUM_ALTERNATIVES` tokens and their
+        log probabilities, best first.
+        """
+
+    def unembed(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits `(state, token)` of hidden states `(state, 1, feature)`; on the last stage."""
+
+    def collect(self, content: bytes) -> list[bytes] | None:
+        """Bring every rank's bytes to rank 0, by rank; None elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A prompt to be continued while somebody looks."""
+
+    identifier: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    places: tuple[str, ...]
+    reduction: str
+    temperature: float
+    seed: int
+    interventions: tuple[Intervention, ...]
+    replace_from: int | None
+
+
+@dataclass
+class Seen:
+    """What stays of a run: whole tensors (token, row, …) of this rank, and its tokens."""
+
+    tokens: list[int]
+    tensors: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
+
+    def joined(self, place: str, layer: int) -> torch.Tensor | None:
+        """A place of a layer over all tokens, (token, …) of the one row."""
+        parts = self.tensors.get((place, layer))
+        return None if not parts else torch.cat(parts)[:, 0]
+
+
+@dataclass
+class _Active:
+    run: Run
+    seen: Seen
+    random: np.random.Generator
+    num_computed: int = 0
+
+
+@dataclass
+class _Strips:
+    """Partial numbers of one step: by place and layer, and each place's share and width."""
+
+    numbers: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    shares: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+Send = Callable[[int, bytes | None], None]
+"""Takes answers to a command, by its id; None is the last."""
+
+
+class Session:
+    """One rank's side of all that is looked at."""
+
+    def __init__(
+        self, model: Model, send: Send, vocab_size: int, text_of: Callable[[int], str]
+    ) -> None:
+        self._model = model
+        self._text_of = text_of
+        self._send = send
+        self._vocab_size = vocab_size
+        self._commands: deque[Mapping[str, Any]] = deque()
+        self._active: _Active | None = None
+        self._seen: OrderedDict[int, Seen] = OrderedDict()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `work` has anything to do; alike on all ranks."""
+        return self._active is not None or bool(self._commands)
+
+    def receive(self, command: Mapping[str, Any]) -> None:
+        """Take a command that `read_command` has checked."""
+        if command["do"] == "stop":
+            self._stop(int(command["id"]))
+        else:
+            self._commands.append(command)
+
+    def work(self) -> None:
+        """Do one step: a token of the run that is under way, or the next command."""
+        if self._active is not None:
+            self._advance(self._active)
+            return
+        if not self._commands:
+            return
+        command = self._commands.popleft()
+        if command["do"] == "run":
+            self._begin(read_run(command, self._model.max_length, self._vocab_size))
+            return
+        answers = {"attention": self._attention, "lens": self._lens, "pca": self._pca}
+        try:
+            answers[command["do"]](command)
+        except ConfigError as error:
+            self._say(command["id"], {"kind": "error", "text": str(error)}, {})
+        self._send(command["id"], None)
+
+    def _stop(self, identifier: int) -> None:
+        self._commands = deque(one for one in self._commands if one["id"] != identifier)
+        if self._active is not None and self._active.run.identifier == identifier:
+            self._active = None
+        self._send(identifier, None)
+
+    def _begin(self, run: Run) -> None:
+        seen = Seen(tokens=list(run.prompt))
+        self._seen[run.identifier] = seen
+        self._seen.move_to_end(run.identifier)
+        while len(self._seen) > _KEPT_RUNS:
+            self._seen.popitem(last=False)
+        random = np.random.default_rng(run.seed)
+        self._active = _Active(run=run, seen=seen, random=random)
+
+    def _advance(self, active: _Active) -> None:
+        run, seen = active.run, active.seen
+        strips = _Strips()
+
+        def take(sight: Sight) -> None:
+            place, layer = sight.spot.place.name, sight.spot.layer
+            tensor = sight.tensor[-len(tokens) :]  # keys and values come with all before them
+            if place in _KEPT:
+                seen.tensors.setdefault((place, layer), []).append(tensor.clone())
+            if place in run.places:
+                strips.numbers.setdefault(place, {})[layer] = reduce(run.reduction, tensor)
+                width = width_of(run.reduction, tensor, per_token=True)
+                strips.shares[place] = (sight.share.value, width)
+
+        start = active.num_computed
+        tokens = seen.tokens[start:]
+        with ExitStack() as stack:
+            stack.enter_context(self._changes(run, start))
+            spots = find_spots([self._model.module], tuple({*run.places, *_KEPT}))
+            stack.enter_context(Capture(spots, take))
+            row = self._model.compute(
+                tokens, start, temperature=run.temperature, draw=float(active.random.random())
+            )
+        active.num_computed += len(tokens)
+        self._show_step(run, start, strips, row)
+        seen.tokens.append(int(row[0]))
+        is_full = len(seen.tokens) >= self._model.max_length
+        if len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full:
+            self._active = None
+            self._send(run.identifier, None)
+
+    def _changes(self, run: Run, start: int) -> Intervening:
+        replacements = {}
+        source = self._seen.get(run.replace_from) if run.replace_from is not None else None
+        if source is not None:
+            replacements = {key: torch.cat(parts) for key, parts in source.tensors.items()}
+        inside = Intervening(
+            [self._model.module], run.interventions, shares=self._model.shares,
+            replacements=replacements,
+        )  # fmt: skip
+        inside.moment = start
+        return inside
+
+    def _show_step(
+        self,
+        run: Run,
+        start: int,
+        strips: _Strips,
+        row: Sequence[float],
+    ) -> None:
+        tokens = self._seen[run.identifier].tokens[start:]
+        items, arrays = [], {}
+        for number, (place, layers) in enumerate(strips.numbers.items()):
+            share, width = strips.shares[place]
+            items.append({
+                "place": place, "reduction": run.reduction, "gradient": False, "share": share,
+                "width": width, "layers": list(layers), "microbatches": [0],
+            })  # fmt: skip
+            stacked = torch.stack(list(layers.values()))[:, None]
+            arrays[str(number)] = stacked.float().cpu().numpy()
+        parts = self._collect({"per_token": True, "items": items}, arrays)
+        if parts is None:
+            return
+        joined: dict[str, Array] = {}
+        layers_of: dict[str, list[int]] = {}
+        for place in run.places:
+            layers_of[place], table = join_table(parts, place, run.reduction)
+            joined[place] = table[:, 0, :, 0]
+        ids, logprobs = np.split(np.asarray(row[2:]), 2)
+        top = [
+            [int(one), float(logprob), self._text_of(int(one))]
+            for one, logprob in zip(ids, logprobs, strict=True)
+        ]
+        header = {
+            "kind": "step", "start": start, "tokens": list(tokens), "next": int(row[0]),
+            "texts": [self._text_of(one) for one in tokens], "text": self._text_of(int(row[0])),
+            "logprob": row[1], "top": top, "layers": layers_of,
+        }  # fmt: skip
+        self._say(run.identifier, header, joined)
+
+    def _attention(self, command: Mapping[str, Any]) -> None:
+        """Maps of chosen heads of one layer, `(head, query, key)`, over all tokens computed."""
+        seen, layer = self._seen_of(command), int(command["layer"])
+        query, key = seen.joined("query", layer), seen.joined("key", layer)
+        arrays: dict[str, Array] = {}
+        own: list[int] = []
+        if query is not None and key is not None:
+            first = self._model.shares.rank * query.shape[1]
+            here = range(first, first + query.shape[1])
+            own = [head for head in command["heads"] if head in here]
+            rows = [row for row in command["rows"] if row < query.shape[0]]
+            if own:
+                weights = probabilities(query, key, heads=[one - first for one in own], rows=rows)
+                arrays["weights"] = weights.half().cpu().numpy()
+        parts = self._collect({"heads": own}, arrays)
+        if parts is None:
+            return
+        found = {
+            head: weights
+            for part in parts
+            for head, weights in zip(
+                part.frame.header["heads"], part.frame.arrays.get("weights", ()), strict=True
+            )
+        }
+        if not found:
+            raise ConfigError(f"layer {layer} or its heads are not in this model")
+        heads = sorted(found)
+        header = {"kind": "attention", "layer": layer, "heads": heads, "tokens": seen.tokens}
+        self._say(command["id"], header, {"weights": np.stack([found[head] for head in heads])})
+
+    def _lens(self, command: Mapping[str, Any]) -> None:
+        """What each layer would say next: the newest tokens' streams through the output layer."""
+        seen = self._seen_of(command)
+        if self._model.num_stages > 1:
+            raise ConfigError("the logit lens needs all layers on one pipeline stage")
+        layers = sorted(layer for place, layer in seen.tensors if place == "residual")
+        streams = [seen.joined("residual", layer) for layer in layers]
+        stacked = torch.stack([one[-_MOST_LENS_TOKENS:] for one in streams if one is not None])
+        logits = self._model.unembed(stacked.flatten(0, 1)[:, None]).float()
+        logits = logits.view(*stacked.shape[:2], -1).log_softmax(-1)
+        best = logits.topk(min(LENS_TOP, logits.shape[-1]), dim=-1)
+        num_computed = sum(len(one) for one in seen.tensors["residual", layers[0]])
+        header = {
+            "kind": "lens", "layers": layers, "tokens": seen.tokens,
+            "first": num_computed - stacked.shape[1],
+            "texts": {one: self._text_of(one) for one in set(best.indices.flatten().tolist())},
+        }  # fmt: skip
+        arrays = {"ids": best.indices.cpu().numpy(), "logprobs": best.values.cpu().numpy()}
+        if self._model.shares.rank == 0:
+            self._say(command["id"], header, arrays)
+
+    def _pca(self, command: Mapping[str, Any]) -> None:
+        """The streams of all tokens and layers on their three main axes."""
+        seen = self._seen_of(command)
+        layers = sorted(layer for place, layer in seen.tensors if place == "residual")
+        arrays = {}
+        for layer in layers:
+            stream = seen.joined("residual", layer)
+            if stream is not None and self._model.shares.rank == 0:
+                arrays[str(layer)] = stream.float().cpu().numpy()
+        parts = self._collect({"layers": list(arrays)}, arrays)
+        if parts is None:
+            return
+        streams = {int(k): v for part in parts for k, v in part.frame.arrays.items()}
+        layers = sorted(streams)
+        num_tokens = max(1, _MOST_PCA_POINTS // len(layers))
+        points = np.stack([streams[layer][-num_tokens:] for layer in layers]).astype(np.float64)
+        places, shares = principal_axes(points.reshape(-1, points.shape[-1]))
+        header = {
+            "kind": "pca", "layers": layers, "tokens": seen.tokens, "shares": shares,
+            "first": len(streams[layers[0]]) - points.shape[1],
+        }  # fmt: skip
+        self._say(command["id"], header, {"points": places.reshape(*points.shape[:2], -1)})
+
+    def _seen_of(self, command: Mapping[str, Any]) -> Seen:
+        seen = self._seen.get(int(command["run"]))
+        if seen is None or not seen.tensors:
+            raise ConfigError("that run is not here any more; run the prompt again")
+        return seen
+
+    def _collect(
+        self, header: Mapping[str, object], arrays: Mapping[str, Array]
+    ) -> list[Part] | None:
+        """All ranks' pieces on rank 0."""
+        place = {"tp": self._model.shares.rank, "pp": self._model.pp}
+        found = self._model.collect(encode({**header, **place}, arrays))
+        if found is None:
+            return None
+        frames = [decode(one) for one in found]
+        return [Part(tp=frame.header["tp"], pp=frame.header["pp"], frame=frame) for frame in frames]
+
+    def _say(
+        self, identifier: int, header: Mapping[str, object], arrays: Mapping[str, Array]
+    ) -> None:
+        self._send(identifier, encode({**header, "run": identifier}, arrays))
+
+
+def principal_axes(points: Array) -> tuple[Array, list[float]]:
+    """Return `(point, 3)` coordinates on the main axes and the share of the variance of each.
+
+    Each axis points to where its largest coordinate is positive, so that pictures do not flip.
+    """
+    centred = points - points.mean(0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    count = min(3, len(sizes))
+    places = left[:, :count] * sizes[:count]
+    at = np.abs(places).argmax(0)
+    places = places * np.sign(places[at, np.arange(count)] + 1e-300)
+    total = float(np.square(sizes).sum()) or 1.0
+    return places, [float(one) for one in np.square(sizes[:count]) / total]
+
+
+_RUN_PARTS = (
+    "do", "prompt", "max_tokens", "places", "reduction", "temperature", "seed", "interventions",
+    "replace_from",
+)  # fmt: skip
+
+
+def read_command(command: object, max_length: int, vocab_size: int) -> dict[str, Any]:
+    """Check what a client asks for; ConfigError names the first thing that is wrong."""
+    if not isinstance(command, dict):
+        raise ConfigError("a command must be an object")
+    kind = command.get("do")
+    if kind == "run":
+        read_run({**command, "id": 0}, max_length, vocab_size)
+        return {name: command[name] for name in _RUN_PARTS if name in command}
+    shapes: dict[str, dict[str, int]] = {
+        "attention": {"run": 2**53, "layer": 4096},
+        "lens": {"run": 2**53},
+        "pca": {"run": 2**53},
+    }
+    if not isinstance(kind, str) or kind not in shapes:
+        raise ConfigError(f"do is {str(kind)[:40]!r}, expected run, attention, lens or pca")
+    made: dict[str, Any] = {"do": kind}
+    for name, most in shapes[kind].items():
+        made[name] = _whole(command, name, 0, most)
+    if kind == "attention":
+        made["heads"] = _wholes(command, "heads", 4096, MOST_HEADS)
+        made["rows"] = _wholes(command, "rows", max_length, MOST_TOKENS)
+    return made
+
+
+def read_run(command: Mapping[str, Any], max_length: int, vocab_size: int) -> Run:
+    """Check a run; ConfigError names the first thing that is wrong."""
+    prompt = _wholes(command, "prompt", vocab_size - 1, max_length - 1)
+    if not prompt:
+        raise ConfigError("the prompt has no tokens")
+    places = command.get("places", [])
+    if not isinstance(places, list) or not all(
+        isinstance(one, str) and one in STRIP_PLACES for one in places
+    ):
+        raise ConfigError(f"places must be a list of some of {', '.join(sorted(STRIP_PLACES))}")
+    reduction = command.get("reduction", "rms")
+    if reduction not in ("rms", "max", "mean", "zeros", "entropy", "pixels"):
+        raise ConfigError(f"reduction {str(reduction)[:40]!r} cannot be drawn as a strip")
+    temperature = command.get("temperature", 0.0)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise ConfigError("temperature must be a number")
+    if not 0 <= temperature <= 100:
+        raise ConfigError("temperature must be from 0 to 100")
+    changes = read_interventions(command.get("interventions", []))
+    for one in changes:
+        if one.place in ("key", "value"):
+            raise ConfigError(f"{one.place} comes out of the cache here; change qkv instead")
+        if one.kind == "replace" and one.place not in REPLACEABLE:
+            raise ConfigError(f"replace goes at {', '.join(REPLACEABLE)}")
+    source = command.get("replace_from")
+    return Run(
+        identifier=int(command["id"]),
+        prompt=tuple(prompt),
+        max_tokens=_whole(command, "max_tokens", 1, MOST_TOKENS),
+        places=tuple(dict.fromkeys(places)),
+        reduction=reduction,
+        temperature=float(temperature),
+        seed=_whole({"seed": 0, **command}, "seed", 0, 2**31),
+        interventions=changes,
+        replace_from=None if source is None else _whole(command, "replace_from", 0, 2**53),
+    )
+
+
+def _whole(command: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = command.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {low} to {high}")
+    return value
+
+
+def _wholes(command: Mapping[str, Any], name: str, high: int, most: int) -> list[int]:
+    values = command.get(name, [])
+    if not isinstance(values, list) or len(values) > most:
+        raise ConfigError(f"{name} must be a list of at most {most} numbers")
+    return [_whole({name: one}, name, 0, high) for one in values]

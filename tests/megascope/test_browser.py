@@ -1,0 +1,349 @@
+"""Both pages in a real Chromium: every control, two widths, both schemes, no complaint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megascan.topology import Layout
+from megascope.frames import encode
+from megascope.recording import data_file_name
+from megascope.request import FILE_NAME, read_request
+
+from .conftest import ROOT, Written
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), ""
+)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not BROWSER, reason="no Chromium"),
+]
+WIDE, PHONE = 1400, 400
+CUT = """() => [...document.querySelectorAll('header *, main *')]
+  .filter(one => !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => one.outerHTML.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as engine:
+        started = engine.chromium.launch(
+            executable_path=BROWSER,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield started
+        started.close()
+
+
+def started(words: list[object], sign: str) -> tuple[subprocess.Popen[str], str]:
+    """A server, and the address that it has printed."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, words)], cwd=ROOT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    heard = []
+    for line in process.stdout:
+        heard.append(line)
+        if sign in line:
+            return process, line.split(" at ")[1].split()[0]
+    raise AssertionError("".join(heard))
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Bytes and a few pairs of them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:190]
+    trainer = trainers.BpeTrainer(
+        vocab_size=203, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet
+    )
+    library.train_from_iterator(["the cat sat on the mat"], trainer)
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+
+
+@pytest.fixture(scope="module")
+def speaking(written: dict[str, Written]) -> Iterator[str]:
+    """The address of a page over a model."""
+    folder = written["llama"].folder
+    write_tokenizer(folder)
+    words = ["-m", "training.serve", "--load-hf", folder, "--scope", "--port", "0"]
+    process, address = started([*words, "--distributed-backend", "gloo"], "looking into it at")
+    yield address
+    ended(process)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a page over recordings that have a NaN, and their folder."""
+    random = np.random.default_rng(2)
+    header = {"kind": "run", "schema": 1, "rank": 0, "layout": Layout().to_json(),
+              "model": {"num_layers": 6}, "first_iteration": 1, "is_continued": False}  # fmt: skip
+    frames = [encode(header)]
+    for iteration in range(1, 33):
+        items, arrays = [], {}
+        for number, (place, reduction) in enumerate([("residual", "rms"), ("fc1", "max")]):
+            items.append({"place": place, "reduction": reduction, "gradient": False,
+                          "share": "whole", "width": 4, "layers": [1, 2, 3, 4, 5, 6],
+                          "microbatches": [0, 1, 2]})  # fmt: skip
+            table = (
+                random.uniform(1, 2, size=(6, 3, 1, 1, 1))
+                * np.arange(1, 7)[:, None, None, None, None]
+            )
+            if iteration == 30 and place == "fc1":
+                table[3, 1] = np.nan
+            arrays[str(number)] = table
+        data: dict[str, object] = {"kind": "data", "iteration": iteration, "per_token": False,
+                                   "items": items}  # fmt: skip
+        if iteration == 30:
+            data["broken"] = {"layer": 4, "place": "fc1", "microbatch": 1, "gradient": False}
+        if iteration == 32:
+            data["weights"] = ["layer.1.fc1", "layer.2.fc1"]
+            arrays["weights"] = np.array([[0.02, 1e-4, 2e-5], [0.03, 2e-4, 6e-5]])
+        frames.append(encode(data, arrays))
+    (tmp_path / data_file_name(0)).write_bytes(b"".join(frames))
+    process, address = started(["-m", "megascan", "scope", tmp_path], "looking into")
+    yield address, tmp_path
+    ended(process)
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`opened(address, width)`: the page in a window; a complaint or foreign request fails."""
+    complaints: list[str] = []
+    foreign: list[str] = []
+    contexts: list[Any] = []
+
+    def show(address: str, width: int = WIDE, scheme: str = "light") -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 1000}, color_scheme=scheme, accept_downloads=True
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.set_default_timeout(60_000)
+        home = address.split("/scope", maxsplit=1)[0]
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: foreign.append(request.url)
+               if not request.url.startswith((home, "blob:", "data:")) else None)  # fmt: skip
+        tab.goto(address)
+        return tab
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert complaints == [] and foreign == []
+
+
+def run_prompt(tab: Any, button: str = "#run", side: str = "A", most: str = "4") -> None:
+    tab.fill("#most", most)
+    tab.click(button)
+    generated = tab.locator(f"#tokens{side} .token.new")
+    generated.nth(int(most) - 1).wait_for()
+    tab.locator("#run:enabled").wait_for()
+
+
+def kept_picture(tab: Any, name: str) -> None:
+    """A picture for whoever wants to look: SCOPE_PICTURES names the folder."""
+    folder = os.environ.get("SCOPE_PICTURES")
+    if folder:
+        tab.wait_for_timeout(500)
+        tab.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+def is_painted(tab: Any, selector: str) -> bool:
+    """Whether a canvas has more than one colour."""
+    return bool(tab.locator(selector).first.evaluate(
+        "one => { const d = one.getContext('2d').getImageData(0, 0, one.width, one.height).data;"
+        " return new Set(Array.from({length: d.length / 4}, (_, i) => d.slice(4 * i, 4 * i + 3)"
+        ".join())).size > 1 }"
+    ))  # fmt: skip
+
+
+def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
+    speaking: str, opened: Callable[..., Any]
+) -> None:
+    tab = opened(speaking)
+    tab.locator("#run").wait_for()
+    assert "token=" not in tab.evaluate("location.href")
+    run_prompt(tab)
+    assert tab.locator("#bars i").count() == 20
+    assert tab.locator(".stripMap").count() == 4 and is_painted(tab, ".stripMap")
+    tab.locator("#lensTable").wait_for()
+    assert tab.locator("#lensTable tr").count() == 5
+    tab.click("#allHeads")
+    tab.locator("canvas.head").nth(11).wait_for()
+    assert is_painted(tab, "canvas.head")
+    assert "shares of the variance" in tab.locator("#pca").inner_text()
+    assert is_painted(tab, "#pcaCanvas")
+    before = tab.locator("#bars").inner_text()
+    tab.locator("#tokensA .token.new").first.click()
+    assert tab.locator("#bars").inner_text() != before
+    tab.locator(".stripMap").first.hover()
+    assert "residual" in tab.locator("#tip").inner_text() or tab.locator("#tip").is_visible()
+    kept_picture(tab, "generation")
+
+
+def test_keys_choose_and_links_lead_back(speaking: str, opened: Callable[..., Any]) -> None:
+    tab = opened(speaking)
+    tab.locator("#text").fill("the mat")
+    run_prompt(tab)
+    tab.locator("h1").click()
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowLeft")
+    assert tab.locator("#layer").input_value() == "2"
+    address = tab.evaluate("location.href")
+    assert "layer=2" in address and "text=the+mat" in address
+    again = tab.context.new_page()
+    token = tab.evaluate("sessionStorage.getItem('token')")
+    again.goto(f"{address}&token={token}")
+    again.locator("#tokensA .token.new").first.wait_for(timeout=60_000)
+    assert again.locator("#text").input_value() == "the mat"
+    assert again.locator("#layer").input_value() == "2"
+
+
+def test_changes_make_a_run_b_beside_a(speaking: str, opened: Callable[..., Any]) -> None:
+    tab = opened(speaking)
+    tab.locator("#runB").wait_for()
+    tab.click("#runB")
+    tab.locator("#trouble", has_text="add a change first").wait_for()
+    run_prompt(tab)
+    tab.select_option("#kind", "noise")
+    tab.select_option("#place", "residual")
+    tab.fill("#layers", "2")
+    tab.fill("#amount", "3")
+    tab.click("#add")
+    assert "noise residual layers 2" in tab.locator("#changeList").inner_text()
+    run_prompt(tab, "#runB", "B")
+    assert tab.locator("#tokensA .token").count() == tab.locator("#tokensB .token").count()
+    tab.click("#difference")
+    tab.locator(".strip", has_text="B − A").first.wait_for()
+    assert is_painted(tab, ".stripMap")
+    tab.locator("#changeList button").click()
+    assert tab.locator("#changeList").inner_text() == ""
+    tab.select_option("#place", "context")
+    tab.select_option("#kind", "offset")
+    tab.fill("#units", "99999")
+    tab.fill("#amount", "1e12")
+    tab.click("#add")
+    tab.click("#runB")
+    tab.locator("#trouble", has_text="amount is").wait_for()
+
+
+def test_patching_with_run_a_brings_its_answer_back(
+    speaking: str, opened: Callable[..., Any]
+) -> None:
+    tab = opened(speaking)
+    tab.locator("#run").wait_for()
+    run_prompt(tab, most="2")
+    said = tab.locator("#bars").inner_text()
+    tab.select_option("#kind", "replace")
+    tab.select_option("#place", "residual")
+    tab.fill("#layers", "4")
+    tab.click("#add")
+    run_prompt(tab, "#runB", "B", most="2")
+    assert tab.locator("#bars").inner_text() == said
+
+
+def test_stop_ends_a_long_run(speaking: str, opened: Callable[..., Any]) -> None:
+    tab = opened(speaking)
+    tab.locator("#run").wait_for()
+    tab.fill("#most", "50")
+    tab.click("#run")
+    tab.locator("#tokensA .token.new").first.wait_for()
+    tab.keyboard.press("Escape")
+    tab.locator("#run:enabled").wait_for()
+    assert tab.locator("#tokensA .token.new").count() < 50
+
+
+def test_exports_are_a_picture_and_a_table(speaking: str, opened: Callable[..., Any]) -> None:
+    import pyarrow.parquet as pq
+
+    tab = opened(speaking)
+    tab.locator("#run").wait_for()
+    run_prompt(tab)
+    with tab.expect_download() as picture:
+        tab.click("#strips #png")
+    assert Path(picture.value.path()).read_bytes()[:4] == b"\x89PNG"
+    with tab.expect_download() as table:
+        tab.click("#strips #parquet")
+    found = pq.read_table(table.value.path()).to_pydict()
+    assert set(found) == {"place", "layer", "token", "number", "value"}
+    assert set(found["place"]) >= {"residual", "neurons"} and len(found["value"]) > 100
+
+
+def test_a_training_shows_health_the_first_break_and_takes_requests(
+    recorded: tuple[str, Path], opened: Callable[..., Any]
+) -> None:
+    address, folder = recorded
+    tab = opened(address)
+    tab.locator("#broken").wait_for()
+    text = tab.locator("#broken").inner_text()
+    assert text.startswith("layer 4 fc1, rank 0") and "iteration 30, microbatch 1" in text
+    tab.locator("#weights td").first.wait_for()
+    assert is_painted(tab, "#map") and is_painted(tab, "#lines") and is_painted(tab, "#cells")
+    tab.select_option("#key", "fc1|max|False")
+    tab.wait_for_timeout(300)
+    tab.locator("#map").click(position={"x": 5, "y": 5})
+    tab.locator("#detail", has_text="iteration 1, fc1 max").wait_for()
+    tab.locator("#map").press("ArrowRight")
+    tab.locator("#detail", has_text="iteration 2,").wait_for()
+    tab.click("text=gradients")
+    tab.click("#ask")
+    tab.locator("#status", has_text="holds from iteration 34").wait_for()
+    request = read_request((folder / FILE_NAME).read_bytes())
+    assert request.gradients and request.first == 34 and "residual" in request.places
+    with tab.expect_download() as table:
+        tab.click("#parquet")
+    assert Path(table.value.path()).read_bytes()[:4] == b"PAR1"
+    kept_picture(tab, "training")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_on_a_phone(
+    scheme: str, speaking: str, recorded: tuple[str, Path], opened: Callable[..., Any]
+) -> None:
+    tab = opened(speaking, PHONE, scheme)
+    tab.locator("#run").wait_for()
+    run_prompt(tab)
+    tab.locator("#lensTable").wait_for()
+    assert tab.evaluate(CUT) == []
+    kept_picture(tab, f"generation-{scheme}-400")
+    other = opened(recorded[0], PHONE, scheme)
+    other.locator("#weights td").first.wait_for()
+    assert other.evaluate(CUT) == []
+    kept_picture(other, f"training-{scheme}-400")
+
+
+def test_without_the_token_the_page_says_what_to_do(
+    speaking: str, opened: Callable[..., Any]
+) -> None:
+    context = opened(speaking).context.browser.new_context()
+    tab = context.new_page()
+    tab.goto(speaking.split("#", maxsplit=1)[0])
+    tab.locator("#trouble", has_text="open the address that was printed").wait_for(timeout=60_000)
+    context.close()
