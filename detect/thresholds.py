@@ -218,6 +218,20 @@ class _Compute:
     cpu_spread_log: float = limit(
         0.01, "log", Origin.PHYSICS, "by which sound CPUs differ for good"
     )
+    gpu_most_log: float = limit(
+        0.06, "log", Origin.PHYSICS,
+        "by which sound GPUs of one model differ for good at most, one standard deviation: chips "
+        "under one power limit span 20 % at most",
+    )  # fmt: skip
+    cpu_most_log: float = limit(
+        0.2, "log", Origin.PHYSICS,
+        "the same of processes on shared cores: a core that two threads share gives each 0.6 of it",
+    )  # fmt: skip
+    tail_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.PHYSICS,
+        "of the t law of single iterations beyond all that was seen: tails as heavy as those of "
+        "kernel times on shared machines",
+    )  # fmt: skip
     spread_of_floor_share: float = limit(
         1.0 / 6.0, "share of the floor", Origin.CONVENTION,
         "who asks for small slowdowns takes what is usual for at most so much of them",
@@ -226,6 +240,15 @@ class _Compute:
         1.3, "ratio", Origin.PHYSICS,
         "effect floor where communication is part of CPU time: processes that wait over gloo poll "
         "and copy by a fifth of it; caches and shared memory cost as much",
+    )  # fmt: skip
+    cache_ratio: float = limit(
+        1.1, "ratio", Origin.PHYSICS,
+        "by which cold caches and shared memory slow passes on CPUs: less is not worth a word",
+    )  # fmt: skip
+    shared_core_ratio: float = limit(
+        1.7, "ratio", Origin.PHYSICS,
+        "by which a second thread on its core slows a process: of two ranks on CPUs, the one that "
+        "has a neighbour looks slow by as much",
     )  # fmt: skip
     cache_share: float = limit(
         0.4, "share of the effect", Origin.BENCHMARK,
@@ -522,6 +545,41 @@ class _Consequences:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Power:
+    """What a trace can show."""
+
+    blind_ratio: float = limit(
+        2.0, "ratio", Origin.CONVENTION,
+        "a window that shows no smaller slowdown of compute says nothing of health",
+    )  # fmt: skip
+    hopeless_ratio: float = limit(
+        20.0, "ratio", Origin.CONVENTION, "of which is said no more than that it is out of reach"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Occupancy:
+    """Ranks for whom all others wait."""
+
+    least_share: float = limit(
+        0.1, "share of an iteration", Origin.BENCHMARK,
+        "by which a rank is busy longer than its peers before everybody's waiting is its doing",
+    )  # fmt: skip
+    spread_times: float = limit(
+        3.0, "times the spread", Origin.CONVENTION,
+        "of the other ranks' own time, which the suspect must exceed",
+    )  # fmt: skip
+    mostly_share: float = limit(
+        0.8, "share of the iterations", Origin.CONVENTION,
+        "in which the suspect waits least of all ranks and is busier than its peers",
+    )  # fmt: skip
+    waiting_share: float = limit(
+        0.05, "share of an iteration", Origin.BENCHMARK,
+        "that every other rank waits longer than the suspect",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Costs:
     """What a finding costs the step."""
 
@@ -608,7 +666,7 @@ class _Robust:
         "standard error of a ratio of mean squared differences, times the root of their number",
     )  # fmt: skip
     min_repetition_iterations: int = limit(
-        6, "iterations", Origin.CONVENTION, "below which noise is not asked whether it repeats"
+        8, "iterations", Origin.BENCHMARK, "below which noise is not asked whether it repeats"
     )
     trimmed_parts: int = limit(
         3, "parts", Origin.CONVENTION,
@@ -751,6 +809,8 @@ LOSSES = _Losses()
 LINKS = _Links()
 IMBALANCE = _Imbalance()
 CONSEQUENCES = _Consequences()
+POWER = _Power()
+OCCUPANCY = _Occupancy()
 COSTS = _Costs()
 READINGS = _Readings()
 DATA = _Data()
@@ -775,6 +835,8 @@ TABLES: Mapping[str, DataclassInstance] = {
     "links": LINKS,
     "imbalance": IMBALANCE,
     "consequences": CONSEQUENCES,
+    "power": POWER,
+    "occupancy": OCCUPANCY,
     "costs": COSTS,
     "readings": READINGS,
     "data": DATA,

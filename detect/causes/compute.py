@@ -175,18 +175,36 @@ def _usual(inquiry: Inquiry, field: _Field) -> Usual:
         floor=LIMITS.cpu_noise_log if is_cpu else LIMITS.gpu_noise_log,
         spread=min(spread, floor * LIMITS.spread_of_floor_share),
         level_error=data.level_error,
+        most=LIMITS.cpu_most_log if is_cpu else LIMITS.gpu_most_log,
+        tail_degrees=LIMITS.tail_degrees,
         scattered=not data.used,
     )
 
 
 def _is_cache_effect(slow: SlowRow) -> bool:
-    """Passes of a CPU process that are a little slower while its optimizer is not.
+    """Passes of a CPU process that are a little slower while its optimizer is not."""
+    effect = slow.suspect.course.effect
+    return effect < np.log(LIMITS.cache_ratio) and slow.optimizer < LIMITS.cache_share * effect
 
-    CPU time grows with cold caches after sleeping and with memory shared by neighbours, by up to a
-    fifth; a slow core slows the optimizer as well.
+
+def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
+    """Why the neighbours on a CPU may be the reason, as a sentence; None where they are not.
+
+    CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
+    a second thread on the core. A slow core slows the optimizer as well.
     """
     effect = slow.suspect.course.effect
-    return effect < np.log(LIMITS.mixed_ratio) and slow.optimizer < LIMITS.cache_share * effect
+    most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
+    confirmed = slow.optimizer >= LIMITS.cache_share * effect
+    if seen.members.device_kind != "cpu" or confirmed or effect >= np.log(most):
+        return None
+    optimizer = "was not recorded"
+    if np.isfinite(slow.optimizer):
+        optimizer = f"takes {np.exp(slow.optimizer):.2f}x the time of its peers'"
+    return (
+        f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
+        "the passes of a CPU process longer by as much: who shares its cores decides"
+    )
 
 
 def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
@@ -302,7 +320,7 @@ def _judge(
                 "difference of the work: compare the two ranks' modules at granularity full",
             ),
         )
-    ordinary = _ordinary_difference(inquiry, found, slow)
+    ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
     if ordinary is not None:
         decision = _Decision(False, ordinary)
     elif slow.across_stages:
@@ -622,6 +640,7 @@ def _search(inquiry: Inquiry) -> Answer:
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in found.slow if _worth_saying(one)),
         least_slowdown=least,
+        least_because=inquiry.limited_by(found.noise),
         slow=found.slow_rows,
         notes=tuple(_limits(seen, found)),
     )

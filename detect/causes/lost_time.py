@@ -93,6 +93,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     return Answer(
         findings=tuple(_finding(seen, lost, one) for one in loss.without(result.suspects)),
         least_slowdown=1.0 + max(inquiry.detectable_effect(result.noise), task.floor),
+        least_because=inquiry.limited_by(result.noise),
     )
 
 

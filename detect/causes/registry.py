@@ -7,7 +7,7 @@ is not at fault. To add a cause: a member of `detect.report.Cause`, a file here 
 
 from __future__ import annotations
 
-from detect.causes import bursts, compute, hosts, imbalance, links, losses, networks
+from detect.causes import bursts, compute, hosts, imbalance, links, losses, networks, occupancy
 from detect.causes.spec import CauseSpec
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -22,6 +22,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     bursts.BURST,
     imbalance.STAGES,
     imbalance.SEQUENCES,
+    occupancy.AWAITED,
 )
 
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}

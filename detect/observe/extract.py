@@ -5,7 +5,7 @@ transformer layers           layers
 optimizer                    optimizer_ns, busy_ns
 data, garbage collection     lost_ns[LOADER], lost_ns[GC]
 no span at all               host_gap_ns
-matched communication        transfers, lost_ns[LINK]
+matched communication        transfers, lost_ns[LINK], waiting_ns
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from detect.observe.readings import typical_readings
 from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
 from detect.observe.stalls import Pieces, collecting_time, loading_time, stalled_time
 from detect.observe.transfers import transfers_of
+from detect.observe.waiting import waiting_time
 from detect.observe.work import (
     OwnTimes,
     entangling_modules,
@@ -81,6 +82,7 @@ def observe(timeline: Timeline) -> Observations:
         host_gap_ns=gaps,
         stalled_ns=stalled,
         stolen_ns=stolen,
+        waiting_ns=waiting_time(index),
         starved_share=_starved_share(index),
         entangled_phases=own.phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
