@@ -337,6 +337,13 @@ class _Device:
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
+    isolated_share: float = limit(
+        0.25, "share of the effect", Origin.BENCHMARK,
+        "by which a rank exceeds its TP mates in one pass: they wait for it in the other",
+    )  # fmt: skip
+    least_isolated_log: float = limit(
+        0.02, "log", Origin.BENCHMARK, "by which it exceeds them at least"
+    )
     alike_share: float = limit(
         0.75, "share of the ranks", Origin.CONVENTION,
         "on the same data that are slow alike, from which on the data may be the reason",
@@ -431,6 +438,14 @@ class _Bursts:
     least_share: float = limit(
         0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
     )
+    quiet_share: float = limit(
+        0.25, "share of the iterations", Origin.CONVENTION,
+        "in which two rows differ least, from which their noise is read: up to half may be bursts",
+    )  # fmt: skip
+    quiet_quantile: float = limit(
+        0.3186, "sigma", Origin.MATHEMATICS,
+        "below which a quarter of the absolute values of a normal law lie",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

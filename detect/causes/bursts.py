@@ -15,6 +15,10 @@ lost to. A row with hits in nearly all iterations is slow for good: other search
 the same is asked of the mean over the passes of an iteration: their median does not see a device
 that is throttled during a fifth of them, their mean does.
 
+Two rows show no rate of sound ones: each exceeds the other. But two sound ones do so equally often,
+so hits that all go one way are told by a coin, p = P(Binomial(hits of both, 1/2) >= hits); and the
+one whose own passes are longer in the hits than in its other iterations is the slow one.
+
 Example: 16 ranks, 10 iterations. Rank 5 loses more than 2 % of an iteration in 4 of 10, the others
 in none of 150: p = 2.2e-6.
 """
@@ -36,7 +40,7 @@ from detect.stats import robust
 from detect.stats.persistence import Course
 from detect.stats.residuals import compare_within, deviations, peer_groups
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, SEARCH
+from detect.thresholds import BURSTS, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
@@ -109,6 +113,37 @@ def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list
                 )
             )  # fmt: skip
     return found
+
+
+def pair_burst(value: Floats, own: Floats, rate: float, least_share: float) -> _Burst | None:
+    """Return the row of two that is slow now and then, None where that is not shown.
+
+    `value` (2, iteration) is the excess of each over the other, as a share; `own` (2, iteration)
+    its own log time. Example: 17 of 38 iterations in which row 0 is 8 to 17 % above row 1, none the
+    other way round: p = 2^-17.
+    """
+    gap = value[0] - value[1]
+    quiet = float(np.quantile(np.abs(gap), BURSTS.quiet_share)) / BURSTS.quiet_quantile
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
+    hits = np.stack([gap > margin, gap < -margin])
+    row = int(hits[1].sum() > hits[0].sum())
+    num_hits, num_iterations = int(hits[row].sum()), len(gap)
+    if not BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations:
+        return None
+    excess = np.where(hits[row], np.abs(gap), 0.0)
+    changes = [
+        float(robust.median(one[hits[row]]) - robust.median(one[~hits[row]]))
+        for one in (own[row], own[1 - row])
+    ]
+    size = float(np.median(excess[hits[row]]))
+    agrees = changes[0] > PAIRS.agrees_share * size > abs(changes[1])
+    q_value = float(special.bdtrc(num_hits - 1, int(hits.sum()), 0.5)) * 2
+    if not agrees or q_value > rate or excess.mean() < least_share:
+        return None
+    return _Burst(
+        row=row, hits=hits[row], excess=excess, q_value=min(1.0, q_value),
+        others=np.arange(2) != row, other_hits=int(hits[1 - row].sum()),
+    )  # fmt: skip
 
 
 def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
@@ -223,7 +258,13 @@ def _search(inquiry: Inquiry) -> Answer:
     pauses = bursts(_lost_share(seen), known, rate, BURSTS.least_share) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in pauses]] = True
-    throttled = bursts(_compute_excess(seen), known, rate, inquiry.settings.min_slowdown - 1.0)
+    excess = _compute_excess(seen)
+    if len(seen.members) == 2 and not known.any():
+        own = robust.median(seen.work.log_ns, axis=2)
+        lone = pair_burst(excess, own, rate, BURSTS.least_share)
+        throttled = [lone] if lone else []
+    else:
+        throttled = bursts(excess, known, rate, BURSTS.least_share)
     return Answer(
         findings=(
             *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in pauses),

@@ -22,7 +22,8 @@ rank is named, whose slowness others may be waiting for.
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, slower passes count only if the optimizer, which no data and no partition of the
-microbatches lengthens, is slower as well.
+microbatches lengthens, is slower as well, or if all its devices are starved and the others' are
+fed: longer work lets a host get ahead, it does not hold it back.
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
@@ -44,7 +45,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, milliseconds, times
-from detect.thresholds import HOSTS, SEARCH
+from detect.thresholds import HOSTS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -157,6 +158,8 @@ def _named(
         is_device = optimizer is not None and optimizer.effect >= least
         if is_device or not sides.holds_whole_units():
             return Cause.COMPUTE, compute
+        if _is_starved(sides):
+            return Cause.HOST, compute
     is_doubtful = sides.lacks_peers(sides.own) or _named_elsewhere(inquiry, sides)
     least = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
     heavy = [name for name in LOST if name in sure and sure[name].effect >= least]
@@ -171,6 +174,21 @@ def _named(
         if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
             return Cause.HOST, optimizer
     return None
+
+
+def _is_starved(sides: _Sides) -> bool:
+    """Whether all of the host's devices wait for their launches, and those of the others do not.
+
+    Longer data and heavier layers do the opposite: the host gets further ahead.
+    """
+    if sides.seen.starved_share is None:
+        return False
+    level = robust.median(sides.seen.starved_share, axis=1)
+    mine, others = level[sides.own], level[sides.control]
+    return bool(
+        np.nanmin(mine) >= STARVATION.starved_share
+        and np.nanmax(others) <= STARVATION.fed_share
+    )
 
 
 def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
