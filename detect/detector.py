@@ -122,11 +122,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         return _report(seen, settings, window=seen, notes=(note,))
     if not np.isfinite(seen.work.log_ns).any():
         found = AWAITED.search(_inquiry(seen, settings)).findings
-        note = (
-            "no forward and backward passes were traced: what ranks compute cannot be compared, "
-            "only for whom the others wait"
-        )
-        return _report(seen, settings, window=observations, findings=found, notes=(note,))
+        return _report(seen, settings, window=observations, findings=found, notes=())
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
     notes = [note for _, answer in answers for note in answer.notes]

@@ -128,6 +128,14 @@ class _Window:
 class _Passes:
     """What of a pass is the rank's own time."""
 
+    least_segment_share: float = limit(
+        0.003, "share of an iteration", Origin.CONVENTION,
+        "that a stretch between communications takes at least to be compared",
+    )  # fmt: skip
+    backward_ratio: float = limit(
+        2.0, "times the median stretch", Origin.PHYSICS,
+        "a backward pass takes twice a forward pass, and its communication may be hidden",
+    )  # fmt: skip
     max_pause_share: float = limit(
         0.002, "share", Origin.BENCHMARK,
         "a pass with more garbage collection in it says nothing about compute",
@@ -477,6 +485,13 @@ class _Losses:
         "by which gaps differ between ranks where every device waits for its host, or between "
         "stages of one rank",
     )  # fmt: skip
+    loader_ratio: float = limit(
+        1.5, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
+    )
+    separated_share: float = limit(
+        0.9, "share of the pairs", Origin.BENCHMARK,
+        "of iterations, one of either rank, in which the slower of two loses more",
+    )  # fmt: skip
     loads_share: float = limit(
         0.05, "share of the longest", Origin.BENCHMARK,
         "loading of any rank, that ranks of one stage and place must reach to count as loading",
@@ -514,6 +529,9 @@ class _Imbalance:
 
     replicas_agree_share: float = limit(
         0.5, "share of the excess", Origin.CONVENTION, "by which replicas of a heavy stage differ"
+    )
+    most_ranks_of_host: int = limit(
+        8, "ranks", Origin.PHYSICS, "of one host where a trace does not name hosts"
     )
     multiplicative_log: float = limit(
         0.06, "log", Origin.PHYSICS,

@@ -167,22 +167,23 @@ def _lost_share(seen: Observations) -> Floats:
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 
-def _compute_excess(seen: Observations) -> Floats:
+def _compute_excess(seen: Observations, known: Flags) -> Floats:
     """Mean of each row's passes over its peers' minus 1, (row, iteration).
 
-    A row that is quicker than its peers for good is measured against itself.
+    A row that is quicker than its peers for good is measured against itself; a slow one that is
+    `known` is nobody's peer.
     """
     groups = peer_groups(seen.work, seen.members)
-    nobody = np.zeros(len(seen.members), dtype=bool)
     if min(len(rows) for rows in groups) < 2:
         return np.full((len(seen.members), len(seen.iterations)), np.nan)
-    value = compare_within(_averaged(seen.work, groups), seen.members, groups, nobody).value
+    work = _averaged(seen.work, groups, known)
+    value = compare_within(work, seen.members, groups, known).value
     return np.asarray(np.expm1(value - robust.centre(value)[:, None].clip(max=0.0)))
 
 
-def _averaged(work: Work, groups: list[Integers]) -> Work:
+def _averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
     """Put the mean of each phase's passes, over their group's, in place of the passes."""
-    ratio = np.exp(deviations(work, groups, np.zeros(len(work.log_ns), dtype=bool)))
+    ratio = np.exp(deviations(work, groups, known))
     phases = (FORWARD, BACKWARD)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = [np.log(robust.mean(ratio[:, :, work.phase == one], axis=2)) for one in phases]
@@ -258,7 +259,7 @@ def _search(inquiry: Inquiry) -> Answer:
     pauses = bursts(_lost_share(seen), known, rate, BURSTS.least_share) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in pauses]] = True
-    excess = _compute_excess(seen)
+    excess = _compute_excess(seen, known)
     if len(seen.members) == 2 and not known.any():
         own = robust.median(seen.work.log_ns, axis=2)
         lone = pair_burst(excess, own, rate, BURSTS.least_share)

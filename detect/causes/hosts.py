@@ -95,8 +95,14 @@ class _Sides:
         return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
 
     def holds_whole_units(self) -> bool:
-        """Return whether the host's ranks are all of some replicas, or of some stages."""
+        """Return whether the host's ranks are all of some replicas, of some stages, or one TP group.
+
+        Of a TP group whose communication is hidden in its passes, all are as slow as one.
+        """
         members = self.seen.members
+        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
+        if len(places) == 1 and int(self.own.sum()) > 1:
+            return True
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
             for unit in (members.replica, members.stage)
