@@ -446,6 +446,10 @@ class _Bursts:
     least_share: float = limit(
         0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
     )
+    others_share: float = limit(
+        1.0 / 3.0, "share of the rate", Origin.CONVENTION,
+        "of a row's hits that the others may have for the pauses to be the row's alone",
+    )  # fmt: skip
     quiet_share: float = limit(
         0.25, "share of the iterations", Origin.CONVENTION,
         "in which two rows differ least, from which their noise is read: up to half may be bursts",

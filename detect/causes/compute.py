@@ -157,9 +157,7 @@ def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
     optimizer = np.full_like(seen.optimizer_ns, np.nan)
     if not field.across_stages:
         optimizer = _optimizer_residuals(seen, field.groups, excluded)
-    described = [
-        _describe(one, residuals, optimizer, field, excluded) for one in result.suspects
-    ]
+    described = [_describe(one, residuals, optimizer, field, excluded) for one in result.suspects]
     return ComputeSearch(
         slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
         noise=result.noise,
@@ -353,9 +351,7 @@ def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slownes
     raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
     level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
     by_phase = robust.median(found.residuals.by_phase[:, :, active], axis=2)
-    return Slowness(
-        effects=np.maximum(effects, level), slow=found.slow_rows, by_phase=by_phase
-    )
+    return Slowness(effects=np.maximum(effects, level), slow=found.slow_rows, by_phase=by_phase)
 
 
 def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
@@ -662,9 +658,7 @@ def _search(inquiry: Inquiry) -> Answer:
         effect = inquiry.detectable_effect(found.noise)
         least = max(least_slowdown(seen, inquiry.settings), float(np.exp(effect)))
     victims = _victims(seen, found)
-    said = [
-        one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)
-    ]
+    said = [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in said),
         least_slowdown=least,

@@ -58,6 +58,12 @@ DEVICE_ADVICE = (
 )
 
 
+NOT_SHOWN = (
+    "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
+    "which all wait for one): that may be the reason as well as the host"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlowHost:
     """A host whose ranks are slow together."""
@@ -71,6 +77,8 @@ class SlowHost:
     tests: Mapping[str, _Test]
     """By channel, the others among them, for the evidence."""
     num_peers: int
+    is_shown: bool = True
+    """Whether data and hidden communication are excluded."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,12 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
     named = _named(inquiry, sides, tests, sure)
+    is_shown = named is not None
     if named is None:
-        return None
+        compute = sure.get(COMPUTE)
+        if compute is None or not _all_suspected(inquiry, sides, compute):
+            return None
+        named = Cause.COMPUTE, compute
     cause, test = named
     return SlowHost(
         rows=np.flatnonzero(sides.own),
@@ -151,7 +163,15 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         excess_ns=_excess_ns(sides, cause, test),
         tests=tests,
         num_peers=int((~sides.own).sum()),
+        is_shown=is_shown,
     )
+
+
+def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
+    """Whether most of the host's ranks were found slow one by one: they are one finding."""
+    slow = float(np.mean(inquiry.slow[sides.own]))
+    floor = float(np.log(inquiry.settings.min_slowdown))
+    return slow >= HOSTS.most_of_host_share and compute.effect >= floor
 
 
 def _named(
@@ -192,8 +212,7 @@ def _is_starved(sides: _Sides) -> bool:
     level = robust.median(sides.seen.starved_share, axis=1)
     mine, others = level[sides.own], level[sides.control]
     return bool(
-        np.nanmin(mine) >= STARVATION.starved_share
-        and np.nanmax(others) <= STARVATION.fed_share
+        np.nanmin(mine) >= STARVATION.starved_share and np.nanmax(others) <= STARVATION.fed_share
     )
 
 
@@ -294,7 +313,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             ranks=ranks,
             rows=tuple(int(row) for row in slow.rows),
             cause=slow.cause,
-            owner=Owner.NODE,
+            owner=Owner.NODE if slow.is_shown else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(low, high),
             course=None,
@@ -310,6 +329,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
                 f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
+                *(() if slow.is_shown else (NOT_SHOWN,)),
             ),
             advice=DEVICE_ADVICE if slow.cause == Cause.COMPUTE else HOST_ADVICE,
         ),
@@ -329,14 +349,24 @@ def _measured(tests: Mapping[str, _Test]) -> str:
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_hosts(inquiry)
     workers = inquiry.seen.members.workers
-    ranks = {rank for one in found for row in one.rows for rank in workers[int(row)]}
+    ranks, doubtful = (
+        {rank for one in found if one.is_shown == is_shown for row in one.rows
+         for rank in workers[int(row)]}
+        for is_shown in (True, False)
+    )  # fmt: skip
+
+    def explains(finding: Finding) -> bool:
+        if finding.owner != Owner.NODE and finding.cause in (Cause.COMPUTE, Cause.UNKNOWN):
+            return set(finding.ranks) <= ranks | doubtful
+        return finding.cause != Cause.LINK and set(finding.ranks) <= ranks
+
     # whether a stage on such a host is heavy by itself is not shown: nobody is told that it is
     lengthens = [one.rows for one in found if one.cause in (Cause.COMPUTE, Cause.HOST)]
     slow = [int(row) for rows in lengthens for row in rows]
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         slow=mask_of(slow, len(inquiry.seen.members)),
-        explains=lambda finding: finding.cause != Cause.LINK and set(finding.ranks) <= ranks,
+        explains=explains,
     )
 
 

@@ -32,7 +32,6 @@ from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import IMBALANCE, SEARCH
 from megascan.arrays import Flags, Floats
 
-
 STAGE_ADVICE = (
     "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
     "--decoder-last-pipeline-num-layers) or split the output layer"

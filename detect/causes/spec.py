@@ -53,7 +53,6 @@ class Inquiry:
             least_beyond_bursts(noise, num_iterations, p_value),
         )
 
-
     def limited_by(self, noise: Noise) -> str:
         """Say what keeps the detectable effect from being smaller, as part of a sentence."""
         num_iterations = len(self.seen.iterations)

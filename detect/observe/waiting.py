@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect.observe.spans import SpanIndex, axis_of
-from megascan.arrays import Cover, Flags, Floats, Integers, united
+from megascan.arrays import Cover, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import equals, numbers
 

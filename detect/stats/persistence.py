@@ -208,7 +208,9 @@ def _charged(
     if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
         tried, above = num_tried, _changes(others) > middle - stretch.normal
     num_above = int(above.sum())
-    rate = (num_above + LIMITS.prior_hits) / (int(np.isfinite(others).sum()) + 2 * LIMITS.prior_hits)
+    rate = (num_above + LIMITS.prior_hits) / (
+        int(np.isfinite(others).sum()) + 2 * LIMITS.prior_hits
+    )
     if not num_above and noise.tail_degrees:
         height = middle if tried == 1 else middle - stretch.normal
         sigmas = height / max(float(np.median(noise.sigma)), 1e-6)
