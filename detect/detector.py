@@ -9,6 +9,7 @@ traces needs the values of every rank in both. Both take an `Examination`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from detect.causes.consequences import folded
+from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
@@ -25,7 +27,8 @@ from detect.observe.optable import observe_op_table
 from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
-from detect.thresholds import WINDOW, DetectorSettings
+from detect.text import counted
+from detect.thresholds import POWER, WINDOW, DetectorSettings
 from detect.whatif.optable import read_op_table
 from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
@@ -117,16 +120,15 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
     num_iterations = len(seen.iterations)
-    if num_iterations < WINDOW.min_iterations or not np.isfinite(seen.work.log_ns).any():
-        return _report(
-            seen,
-            settings,
-            window=seen,
-            notes=(
-                f"{num_iterations} traced iterations with forward and backward passes: a verdict "
-                f"needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
-            ),
+    if num_iterations < WINDOW.min_iterations:
+        note = (
+            f"{counted(num_iterations, 'traced iteration')}: a verdict needs "
+            f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
+        return _report(seen, settings, window=seen, notes=(note,))
+    if not np.isfinite(seen.work.log_ns).any():
+        found = AWAITED.search(_inquiry(seen, settings)).findings
+        return _report(seen, settings, window=observations, findings=found, notes=())
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
     notes = [note for _, answer in answers for note in answer.notes]
@@ -144,20 +146,16 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             for cause, answer in answers
             if answer.least_slowdown is not None
         },
+        limited_by={
+            cause.value: answer.least_because for cause, answer in answers if answer.least_because
+        },
         notes=tuple(notes),
     )
 
 
 def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:
     """Ask every cause; who was found to compute slowly is told to those that follow."""
-    num_rows = len(seen.members)
-    inquiry = Inquiry(
-        seen=seen,
-        settings=settings,
-        num_tests=num_rows * sum(spec.tests_rows(seen) for spec in CAUSES),
-        slow=np.zeros(num_rows, dtype=bool),
-        named=np.zeros(num_rows, dtype=bool),
-    )
+    inquiry = _inquiry(seen, settings)
     answers = []
     for spec in CAUSES:
         answer = spec.search(inquiry)
@@ -166,6 +164,18 @@ def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause
             inquiry = replace(inquiry, slow=inquiry.slow | answer.slow)
         inquiry = replace(inquiry, named=inquiry.named | _named(seen, answer))
     return answers
+
+
+def _inquiry(seen: Observations, settings: DetectorSettings) -> Inquiry:
+    """Return what the first search is given: nobody is slow, nobody is named."""
+    num_rows = len(seen.members)
+    return Inquiry(
+        seen=seen,
+        settings=settings,
+        num_tests=num_rows * sum(spec.tests_rows(seen) for spec in CAUSES),
+        slow=np.zeros(num_rows, dtype=bool),
+        named=np.zeros(num_rows, dtype=bool),
+    )
 
 
 def _named(seen: Observations, answer: Answer) -> Flags:
@@ -195,6 +205,7 @@ def _report(
     window: Observations,
     findings: tuple[Finding, ...] = (),
     minimum_detectable: Mapping[str, float] | None = None,
+    limited_by: Mapping[str, str] | None = None,
     notes: tuple[str, ...],
 ) -> Report:
     """Return a report; `window` has the iterations that were traced, `seen` those judged."""
@@ -206,11 +217,12 @@ def _report(
         num_iterations=len(seen.iterations),
         findings=findings,
         minimum_detectable=least,
+        limited_by=limited_by or {},
         iteration_ns=float(np.median(seen.iteration_ns)) if len(seen.iteration_ns) else 0.0,
         alignment=seen.alignment,
         completeness=seen.completeness,
         notes=(*seen.notes, *notes),
-        judged=Cause.COMPUTE.value in least,
+        judged=least.get(Cause.COMPUTE.value, math.inf) < POWER.blind_ratio,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

@@ -136,6 +136,8 @@ class Report:
     num_iterations: int
     findings: tuple[Finding, ...]
     minimum_detectable: Mapping[str, float]
+    limited_by: Mapping[str, str] = field(default_factory=dict)
+    """By class, what keeps its minimum from being smaller."""
     iteration_ns: float
     alignment: Alignment | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 from detect.observe.observations import Members
 from detect.report import Cause, Finding, Owner, Report, Verdict
-from detect.thresholds import COSTS
+from detect.thresholds import COSTS, POWER
 from megascan.errors import listed
 
 
@@ -87,7 +88,11 @@ def _answer(report: Report) -> str:
     if report.verdict == Verdict.HEALTHY:
         return f"HEALTHY: no rank, link or stage stands out in {_window(report)}."
     if not report.findings:
-        return f"UNDECIDED: nothing could be compared in {_window(report)}."
+        least = report.minimum_detectable_slowdown
+        if least is None:
+            return f"UNDECIDED: nothing could be compared in {_window(report)}."
+        blind = out_of_reach(report, Cause.COMPUTE)
+        return f"UNDECIDED: nothing stands out in {_window(report)}, but {blind}."
     first = report.findings[0]
     words = {
         Verdict.DEGRADED: "DEGRADED",
@@ -156,6 +161,34 @@ def _cost(finding: Finding) -> str:
     return f"an iteration takes {ratio:.3f} times what it would without it ({how})"
 
 
+def _power(report: Report) -> list[str]:
+    """Say what would have been found; of what is out of reach, why, and no figure of per cent."""
+    least = report.minimum_detectable
+    seen = [f"{name} {percent(one)}" for name, one in least.items() if one < POWER.blind_ratio]
+    lines = []
+    if seen:
+        lines += _labelled(
+            "power",
+            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
+            + ", ".join(seen)
+            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
+        )
+    for name, one in least.items():
+        if one >= POWER.blind_ratio:
+            lines += _labelled("power", f"{name}: {out_of_reach(report, name)}")
+    return lines
+
+
+def out_of_reach(report: Report, name: str) -> str:
+    """Say what a window that is nearly blind for a class can still show, and what blinds it."""
+    factor = report.minimum_detectable[name]
+    what = f"nothing below a factor of {math.ceil(factor)} can be seen here"
+    if factor >= POWER.hopeless_ratio:
+        what = f"not even a factor of {POWER.hopeless_ratio:.0f} can be seen here"
+    why = report.limited_by.get(name, "")
+    return f"{what}: {why}" if why else what
+
+
 def _could_not_show(report: Report) -> list[str]:
     lines = ["What this trace could and could not have shown:"]
     lines += _labelled(
@@ -163,14 +196,7 @@ def _could_not_show(report: Report) -> list[str]:
         f"{_window(report)} of {milliseconds(report.iteration_ns)}, "
         f"{counted(report.world_size, 'rank')}",
     )
-    if report.minimum_detectable:
-        parts = [f"{name} {percent(value)}" for name, value in report.minimum_detectable.items()]
-        lines += _labelled(
-            "power",
-            f"smallest lasting slowdown found with {report.power * 100:.0f} % probability: "
-            + ", ".join(parts)
-            + "; below that, silence means nothing (host, loader, gc: share of the iteration)",
-        )
+    lines += _power(report)
     lines += _labelled(
         "rule",
         f"named from {percent(report.min_slowdown)} on, over all ranks and classes at a false-"

@@ -128,6 +128,14 @@ class _Window:
 class _Passes:
     """What of a pass is the rank's own time."""
 
+    least_segment_share: float = limit(
+        0.003, "share of an iteration", Origin.CONVENTION,
+        "that a stretch between communications takes at least to be compared",
+    )  # fmt: skip
+    backward_ratio: float = limit(
+        2.0, "times the median stretch", Origin.PHYSICS,
+        "a backward pass takes twice a forward pass, and its communication may be hidden",
+    )  # fmt: skip
     max_pause_share: float = limit(
         0.002, "share", Origin.BENCHMARK,
         "a pass with more garbage collection in it says nothing about compute",
@@ -218,6 +226,20 @@ class _Compute:
     cpu_spread_log: float = limit(
         0.01, "log", Origin.PHYSICS, "by which sound CPUs differ for good"
     )
+    gpu_most_log: float = limit(
+        0.06, "log", Origin.PHYSICS,
+        "by which sound GPUs of one model differ for good at most, one standard deviation: chips "
+        "under one power limit span 20 % at most",
+    )  # fmt: skip
+    cpu_most_log: float = limit(
+        0.2, "log", Origin.PHYSICS,
+        "the same of processes on shared cores: a core that two threads share gives each 0.6 of it",
+    )  # fmt: skip
+    tail_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.PHYSICS,
+        "of the t law of single iterations beyond all that was seen: tails as heavy as those of "
+        "kernel times on shared machines",
+    )  # fmt: skip
     spread_of_floor_share: float = limit(
         1.0 / 6.0, "share of the floor", Origin.CONVENTION,
         "who asks for small slowdowns takes what is usual for at most so much of them",
@@ -226,6 +248,15 @@ class _Compute:
         1.3, "ratio", Origin.PHYSICS,
         "effect floor where communication is part of CPU time: processes that wait over gloo poll "
         "and copy by a fifth of it; caches and shared memory cost as much",
+    )  # fmt: skip
+    cache_ratio: float = limit(
+        1.1, "ratio", Origin.PHYSICS,
+        "by which cold caches and shared memory slow passes on CPUs: less is not worth a word",
+    )  # fmt: skip
+    shared_core_ratio: float = limit(
+        1.7, "ratio", Origin.PHYSICS,
+        "by which a second thread on its core slows a process: of two ranks on CPUs, the one that "
+        "has a neighbour looks slow by as much",
     )  # fmt: skip
     cache_share: float = limit(
         0.4, "share of the effect", Origin.BENCHMARK,
@@ -313,6 +344,13 @@ class _Device:
     )
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
+    )
+    isolated_share: float = limit(
+        0.25, "share of the effect", Origin.BENCHMARK,
+        "by which a rank exceeds its TP mates in one pass: they wait for it in the other",
+    )  # fmt: skip
+    least_isolated_log: float = limit(
+        0.02, "log", Origin.BENCHMARK, "by which it exceeds them at least"
     )
     alike_share: float = limit(
         0.75, "share of the ranks", Origin.CONVENTION,
@@ -408,6 +446,18 @@ class _Bursts:
     least_share: float = limit(
         0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
     )
+    others_share: float = limit(
+        1.0 / 3.0, "share of the rate", Origin.CONVENTION,
+        "of a row's hits that the others may have for the pauses to be the row's alone",
+    )  # fmt: skip
+    quiet_share: float = limit(
+        0.25, "share of the iterations", Origin.CONVENTION,
+        "in which two rows differ least, from which their noise is read: up to half may be bursts",
+    )  # fmt: skip
+    quiet_quantile: float = limit(
+        0.3186, "sigma", Origin.MATHEMATICS,
+        "below which a quarter of the absolute values of a normal law lie",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",
@@ -438,6 +488,13 @@ class _Losses:
         0.05, "share of an iteration", Origin.PHYSICS,
         "by which gaps differ between ranks where every device waits for its host, or between "
         "stages of one rank",
+    )  # fmt: skip
+    loader_ratio: float = limit(
+        1.5, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
+    )
+    separated_share: float = limit(
+        0.9, "share of the pairs", Origin.BENCHMARK,
+        "of iterations, one of either rank, in which the slower of two loses more",
     )  # fmt: skip
     loads_share: float = limit(
         0.05, "share of the longest", Origin.BENCHMARK,
@@ -476,6 +533,9 @@ class _Imbalance:
 
     replicas_agree_share: float = limit(
         0.5, "share of the excess", Origin.CONVENTION, "by which replicas of a heavy stage differ"
+    )
+    most_ranks_of_host: int = limit(
+        8, "ranks", Origin.PHYSICS, "of one host where a trace does not name hosts"
     )
     multiplicative_log: float = limit(
         0.06, "log", Origin.PHYSICS,
@@ -518,6 +578,41 @@ class _Consequences:
     minor_share: float = limit(
         0.25, "share of the cost", Origin.CONVENTION,
         "a link that costs less than this of what its slow device does goes with it",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Power:
+    """What a trace can show."""
+
+    blind_ratio: float = limit(
+        2.0, "ratio", Origin.CONVENTION,
+        "a window that shows no smaller slowdown of compute says nothing of health",
+    )  # fmt: skip
+    hopeless_ratio: float = limit(
+        20.0, "ratio", Origin.CONVENTION, "of which is said no more than that it is out of reach"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Occupancy:
+    """Ranks for whom all others wait."""
+
+    least_share: float = limit(
+        0.1, "share of an iteration", Origin.BENCHMARK,
+        "by which a rank is busy longer than its peers before everybody's waiting is its doing",
+    )  # fmt: skip
+    spread_times: float = limit(
+        3.0, "times the spread", Origin.CONVENTION,
+        "of the other ranks' own time, which the suspect must exceed",
+    )  # fmt: skip
+    mostly_share: float = limit(
+        0.8, "share of the iterations", Origin.CONVENTION,
+        "in which the suspect waits least of all ranks and is busier than its peers",
+    )  # fmt: skip
+    waiting_share: float = limit(
+        0.05, "share of an iteration", Origin.BENCHMARK,
+        "that every other rank waits longer than the suspect",
     )  # fmt: skip
 
 
@@ -608,7 +703,7 @@ class _Robust:
         "standard error of a ratio of mean squared differences, times the root of their number",
     )  # fmt: skip
     min_repetition_iterations: int = limit(
-        6, "iterations", Origin.CONVENTION, "below which noise is not asked whether it repeats"
+        8, "iterations", Origin.BENCHMARK, "below which noise is not asked whether it repeats"
     )
     trimmed_parts: int = limit(
         3, "parts", Origin.CONVENTION,
@@ -751,6 +846,8 @@ LOSSES = _Losses()
 LINKS = _Links()
 IMBALANCE = _Imbalance()
 CONSEQUENCES = _Consequences()
+POWER = _Power()
+OCCUPANCY = _Occupancy()
 COSTS = _Costs()
 READINGS = _Readings()
 DATA = _Data()
@@ -775,6 +872,8 @@ TABLES: Mapping[str, DataclassInstance] = {
     "links": LINKS,
     "imbalance": IMBALANCE,
     "consequences": CONSEQUENCES,
+    "power": POWER,
+    "occupancy": OCCUPANCY,
     "costs": COSTS,
     "readings": READINGS,
     "data": DATA,

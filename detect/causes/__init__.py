@@ -6,6 +6,7 @@
     compute.py      a rank computes slowly (also: starved by its host, slow in one pass only)
     losses.py       loader, garbage collection, host      lost_time.py   the search they share
     links.py        slow connections, late exits          starvation.py  devices that wait for hosts
+    occupancy.py    ranks for whom all others wait, nobody knows why
     imbalance.py    heavy stages, uneven sequences        finding.py     place, time, cost, headline
     consequences.py what follows from another finding     spec.py        what a cause is
 

@@ -11,9 +11,15 @@ the other rows show. So many hits in so many iterations must be improbable at th
     p = P(BetaBinomial(iterations; hits of the others + 1/2, their misses + 1/2) >= hits)
 
 and what they cost on the mean must reach the floor. The cause is the kind that most of the time was
-lost to. A row with hits in nearly all iterations is slow for good: other searches judge that. Then
-the same is asked of the mean over the passes of an iteration: their median does not see a device
+lost to. Pauses that are too few for such a proof, but cost a tenth of all time and are one row's
+alone, are a finding all the same: undecided. Computing that is slow in nearly all iterations is for
+other searches to judge; pauses of any size, 90 ms now and 570 ms then, are counted here. Then the
+same is asked of the mean over the passes of an iteration: their median does not see a device
 that is throttled during a fifth of them, their mean does.
+
+Two rows show no rate of sound ones: each exceeds the other. But two sound ones do so equally often,
+so hits that all go one way are told by a coin, p = P(Binomial(hits of both, 1/2) >= hits); and the
+one whose own passes are longer in the hits than in its other iterations is the slow one.
 
 Example: 16 ranks, 10 iterations. Rank 5 loses more than 2 % of an iteration in 4 of 10, the others
 in none of 150: p = 2.2e-6.
@@ -34,9 +40,15 @@ from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.persistence import Course
-from detect.stats.residuals import compare_within, deviations, peer_groups
+from detect.stats.residuals import (
+    compare_within,
+    data_of,
+    deviations,
+    peer_groups,
+    stage_groups,
+)
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, SEARCH
+from detect.thresholds import BURSTS, OCCUPANCY, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
@@ -73,15 +85,55 @@ class _Burst:
     others: Flags
     """(row,): with whom it was compared."""
     other_hits: int
+    is_sure: bool = True
+    """Whether chance is excluded."""
 
 
-def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list[_Burst]:
+def pauses(value: Floats, known: Flags, rate: float, twinned: Flags) -> list[_Burst]:
+    """Return the rows that lose time in pauses, in few iterations or in all; as `bursts` does.
+
+    What is lost is each row's own: two rows do not mirror each other, and one's noise is no
+    measure of the other's. Only `twinned` rows, which have one of the same stage and place beside
+    them, can be told by pauses in all iterations: others may be the only ones that load data.
+    """
+    most = np.where(twinned, 1.0, BURSTS.max_hit_share)
+    found = bursts(value, known, rate, BURSTS.least_share, most)
+    if found or known.any() or len(value) < 2:
+        return found
+    excess = np.nan_to_num(value - robust.expected_from_others(value, known))
+    quiet = float(np.nan_to_num(robust.spread(value, axis=1)).min())
+    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
+    lost = np.where(hits, excess, 0.0)
+    row = int(np.argmax(lost.mean(axis=1)))
+    others = np.arange(len(value)) != row
+    num_hits, other_hits = int(hits[row].sum()), int(hits[others].sum())
+    num_others = int(others.sum()) * value.shape[1]
+    if num_hits > most[row] * value.shape[1]:
+        return []
+    alone = other_hits / num_others <= BURSTS.others_share * num_hits / value.shape[1]
+    is_heavy = lost[row].mean() >= OCCUPANCY.least_share and num_hits >= BURSTS.min_hits
+    if not alone or not is_heavy:
+        return []
+    q_value = min(1.0, _chance(num_hits, value.shape[1], other_hits, num_others) * len(value))
+    return [
+        _Burst(
+            row=row, hits=hits[row], excess=lost[row], q_value=q_value, others=others,
+            other_hits=other_hits, is_sure=q_value <= rate,
+        )
+    ]  # fmt: skip
+
+
+def bursts(
+    value: Floats, known: Flags, rate: float, least_share: float, most: Floats | None = None
+) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean.
+    a row must exceed the others by `least_share` on the mean, in at most a share of `most` (row,) of
+    the iterations, by default those of bursts.
     """
     num_rows, num_iterations = value.shape
+    most = np.full(num_rows, BURSTS.max_hit_share) if most is None else most
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
         return []
     excess = np.nan_to_num(value - robust.median(value[~known], axis=0))
@@ -92,7 +144,7 @@ def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list
     excluded = known.copy()
     for row in np.argsort(-lost.mean(axis=1)).tolist():
         num_hits = int(hits[row].sum())
-        is_burst = BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations
+        is_burst = BURSTS.min_hits <= num_hits <= most[row] * num_iterations
         if excluded[row] or not is_burst or lost[row].mean() < least_share:
             continue
         others = ~excluded
@@ -111,6 +163,37 @@ def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list
     return found
 
 
+def pair_burst(value: Floats, own: Floats, rate: float, least_share: float) -> _Burst | None:
+    """Return the row of two that is slow now and then, None where that is not shown.
+
+    `value` (2, iteration) is the excess of each over the other, as a share; `own` (2, iteration)
+    its own log time. Example: 17 of 38 iterations in which row 0 is 8 to 17 % above row 1, none the
+    other way round: p = 2^-17.
+    """
+    gap = value[0] - value[1]
+    quiet = float(np.quantile(np.abs(gap), BURSTS.quiet_share)) / BURSTS.quiet_quantile
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
+    hits = np.stack([gap > margin, gap < -margin])
+    row = int(hits[1].sum() > hits[0].sum())
+    num_hits, num_iterations = int(hits[row].sum()), len(gap)
+    if not BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations:
+        return None
+    excess = np.where(hits[row], np.abs(gap), 0.0)
+    changes = [
+        float(robust.median(one[hits[row]]) - robust.median(one[~hits[row]]))
+        for one in (own[row], own[1 - row])
+    ]
+    size = float(np.median(excess[hits[row]]))
+    agrees = changes[0] > PAIRS.agrees_share * size > abs(changes[1])
+    q_value = float(special.bdtrc(num_hits - 1, int(hits.sum()), 0.5)) * 2
+    if not agrees or q_value > rate or excess.mean() < least_share:
+        return None
+    return _Burst(
+        row=row, hits=hits[row], excess=excess, q_value=min(1.0, q_value),
+        others=np.arange(2) != row, other_hits=int(hits[1 - row].sum()),
+    )  # fmt: skip
+
+
 def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
     """Return the probability of so many hits and more, at a rate that the others show.
 
@@ -126,28 +209,36 @@ def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int
     return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
 
 
+def _twinned(seen: Observations) -> Flags:
+    """Flag the rows beside which another has the same stage and TP rank, (row,)."""
+    place = np.stack([seen.members.stage, seen.members.place["tp"]])
+    _, number, count = np.unique(place, axis=1, return_inverse=True, return_counts=True)
+    return np.asarray(count[number.reshape(-1)] > 1)
+
+
 def _lost_share(seen: Observations) -> Floats:
     """Time lost to collector, loader and host over the iteration's, (row, iteration)."""
     lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in LOST], axis=0)
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 
-def _compute_excess(seen: Observations) -> Floats:
+def _compute_excess(seen: Observations, known: Flags) -> Floats:
     """Mean of each row's passes over its peers' minus 1, (row, iteration).
 
-    A row that is quicker than its peers for good is measured against itself.
+    A row that is quicker than its peers for good is measured against itself; a slow one that is
+    `known` is nobody's peer.
     """
     groups = peer_groups(seen.work, seen.members)
-    nobody = np.zeros(len(seen.members), dtype=bool)
     if min(len(rows) for rows in groups) < 2:
         return np.full((len(seen.members), len(seen.iterations)), np.nan)
-    value = compare_within(_averaged(seen.work, groups), seen.members, groups, nobody).value
+    work = _averaged(seen.work, groups, known)
+    value = compare_within(work, seen.members, groups, known).value
     return np.asarray(np.expm1(value - robust.centre(value)[:, None].clip(max=0.0)))
 
 
-def _averaged(work: Work, groups: list[Integers]) -> Work:
+def _averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
     """Put the mean of each phase's passes, over their group's, in place of the passes."""
-    ratio = np.exp(deviations(work, groups, np.zeros(len(work.log_ns), dtype=bool)))
+    ratio = np.exp(deviations(work, groups, known))
     phases = (FORWARD, BACKWARD)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = [np.log(robust.mean(ratio[:, :, work.phase == one], axis=2)) for one in phases]
@@ -188,13 +279,21 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
         episodes=tuple((int(slot), int(slot)) for slot in slots),
     )
     what = "its passes" if cause == Cause.COMPUTE else "the window"
+    owner = Owner.JOB if cause == Cause.GC else Owner.NODE
+    doubts = []
+    if not burst.is_sure:
+        owner = Owner.UNDECIDED
+        doubts.append("so few iterations may be chance: trace more of them in a row")
+    elif cause == Cause.COMPUTE and data_of(seen.work, members, stage_groups(members)).used:
+        owner = Owner.UNDECIDED
+        doubts.append("its microbatches vary in length, and longer ones may be the reason as well")
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
             cause=cause,
-            owner=Owner.JOB if cause == Cause.GC else Owner.NODE,
+            owner=owner,
             slowdown=1.0 + share,
             interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
             course=course,
@@ -208,6 +307,7 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
                 f"that is {percent(1 + share)[:-2]} % of {what}; of "
                 f"{counted(int(burst.others.sum()) * num_iterations, 'iteration')} of the other "
                 f"ranks {burst.other_hits} lost as much",
+                *doubts,
             ),
             advice=ADVICE[cause],
         ),
@@ -220,13 +320,19 @@ def _search(inquiry: Inquiry) -> Answer:
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     known = inquiry.slow | inquiry.named
-    pauses = bursts(_lost_share(seen), known, rate, BURSTS.least_share) if seen.lost_ns else []
+    paused = pauses(_lost_share(seen), known, rate, _twinned(seen)) if seen.lost_ns else []
     known = known.copy()
-    known[[one.row for one in pauses]] = True
-    throttled = bursts(_compute_excess(seen), known, rate, inquiry.settings.min_slowdown - 1.0)
+    known[[one.row for one in paused]] = True
+    excess = _compute_excess(seen, known)
+    if len(seen.members) == 2 and not known.any():
+        own = robust.median(seen.work.log_ns, axis=2)
+        lone = pair_burst(excess, own, rate, BURSTS.least_share)
+        throttled = [lone] if lone else []
+    else:
+        throttled = bursts(excess, known, rate, BURSTS.least_share)
     return Answer(
         findings=(
-            *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in pauses),
+            *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused),
             *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
         )
     )

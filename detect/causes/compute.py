@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import Slowness, not_shown
+from detect.causes.device import Slowness, is_isolated, mates_of, not_shown
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
@@ -76,13 +76,19 @@ class SlowRow:
     """A row that computes slowly, and against whom it was compared."""
 
     suspect: Suspect
-    num_peers: int
+    peers: Integers
+    """Rows that it was compared with."""
     across_stages: bool
     """Compared by transformer layers with other stages."""
     by_phase: tuple[float, float]
     """Log slowdown of forward and of backward."""
     optimizer: float
     """Log slowdown of the optimizer step; NaN when not comparable."""
+
+    @property
+    def num_peers(self) -> int:
+        """Return how many rows it was compared with."""
+        return len(self.peers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +157,7 @@ def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
     optimizer = np.full_like(seen.optimizer_ns, np.nan)
     if not field.across_stages:
         optimizer = _optimizer_residuals(seen, field.groups, excluded)
-    described = [
-        _describe(one, residuals, optimizer, field.across_stages) for one in result.suspects
-    ]
+    described = [_describe(one, residuals, optimizer, field, excluded) for one in result.suspects]
     return ComputeSearch(
         slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
         noise=result.noise,
@@ -175,18 +179,36 @@ def _usual(inquiry: Inquiry, field: _Field) -> Usual:
         floor=LIMITS.cpu_noise_log if is_cpu else LIMITS.gpu_noise_log,
         spread=min(spread, floor * LIMITS.spread_of_floor_share),
         level_error=data.level_error,
+        most=LIMITS.cpu_most_log if is_cpu else LIMITS.gpu_most_log,
+        tail_degrees=LIMITS.tail_degrees,
         scattered=not data.used,
     )
 
 
 def _is_cache_effect(slow: SlowRow) -> bool:
-    """Passes of a CPU process that are a little slower while its optimizer is not.
+    """Passes of a CPU process that are a little slower while its optimizer is not."""
+    effect = slow.suspect.course.effect
+    return effect < np.log(LIMITS.cache_ratio) and slow.optimizer < LIMITS.cache_share * effect
 
-    CPU time grows with cold caches after sleeping and with memory shared by neighbours, by up to a
-    fifth; a slow core slows the optimizer as well.
+
+def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
+    """Why the neighbours on a CPU may be the reason, as a sentence; None where they are not.
+
+    CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
+    a second thread on the core. A slow core slows the optimizer as well.
     """
     effect = slow.suspect.course.effect
-    return effect < np.log(LIMITS.mixed_ratio) and slow.optimizer < LIMITS.cache_share * effect
+    most = LIMITS.shared_core_ratio if slow.num_peers == 1 else LIMITS.mixed_ratio
+    confirmed = slow.optimizer >= LIMITS.cache_share * effect
+    if seen.members.device_kind != "cpu" or confirmed or effect >= np.log(most):
+        return None
+    optimizer = "was not recorded"
+    if np.isfinite(slow.optimizer):
+        optimizer = f"takes {np.exp(slow.optimizer):.2f}x the time of its peers'"
+    return (
+        f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
+        "the passes of a CPU process longer by as much: who shares its cores decides"
+    )
 
 
 def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
@@ -201,17 +223,18 @@ def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: F
 
 
 def _describe(
-    suspect: Suspect, residuals: Residuals, optimizer: Floats, across_stages: bool
+    suspect: Suspect, residuals: Residuals, optimizer: Floats, field: _Field, excluded: Flags
 ) -> SlowRow:
     row, active = suspect.row, suspect.course.active
     phases = [
         float(robust.median(residuals.by_phase[phase, row][active]))
         for phase in (FORWARD, BACKWARD)
     ]
+    group = next(rows for rows in field.groups if row in rows)
     return SlowRow(
         suspect=suspect,
-        num_peers=int(residuals.num_peers[row]),
-        across_stages=across_stages,
+        peers=group[~excluded[group] & (group != row)],
+        across_stages=field.across_stages,
         by_phase=(phases[0], phases[1]),
         optimizer=float(robust.median(optimizer[row][active])),
     )
@@ -302,7 +325,7 @@ def _judge(
                 "difference of the work: compare the two ranks' modules at granularity full",
             ),
         )
-    ordinary = _ordinary_difference(inquiry, found, slow)
+    ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
     if ordinary is not None:
         decision = _Decision(False, ordinary)
     elif slow.across_stages:
@@ -327,7 +350,23 @@ def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slownes
     effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
     raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
     level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
-    return Slowness(effects=np.maximum(effects, level), slow=found.slow_rows)
+    by_phase = robust.median(found.residuals.by_phase[:, :, active], axis=2)
+    return Slowness(effects=np.maximum(effects, level), slow=found.slow_rows, by_phase=by_phase)
+
+
+def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
+    """Return slow rows that wait for a mate that stands out, and are slow for no other reason."""
+    victims: set[int] = set()
+    slow = {one.suspect.row: one for one in found.slow}
+    for row, one in slow.items():
+        if one.across_stages or not is_isolated(seen.members, _effects(seen, found, one), row):
+            continue
+        mates = mates_of(seen.members, row).tolist()
+        victims |= {
+            mate for mate in mates
+            if mate in slow and slow[mate].suspect.course.effect < one.suspect.course.effect
+        }  # fmt: skip
+    return victims
 
 
 def _alone_on_its_stage(slow: SlowRow) -> _Decision:
@@ -535,9 +574,8 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     if slow.across_stages:
         against = "of the transformer layers of the other stages"
     else:
-        peers = members.rows_of_stage(int(members.stage[row]))
-        names = listed(members.workers[one][0] for one in peers if one != row)
-        against = f"of the same work on {'rank' if len(peers) == 2 else 'ranks'} {names}"
+        names = listed(members.workers[one][0] for one in slow.peers)
+        against = f"of the same work on {'rank' if slow.num_peers == 1 else 'ranks'} {names}"
     course = slow.suspect.course
     num_microbatches = int(seen.work.microbatch.max()) + 1
     return [
@@ -619,9 +657,12 @@ def _search(inquiry: Inquiry) -> Answer:
     if found.num_compared:
         effect = inquiry.detectable_effect(found.noise)
         least = max(least_slowdown(seen, inquiry.settings), float(np.exp(effect)))
+    victims = _victims(seen, found)
+    said = [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
     return Answer(
-        findings=tuple(_finding(inquiry, found, one) for one in found.slow if _worth_saying(one)),
+        findings=tuple(_finding(inquiry, found, one) for one in said),
         least_slowdown=least,
+        least_because=inquiry.limited_by(found.noise),
         slow=found.slow_rows,
         notes=tuple(_limits(seen, found)),
     )

@@ -49,11 +49,13 @@ def _explains(main: Finding, other: Finding) -> bool:
     """Return whether `other` is what the fault of `main` looks like elsewhere."""
     meets = main.first_iteration <= other.last_iteration
     meets = meets and other.first_iteration <= main.last_iteration
+    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
+    if main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK and minor:
+        return meets  # whoever launches late holds up its partners' messages, too
     if not meets or not set(main.ranks) & set(other.ranks):
         return False
     same = set(main.ranks) >= set(other.ranks)
     if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
-        minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
         return same or minor or other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
         return same and other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown

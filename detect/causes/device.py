@@ -11,11 +11,16 @@ clock hardly touches). So:
 * passes and optimizer slower: the device;
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
   slow alike: not shown to be the device, and undecided;
-* passes slower, optimizer not, but other ranks on the same data are not slow: the device.
+* passes slower, optimizer not, but other ranks on the same data are not slow: the device;
+* one rank of a TP group slower than all its mates in the forward or the backward pass, and in both
+  slower than other groups: the device, and its mates only wait for it where the trace does not
+  show it. Longer data slow all of them alike, in both passes.
 
 Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
 ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
-Undecided.
+Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates 1.13
+times in the forward and 1.31 times in the backward pass, in which nobody recorded the all-reduces:
+rank 6.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import numpy as np
 
 from detect.observe.observations import Members, Observations
 from detect.stats import robust
-from detect.thresholds import DEVICE
+from detect.thresholds import DEVICE, PAIRS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -38,6 +43,8 @@ class Slowness:
     """(row,): log slowdown."""
     slow: Flags
     """(row,)"""
+    by_phase: Floats
+    """(phase, row): log slowdown of forward and of backward."""
 
 
 def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> str | None:
@@ -48,6 +55,8 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     """
     level, error = _optimizer_level(optimizer, passes.slow)
     effect = float(passes.effects[row])
+    if is_isolated(seen.members, passes, row):
+        return None
     if level[row] >= max(DEVICE.optimizer_share * effect, DEVICE.sure_sigmas * error):
         return None
     alike = _on_the_same_data(seen.members, row)
@@ -67,6 +76,25 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
             "trace does not show, or their data, may be the reason as well as a device"
         )
     return f"{words}: longer data may be the reason as well as the device"
+
+
+def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
+    """Whether the row stands out among the ranks that share every microbatch with it (TP, CP)."""
+    mates = mates_of(members, row)
+    effects = np.nan_to_num(passes.by_phase)
+    own = effects[:, row]
+    if members.layout.ep > 1 or not len(mates) or not own.min() > PAIRS.agrees_share * own.max():
+        return False
+    over = own - effects[:, mates].max(axis=1)
+    least = max(DEVICE.isolated_share * float(own.max()), DEVICE.least_isolated_log)
+    return bool(over.max() >= least and over.min() >= -DEVICE.least_isolated_log)
+
+
+def mates_of(members: Members, row: int) -> Integers:
+    """Return the other rows of the row's stage and replica."""
+    same = (members.replica == members.replica[row]) & (members.stage == members.stage[row])
+    same[row] = False
+    return np.flatnonzero(same)
 
 
 def _optimizer_level(residual: Floats, slow: Flags) -> tuple[Floats, float]:

@@ -22,7 +22,8 @@ rank is named, whose slowness others may be waiting for.
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, slower passes count only if the optimizer, which no data and no partition of the
-microbatches lengthens, is slower as well.
+microbatches lengthens, is slower as well, or if all its devices are starved and the others' are
+fed: longer work lets a host get ahead, it does not hold it back.
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
@@ -44,7 +45,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, milliseconds, times
-from detect.thresholds import HOSTS, SEARCH
+from detect.thresholds import HOSTS, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -54,6 +55,12 @@ DEVICE_ADVICE = (
     "read the clocks, throttle reasons and temperatures of all GPUs of that host (nvidia-smi -q -d "
     "CLOCK,PERFORMANCE,TEMPERATURE,POWER), its power supplies and its fans",
     "measure the host with the job away: python scripts/healthcheck.py --sweep",
+)
+
+
+NOT_SHOWN = (
+    "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
+    "which all wait for one): that may be the reason as well as the host"
 )
 
 
@@ -70,6 +77,8 @@ class SlowHost:
     tests: Mapping[str, _Test]
     """By channel, the others among them, for the evidence."""
     num_peers: int
+    is_shown: bool = True
+    """Whether data and hidden communication are excluded."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,14 @@ class _Sides:
         return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
 
     def holds_whole_units(self) -> bool:
-        """Return whether the host's ranks are all of some replicas, or of some stages."""
+        """Return whether the host's ranks are all of some replicas, of some stages, or one TP group.
+
+        Of a TP group whose communication is hidden in its passes, all are as slow as one.
+        """
         members = self.seen.members
+        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
+        if len(places) == 1 and int(self.own.sum()) > 1:
+            return True
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
             for unit in (members.replica, members.stage)
@@ -133,8 +148,12 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
     named = _named(inquiry, sides, tests, sure)
+    is_shown = named is not None
     if named is None:
-        return None
+        compute = sure.get(COMPUTE)
+        if compute is None or not _all_suspected(inquiry, sides, compute):
+            return None
+        named = Cause.COMPUTE, compute
     cause, test = named
     return SlowHost(
         rows=np.flatnonzero(sides.own),
@@ -144,7 +163,15 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         excess_ns=_excess_ns(sides, cause, test),
         tests=tests,
         num_peers=int((~sides.own).sum()),
+        is_shown=is_shown,
     )
+
+
+def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
+    """Whether most of the host's ranks were found slow one by one: they are one finding."""
+    slow = float(np.mean(inquiry.slow[sides.own]))
+    floor = float(np.log(inquiry.settings.min_slowdown))
+    return slow >= HOSTS.most_of_host_share and compute.effect >= floor
 
 
 def _named(
@@ -157,6 +184,8 @@ def _named(
         is_device = optimizer is not None and optimizer.effect >= least
         if is_device or not sides.holds_whole_units():
             return Cause.COMPUTE, compute
+        if _is_starved(sides):
+            return Cause.HOST, compute
     is_doubtful = sides.lacks_peers(sides.own) or _named_elsewhere(inquiry, sides)
     least = HOSTS.least_doubtful_share if is_doubtful else HOSTS.least_share
     heavy = [name for name in LOST if name in sure and sure[name].effect >= least]
@@ -171,6 +200,20 @@ def _named(
         if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
             return Cause.HOST, optimizer
     return None
+
+
+def _is_starved(sides: _Sides) -> bool:
+    """Whether all of the host's devices wait for their launches, and those of the others do not.
+
+    Longer data and heavier layers do the opposite: the host gets further ahead.
+    """
+    if sides.seen.starved_share is None:
+        return False
+    level = robust.median(sides.seen.starved_share, axis=1)
+    mine, others = level[sides.own], level[sides.control]
+    return bool(
+        np.nanmin(mine) >= STARVATION.starved_share and np.nanmax(others) <= STARVATION.fed_share
+    )
 
 
 def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
@@ -270,7 +313,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             ranks=ranks,
             rows=tuple(int(row) for row in slow.rows),
             cause=slow.cause,
-            owner=Owner.NODE,
+            owner=Owner.NODE if slow.is_shown else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(low, high),
             course=None,
@@ -286,6 +329,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
                 f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
+                *(() if slow.is_shown else (NOT_SHOWN,)),
             ),
             advice=DEVICE_ADVICE if slow.cause == Cause.COMPUTE else HOST_ADVICE,
         ),
@@ -305,14 +349,24 @@ def _measured(tests: Mapping[str, _Test]) -> str:
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_hosts(inquiry)
     workers = inquiry.seen.members.workers
-    ranks = {rank for one in found for row in one.rows for rank in workers[int(row)]}
+    ranks, doubtful = (
+        {rank for one in found if one.is_shown == is_shown for row in one.rows
+         for rank in workers[int(row)]}
+        for is_shown in (True, False)
+    )  # fmt: skip
+
+    def explains(finding: Finding) -> bool:
+        if finding.owner != Owner.NODE and finding.cause in (Cause.COMPUTE, Cause.UNKNOWN):
+            return set(finding.ranks) <= ranks | doubtful
+        return finding.cause != Cause.LINK and set(finding.ranks) <= ranks
+
     # whether a stage on such a host is heavy by itself is not shown: nobody is told that it is
     lengthens = [one.rows for one in found if one.cause in (Cause.COMPUTE, Cause.HOST)]
     slow = [int(row) for rows in lengthens for row in rows]
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         slow=mask_of(slow, len(inquiry.seen.members)),
-        explains=lambda finding: finding.cause != Cause.LINK and set(finding.ranks) <= ranks,
+        explains=explains,
     )
 
 

@@ -3,8 +3,12 @@
 Both are findings of the job, not of a node.
 
 A heavy stage computes 10 % longer for a microbatch than the median stage, on all replicas alike.
-Example: 44 ms against 40 ms; forward +1 ms, backward +3 ms: an output layer, no slow device, which
-would multiply both alike.
+Example: 44 ms against 40 ms on 4 replicas, on 4 hosts: an output layer, no slow device.
+
+The job is only blamed where nothing else is left. A stage of one rank may be a slow device, and one
+that is alone on its host a slow host: they multiply what the stage has, whether it is heavier by
+itself or not. That is excluded by layers which take as long as those of the other stages, by
+replicas on several hosts that agree, or by other stages' ranks on the same host that are not slow.
 
 Uneven sequences: the same microbatch takes different times on different replicas, on all ranks of a
 replica together, and other replicas are the longest in other iterations. Example: a spread of 12 %
@@ -19,7 +23,7 @@ import numpy as np
 
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import rank_correlation, t_tail
@@ -27,6 +31,16 @@ from detect.stats.residuals import data_effects, deviations, stage_groups
 from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import IMBALANCE, SEARCH
 from megascan.arrays import Flags, Floats
+
+STAGE_ADVICE = (
+    "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
+    "--decoder-last-pipeline-num-layers) or split the output layer"
+)
+DOUBTFUL_ADVICE = (
+    "run the same GEMM benchmark on a device of this stage and on one of another: slower there, "
+    "too, means the hardware; as fast means more work",
+    "if it is more work: " + STAGE_ADVICE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +59,11 @@ class HeavyStage:
     """Of its transformer layers against those of the other stages; NaN when not traced."""
     num_replicas: int
     replica_spread: float
-    at_an_end: bool
-    """First or last: the embedding or the output layer is known extra work."""
     saved_ns: Floats
     """(iteration,) if the work were spread evenly over the stages."""
 
-    @property
-    def looks_like_device(self) -> bool:
-        """In the middle, without a replica, and everything is slower by the same ratio."""
-        layers_normal = self.layer_ratio < 1 + IMBALANCE.normal_layers_share * (self.ratio - 1)
-        alone = self.num_replicas < 2 and not self.at_an_end
-        return alone and self.is_multiplied and not layers_normal
+    doubt: str
+    """Why hardware may be the reason as well, as a sentence; empty where it is excluded."""
 
     @property
     def is_multiplied(self) -> bool:
@@ -126,6 +134,8 @@ def _heavy(
         return None
     error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + IMBALANCE.error_floor_ratio
     forward, backward = robust.median(level, axis=1), robust.median(expected, axis=1)
+    layer_ratio = _layer_ratio(seen, stage, faulty)
+    normal = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
@@ -138,11 +148,39 @@ def _heavy(
         excess_backward_ns=float(forward[BACKWARD] - backward[BACKWARD]),
         ratio_forward=float(forward[FORWARD] / backward[FORWARD]),
         ratio_backward=float(forward[BACKWARD] / backward[BACKWARD]),
-        layer_ratio=_layer_ratio(seen, stage, faulty),
+        layer_ratio=layer_ratio,
+        doubt="" if layer_ratio < normal else _hardware_doubt(seen.members, stage),
         num_replicas=len(by_replica),
         replica_spread=replica_spread,
-        at_an_end=stage in (0, int(seen.members.stage.max())),
         saved_ns=_saved(seen, total, others),
+    )
+
+
+def _hardware_doubt(members: Members, stage: int) -> str:
+    """Say why slow hardware may make the whole stage slow; empty where it cannot be."""
+    rows = members.rows_of_stage(stage)
+    hosts = {members.hosts[row] for row in rows}
+    num_ranks = sum(len(members.workers[row]) for row in rows)
+    if num_ranks == 1:
+        return (
+            "no other rank shares the stage, so a slow device would show the same: a benchmark of "
+            "it and of another stage's, a second replica or granularity full decide"
+        )
+    if hosts == {""}:
+        if num_ranks > IMBALANCE.most_ranks_of_host:
+            return ""
+        return (
+            "the trace does not say on which hosts its ranks run: were it one that no other stage "
+            "uses, a slow host would show the same"
+        )
+    shared = any(
+        members.hosts[row] in hosts for row in range(len(members)) if members.stage[row] != stage
+    )
+    if len(hosts) > 1 or shared:
+        return ""
+    return (
+        f"its ranks run on host {members.hosts[rows[0]]} and no others do, so a slow host would "
+        "show the same: a benchmark of that host and of another, or granularity full, decides"
     )
 
 
@@ -232,6 +270,8 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> t
         return _correlation(elsewhere[use], deviation[use]), True
     forward = deviation[:, :, seen.work.phase == FORWARD]
     backward = deviation[:, :, seen.work.phase == BACKWARD]
+    if forward.shape != backward.shape:  # not every stretch between communications has its pass
+        forward, backward = robust.mean(forward, axis=2), robust.mean(backward, axis=2)
     use = np.isfinite(forward) & np.isfinite(backward)
     return _correlation(forward[use], backward[use]), False
 
@@ -267,7 +307,6 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
     """A heavy stage; undecided where a lone rank is slower by the same ratio at everything."""
     rows = seen.members.rows_of_stage(heavy.stage)
     ranks = tuple(rank for row in rows for rank in seen.members.workers[row])
-    suspicious = heavy.looks_like_device
     last = heavy.stage == int(seen.members.stage.max())
     which = "last stage" if last else "first stage" if heavy.stage == 0 else "stage"
     return build_finding(
@@ -276,7 +315,7 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             ranks=ranks,
             rows=tuple(rows.tolist()),
             cause=Cause.STAGE_IMBALANCE,
-            owner=Owner.UNDECIDED if suspicious else Owner.JOB,
+            owner=Owner.UNDECIDED if heavy.doubt else Owner.JOB,
             slowdown=heavy.ratio,
             interval=heavy.interval,
             course=None,
@@ -284,13 +323,12 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             num_peers=len(seen.members) - len(rows),
             saved_ns=heavy.saved_ns,
             subject=f"{which} PP{heavy.stage} ({counted(len(ranks), 'rank')})",
-            predicate=f"has {times(heavy.ratio)} the work of the other stages",
+            predicate=f"takes {times(heavy.ratio)} the time of the other stages, undecided whether "
+            "it has more work or slow hardware"
+            if heavy.doubt
+            else f"has {times(heavy.ratio)} the work of the other stages",
             evidence=_stage_evidence(heavy),
-            advice=(
-                "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
-                "--decoder-last-pipeline-num-layers) or split the output layer; no node is at "
-                "fault",
-            ),
+            advice=DOUBTFUL_ADVICE if heavy.doubt else (STAGE_ADVICE + "; no node is at fault",),
             is_replayed=False,
         ),
     )
@@ -308,14 +346,17 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
         f"microbatch), backward {times(heavy.ratio_backward)} "
         f"(+{milliseconds(heavy.excess_backward_ns)}): "
         + (
-            "the same ratio, as a slow device would show, and there is no replica to compare with; "
-            "a second replica or a benchmark of that device decides"
-            if heavy.looks_like_device
+            "the same ratio, as slow hardware would show"
+            if heavy.doubt and heavy.is_multiplied
+            else "extra work of its own kind, on hardware slow or not"
+            if heavy.doubt
             else "extra work, not a slow device, which would multiply both alike"
             if not heavy.is_multiplied
             else "extra work shared by the stage"
         )
     )
+    if heavy.doubt:
+        sentences.append(heavy.doubt)
     if np.isfinite(heavy.layer_ratio):
         sentences.append(
             f"its transformer layers take {times(heavy.layer_ratio)} the time of the other stages'"

@@ -120,6 +120,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
             _finding(seen, one) for one in slow if float(np.mean(one.excess_ns)) >= least_ns
         ),
         least_slowdown=max(settings.min_link_slowdown, float(np.exp(effect))),
+        least_because=inquiry.limited_by(result.noise),
     )
 
 
@@ -287,8 +288,10 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
 
-    def is_in_doubt(suspect: Suspect) -> bool:
-        return bool(slow.any()) and not slow[suspect.row]
+    def doubt(suspect: Suspect) -> str | None:
+        if slow.any() and not slow[suspect.row]:
+            return IN_DOUBT
+        return _woken_late(seen, suspect.row)
 
     answer = lost_time(
         inquiry,
@@ -298,8 +301,8 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             groups=stage_peers(seen),
             bursty=seen.members.device_kind == "cpu",
             excuses_slow=True,
-            owner=lambda suspect: Owner.UNDECIDED if is_in_doubt(suspect) else Owner.NODE,
-            evidence=lambda suspect: (IN_DOUBT,) if is_in_doubt(suspect) else (),
+            owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
+            evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
             base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
             without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
             predicate="leaves its communications {time} an iteration later than the other "
@@ -307,7 +310,19 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             advice=lambda suspect: connection_advice(seen, seen.members.workers[suspect.row]),
         ),
     )
-    return replace(answer, least_slowdown=None)  # of links, the search for slow ones says that
+    return replace(answer, least_slowdown=None, least_because="")
+
+
+def _woken_late(seen: Observations, row: int) -> str | None:
+    """Why a late exit need not be the connection's on CPUs of one host; None elsewhere."""
+    members = seen.members
+    others = {members.hosts[one] for one in members.rows_of_stage(int(members.stage[row]))}
+    if members.device_kind != "cpu" or others != {members.hosts[row]}:
+        return None
+    return (
+        "all ranks of its stage run on one host, so no network lies between them: a process that "
+        "is woken late from its wait, because its cores are busy, shows the same"
+    )
 
 
 def _without_victims(

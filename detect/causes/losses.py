@@ -55,6 +55,12 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     if across:
         loading_rows = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
         groups = [np.sort(loading_rows[tp_rank[loading_rows] == 0])]
+
+    def owner(suspect: Suspect) -> Owner:
+        own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
+        over = suspect.course.effect * float(np.median(seen.iteration_ns))
+        return Owner.NODE if own >= LOSSES.loader_ratio * (own - over) else Owner.UNDECIDED
+
     return lost_time(
         inquiry,
         Loss(
@@ -65,7 +71,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
                 inquiry.settings.min_stage_excess - 1.0 if on_gpu and across else 0.0,
                 LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
             ),
-            owner=lambda suspect: Owner.NODE,
+            owner=owner,
+            evidence=lambda suspect: (SHARDS,) if owner(suspect) == Owner.UNDECIDED else (),
             base_ns=lambda row, own, excess: own - excess,
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect: (
@@ -115,9 +122,21 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 
     alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
 
+    at_place: set[int] = set()  # rows whose like in other stages lose as much
+
+    def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+        at_place.update(_alike_at_their_place(seen, suspects))
+        return suspects
+
     def owner(suspect: Suspect) -> Owner:
+        if suspect.row in at_place:
+            return Owner.UNDECIDED
         all_late = hosts_are_all_late(seen, suspect.row, suspect.course.active)
         return Owner.JOB if all_late else Owner.NODE
+
+    def evidence(suspect: Suspect) -> tuple[str, ...]:
+        parts = _parts(seen, suspect.row, suspect.course.active)
+        return (parts, OF_PLACE) if suspect.row in at_place else (parts,)
 
     answer = lost_time(
         inquiry,
@@ -129,12 +148,36 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             least_share=LOSSES.host_bound_share if is_bound or alone else 0.0,
             excuses_slow=True,
             owner=owner,
-            evidence=lambda suspect: (_parts(seen, suspect.row, suspect.course.active),),
+            evidence=evidence,
+            without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
             advice=lambda suspect: HOST_ADVICE,
         ),
     )
     return replace(answer, notes=tuple(notes))
+
+
+SHARDS = (
+    "its loading takes a little longer only, as that of longer documents does: the loader timed "
+    "alone on that host and on another decides"
+)
+OF_PLACE = (
+    "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "
+    "communication that the trace does not show is likelier than as many slow hosts"
+)
+
+
+def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> set[int]:
+    """Return suspects that have the TP rank of a suspect of another stage."""
+    members = seen.members
+    if members.layout.tp < 2:
+        return set()
+    places = [(int(members.place["tp"][one.row]), int(members.stage[one.row])) for one in suspects]
+    return {
+        one.row
+        for one, (tp, stage) in zip(suspects, places, strict=True)
+        if any(tp == other and stage != at for other, at in places)
+    }
 
 
 def _parts(seen: Observations, row: int, active: Flags) -> str:

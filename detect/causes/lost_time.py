@@ -90,9 +90,11 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)
     lost = _Lost(loss, time_ns, np.nan_to_num(compare(excluded) * step_ns))
+    told = tuple(one for one in result.suspects if _told_apart(loss, time_ns, one))
     return Answer(
-        findings=tuple(_finding(seen, lost, one) for one in loss.without(result.suspects)),
+        findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
         least_slowdown=1.0 + max(inquiry.detectable_effect(result.noise), task.floor),
+        least_because=inquiry.limited_by(result.noise),
     )
 
 
@@ -129,6 +131,20 @@ def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             advice=loss.advice(suspect),
         ),
     )
+
+
+def _told_apart(loss: Loss, time_ns: Floats, suspect: Suspect) -> bool:
+    """Whether a row loses more than its only peer in nearly any two of their iterations.
+
+    Two rows show no rate at which sound ones have bursts; such times have heavy tails, and one
+    long pause of the one is no level.
+    """
+    rows = next(rows for rows in loss.groups if suspect.row in rows)
+    if len(rows) != 2:
+        return True
+    own = time_ns[suspect.row][suspect.course.active]
+    other = time_ns[rows[rows != suspect.row][0]]
+    return float(np.mean(own[:, None] > other[None, :])) >= LOSSES.separated_share
 
 
 def _num_peers(loss: Loss, row: int) -> int:

@@ -221,10 +221,29 @@ def _evidence(seen: Observations, split: _Split) -> str:
 
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_networks(inquiry)
+    notes = () if found else _hidden_by_rings(inquiry.seen)
     ranks = {rank for one in found for rank in one.ranks}
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         explains=lambda finding: finding.cause == Cause.LINK and bool(ranks & set(finding.ranks)),
+        notes=notes,
+    )
+
+
+def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
+    """Say which slow network could not have been seen: that of a host which every ring crosses."""
+    hosts = {name for name in seen.members.hosts if name}
+    if len(hosts) < 2:
+        return ()
+    crossed: list[frozenset[str]] = []
+    if seen.transfers is not None:
+        crossed = [one for one in _crossings(seen, seen.transfers).hosts if len(one) > 1]
+    if any(one != hosts for one in crossed):
+        return ()
+    return (
+        "all communication between hosts runs through every one of them, or was not recorded: a "
+        "slow network of one host slows all alike and cannot be seen here; an all_reduce_perf "
+        "(nccl-tests) between pairs of hosts shows it",
     )
 
 

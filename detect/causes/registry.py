@@ -7,7 +7,17 @@ is not at fault. To add a cause: a member of `detect.report.Cause`, a file here 
 
 from __future__ import annotations
 
-from detect.causes import bursts, compute, corruption, hosts, imbalance, links, losses, networks
+from detect.causes import (
+    bursts,
+    compute,
+    corruption,
+    hosts,
+    imbalance,
+    links,
+    losses,
+    networks,
+    occupancy,
+)
 from detect.causes.spec import CauseSpec
 
 CAUSES: tuple[CauseSpec, ...] = (
@@ -23,6 +33,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     imbalance.STAGES,
     imbalance.SEQUENCES,
     corruption.CORRUPTION,
+    occupancy.AWAITED,
 )
 
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}

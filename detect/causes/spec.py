@@ -20,7 +20,8 @@ import numpy as np
 
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding
-from detect.stats.noise import Noise, minimum_detectable_effect
+from detect.stats.noise import Noise
+from detect.stats.persistence import least_beyond_bursts
 from detect.thresholds import DetectorSettings
 from megascan.arrays import Flags
 
@@ -45,14 +46,20 @@ class Inquiry:
         stretches. Example: noise of 0.4 % over 18 iterations and 32 tests give 0.006; with lasting
         differences of 0.4 % between sound ranks, 0.026: most of that is not noise in time.
         """
-        settings = self.settings
-        return minimum_detectable_effect(
-            noise,
-            len(self.seen.iterations),
-            2 * self.num_tests,
-            settings.false_discovery_rate,
-            settings.power,
+        settings, num_iterations = self.settings, len(self.seen.iterations)
+        p_value = settings.false_discovery_rate / max(2 * self.num_tests, 1)
+        return max(
+            noise.detectable(num_iterations, p_value, settings.power),
+            least_beyond_bursts(noise, num_iterations, p_value),
         )
+
+    def limited_by(self, noise: Noise) -> str:
+        """Say what keeps the detectable effect from being smaller, as part of a sentence."""
+        num_iterations = len(self.seen.iterations)
+        if noise.between > noise.chance(num_iterations):
+            return f"sound ranks differ by {noise.between:.0%} for good"
+        varied = float(np.median(noise.sigma))
+        return f"{num_iterations} iterations were traced, and a rank's vary by {varied:.0%} each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,8 @@ class Answer:
     findings: tuple[Finding, ...] = ()
     least_slowdown: float | None = None
     """Smallest slowdown that would have been found; None where the trace cannot tell."""
+    least_because: str = ""
+    """What makes that so large, as part of a sentence: "6 iterations that vary by 20 % each"."""
     slow: Flags | None = None
     """(row,): who computes slowly, for the searches that follow."""
     notes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ transformer layers           layers
 optimizer                    optimizer_ns, busy_ns
 data, garbage collection     lost_ns[LOADER], lost_ns[GC]
 no span at all               host_gap_ns
-matched communication        transfers, lost_ns[LINK]
+matched communication        transfers, lost_ns[LINK], waiting_ns
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from dataclasses import asdict
 import numpy as np
 
 from detect.costs import ReplayedCosts
-from detect.observe.observations import Members, Observations, Transfers, place_of
+from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.readings import typical_readings
+from detect.observe.segments import segments_of
 from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
 from detect.observe.stalls import Pieces, collecting_time, loading_time, stalled_time
 from detect.observe.transfers import transfers_of
+from detect.observe.waiting import waiting_time
 from detect.observe.work import (
+    LAYER_NAMES,
     OwnTimes,
     entangling_modules,
     layer_modules,
@@ -42,11 +45,12 @@ def observe(timeline: Timeline) -> Observations:
     """Everything the detector needs from a timeline."""
     index = SpanIndex(timeline)
     members = _members(timeline, index.ranks)
-    work_rows = index.named(WORK_NAMES)
+    names = WORK_NAMES if index.named(WORK_NAMES).any() else LAYER_NAMES
+    work_rows = index.named(names)
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
     optimizer_rows = index.named(("optimizer",))
-    phase = phases_of(index, work_rows, WORK_NAMES)
+    phase = phases_of(index, work_rows, names)
     loading = loading_time(index, work_rows, phase, data_rows)
     busy_ns = pass_times(index, work_rows, phase, loading.inside_ns)
     own = OwnTimes((), busy_ns, busy_ns)
@@ -67,13 +71,17 @@ def observe(timeline: Timeline) -> Observations:
         Cause.GC: np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
         Cause.HOST: gaps + stalled + stolen,
     }
+    work = work_of(index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), names)
+    notes = timeline.completeness.notes
+    if names is LAYER_NAMES:  # what lies outside of spans is mostly computing, then
+        work, note = _unmarked(index, work, timeline)
+        notes = (*notes, note)
+        lost.pop(Cause.HOST)
     return Observations(
         members=members,
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
-        work=work_of(
-            index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), WORK_NAMES
-        ),
+        work=work,
         layers=layers_of(index),
         busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
@@ -81,6 +89,7 @@ def observe(timeline: Timeline) -> Observations:
         host_gap_ns=gaps,
         stalled_ns=stalled,
         stolen_ns=stolen,
+        waiting_ns=waiting_time(index),
         starved_share=_starved_share(index),
         entangled_phases=own.phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
@@ -89,9 +98,20 @@ def observe(timeline: Timeline) -> Observations:
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
-        notes=timeline.completeness.notes,
+        notes=notes,
         costs=ReplayedCosts(timeline),
     )
+
+
+def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work, str]:
+    """Return what stands for the passes where none are marked, and a sentence that says so."""
+    missing = "no forward and backward passes were traced: "
+    if np.isfinite(layers.log_ns).any():
+        return layers, missing + "transformer layers are compared"
+    segments = segments_of(index) if timeline.layout.pp == 1 else None
+    if segments is None:
+        return layers, missing + "what ranks compute cannot be compared"
+    return segments, missing + "what lies between communications is compared"
 
 
 def _recorded(

@@ -202,6 +202,9 @@ class Observations:
     """Part of HOST, GPU runs: the device stood still inside passes, its queue empty."""
     stolen_ns: Floats = field(metadata=along("row", "iteration"))
     """Part of HOST, CPU runs: wall minus CPU time of compute; 0 elsewhere."""
+    waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Time in which the rank did nothing but wait for others in communication that could be split
+    into waiting and transfer; None where none could."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""

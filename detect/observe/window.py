@@ -41,7 +41,7 @@ def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
     level = robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
     typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
     for slot in range(len(level) // 3):
-        if keep[slot] and level[slot] < typical + np.log(WINDOW.warm_ratio):
+        if keep[slot] and not level[slot] >= typical + np.log(WINDOW.warm_ratio):
             break
         keep[slot] = False
     if keep.sum() < min(WINDOW.min_kept, len(keep)):

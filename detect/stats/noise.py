@@ -8,12 +8,19 @@ a lasting difference of devices, which does not:
 Example: sigma 1 %, no repetition, 18 iterations, between 0.4 %: 0.27 % from time, 0.48 % together;
 a level 2.4 % above the peers is 5 standard errors.
 
+Bound. Three ranks that differ by some per cent leave the spread of sound ranks almost unknown: a
+t law with one degree of freedom then calls a rank at three times its peers' time an accident. But
+sound devices do differ by less than `Usual.most`, whatever these few show. So a level is no more
+probable than under the largest spread that they can have:
+
+    p = min(P(t > effect / error), P(t > effect / error with between = most))
+
 `t_tail` and `rank_correlation` are in scipy.stats, too, but its import takes 0.7 s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -59,6 +66,11 @@ class Usual:
     level_error: float = 0.0
     scattered: bool = True
     """Whether single odd iterations, if many, speak of a fault."""
+    most: float = float("inf")
+    """By how much sound ranks differ for good at most, one standard deviation."""
+    tail_degrees: float = 0.0
+    """Of the t law of single iterations beyond all that was seen; 0 where nothing is known of it,
+    as of losses, which come in bursts of any size."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,10 @@ class Noise:
     between_degrees: float = NOISE.max_degrees
     of_data: float = 0.0
     """Part of `between` that comes from data known through few ranks."""
+    most: float = float("inf")
+    """What `between` is at most, whatever few ranks show."""
+    tail_degrees: float = 0.0
+    """Of the t law of single iterations, 0 where it is not known."""
 
     def chance(self, num_iterations: float) -> float:
         """Return the standard error of the usual rank's level, lasting differences left out."""
@@ -100,7 +116,32 @@ class Noise:
     def level_p_value(self, effect: Floats, num_iterations: float) -> Floats:
         """Return the one-sided probability of such levels in healthy ranks."""
         error, degrees = self.level_error(num_iterations), self.level_degrees(num_iterations)
-        return np.asarray(special.stdtr(degrees, -np.nan_to_num(effect / error)))
+        by_spread = special.stdtr(degrees, -np.nan_to_num(effect / error))
+        if not np.isfinite(self.most):
+            return np.asarray(by_spread)
+        bounded = replace(self, between=self.most, between_degrees=NOISE.max_degrees)
+        error = bounded.level_error(num_iterations)
+        by_bound = special.stdtr(
+            bounded.level_degrees(num_iterations), -np.nan_to_num(effect / error)
+        )
+        return np.asarray(np.minimum(by_spread, by_bound))
+
+    def detectable(self, num_iterations: float, p_value: float, power: float) -> float:
+        """Return the least lasting effect that has this p-value with probability `power`.
+
+            effect = (t(1 - p) + t(power)) * standard error
+
+        the usual formula (Bloom 1995, Evaluation Review 19(5)) with the t law's quantiles.
+        """
+        forms = [self]
+        if np.isfinite(self.most):
+            forms.append(replace(self, between=self.most, between_degrees=NOISE.max_degrees))
+        least = float("inf")
+        for one in forms:
+            degrees = one.level_degrees(num_iterations)
+            reach = special.stdtrit(degrees, power) - special.stdtrit(degrees, p_value)
+            least = min(least, float(np.median(reach * one.level_error(num_iterations))))
+        return least
 
     def change_p_value(self, score: Floats | float) -> Floats:
         """Return the one-sided probability of changes of so many standard errors."""
@@ -146,6 +187,8 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
         ),
         between_degrees=between_degrees,
         of_data=usual.level_error,
+        most=float(np.hypot(usual.most, usual.level_error)),
+        tail_degrees=usual.tail_degrees,
     )
 
 
@@ -204,21 +247,3 @@ def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, floa
     degrees = max(belief + weight, 1.0)
     variance = (belief * usual.spread**2 + weight * own) / degrees
     return float(np.sqrt(variance)), degrees
-
-
-def minimum_detectable_effect(
-    noise: Noise, num_iterations: int, num_tests: int, rate: float, power: float
-) -> float:
-    """Return the smallest lasting effect (log units) that is found with probability `power`.
-
-    `rate` is the false-discovery rate.
-
-        effect = (t(1 − q / m) + t(power)) · standard error
-
-    for m tests of which the first is judged at q / m by Benjamini-Hochberg; the usual formula for
-    the minimum detectable effect (Bloom 1995, Evaluation Review 19(5)), with the t law's quantiles.
-    """
-    degrees = noise.level_degrees(num_iterations)
-    critical = -special.stdtrit(degrees, rate / max(num_tests, 1))
-    reserve = special.stdtrit(degrees, power)
-    return float(np.median((critical + reserve) * noise.level_error(num_iterations)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from detect.stats import robust
-from detect.stats.noise import Noise, Usual, estimate_noise, minimum_detectable_effect
+from detect.stats.noise import Noise, Usual, estimate_noise
 
 USUAL = Usual(floor=0.001, spread=0.003)
 
@@ -68,7 +68,7 @@ def test_minimum_detectable_effect_has_the_promised_power():
     """Simulated: an effect of that size passes the critical value in about 95 % of trials."""
     rng = np.random.default_rng(3)
     noise = Noise(sigma=np.array([0.02]), between=0.0, inflation=1.0, degrees=60.0)
-    effect = minimum_detectable_effect(noise, 25, 10, 0.01, 0.95)
+    effect = noise.detectable(25, 0.01 / 10, 0.95)
     error = float(noise.level_error(25.0)[0])
     levels = robust.centre(effect + 0.02 * rng.standard_normal((4000, 25)))
     passed = noise.change_p_value(levels / error) < 0.01 / 10

@@ -1,0 +1,126 @@
+"""Short and noisy windows: who is three times slower is named, and for whom all wait is no health.
+
+The first tests write rank files of four ranks that only mark iterations and all-reduces, as a
+trainer does that traces its communication alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregate import build_timeline
+from detect import Cause, Owner, Report, Verdict, detect
+from detect.text import render_text
+from megascan.reader import read_trace
+from megascan.topology import Layout
+
+MS = 1000.0  # µs, the unit of rank files
+RANKS, ITERATIONS = 4, 6
+TP2_DP2 = Layout(tp=2, dp=2)
+
+
+def rank_file(rank: int, busy_ms: Mapping[int, float], folder: Path) -> None:
+    """One rank that is busy for `busy_ms` of each iteration, and then reduces with the others."""
+    header = {
+        "schema": 1, "run_id": "test", "rank": rank, "world_size": RANKS,
+        "layout": {"tp": 1, "cp": 1, "ep": 1, "dp": RANKS, "pp": 1, "vpp": 1, "etp": 1,
+                   "order": "tp-cp-ep-dp-pp"},
+        "coordinates": {"tp": 0, "cp": 0, "ep": 0, "dp": rank, "pp": 0},
+        "groups": {"dp@0": list(range(RANKS))}, "host": "n0", "process_id": 1,
+        "device": {"kind": "cpu", "name": "cpu", "index": 0, "uuid": ""}, "backend": "gloo",
+        "clock": {"domain": "n0", "source": "monotonic", "origin_unix_ns": 0},
+        "trace": {"granularity": "full", "interval": 1, "window": ITERATIONS, "compress": False,
+                  "max_bytes": 0, "budget_ratio": 0.0},
+        "versions": {}, "num_windows_dropped": 0, "last_iteration_dropped": 0,
+    }  # fmt: skip
+    lines = [{"name": "megascan", "ph": "M", "pid": rank, "tid": 0, "args": header}]
+    for number in range(ITERATIONS):
+        begin, iteration = 200 * MS * number, number + 3
+        arrives, leaves = begin + busy_ms[rank] * MS, begin + 105 * MS
+        lines += [
+            {"name": "iteration", "cat": "iteration", "ph": "X", "ts": begin, "dur": 106 * MS,
+             "pid": rank, "tid": 0, "args": {"iteration": iteration}},
+            {"name": "all_reduce", "cat": "collective", "ph": "X", "ts": arrives,
+             "dur": leaves - arrives, "pid": rank, "tid": 1,
+             "args": {"iteration": iteration, "op": "all_reduce", "group": "dp@0", "sequence": number}},
+        ]  # fmt: skip
+    window = {
+        "run_id": "test", "window": 0, "first_iteration": 3, "last_iteration": 2 + ITERATIONS,
+        "num_spans": len(lines) - 1, "num_dropped": 0, "granularity": "full", "interval": 1,
+    }  # fmt: skip
+    lines.append({"name": "megascan_window", "ph": "M", "pid": rank, "tid": 0, "args": window})
+    (folder / f"benchmark-data-{rank}-pipeline-0-tensor-0.json").write_text(json.dumps(lines))
+
+
+def report_of(busy_ms: Mapping[int, float], folder: Path) -> Report:
+    for rank in range(RANKS):
+        rank_file(rank, busy_ms, folder)
+    return detect(build_timeline(read_trace(folder)))
+
+
+def test_the_rank_for_whom_all_wait_is_suspected_without_any_passes(tmp_path):
+    report = report_of({0: 48.0, 1: 53.0, 2: 72.0, 3: 100.0}, tmp_path)
+    (finding,) = report.findings
+    assert report.verdict == Verdict.UNDECIDED
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.UNKNOWN, Owner.UNDECIDED)
+    assert "all others wait for it" in finding.headline
+    assert any("wait 26% to 49% of an iteration" in sentence for sentence in finding.evidence)
+    assert any("decides" in step for step in finding.next_steps)
+
+
+@pytest.mark.parametrize("busy_ms", [{rank: 95.0 + rank for rank in range(4)},
+                                     {0: 60.0, 1: 60.0, 2: 98.0, 3: 100.0}])  # fmt: skip
+def test_nobody_is_suspected_where_two_are_as_busy(tmp_path, busy_ms):
+    assert not report_of(busy_ms, tmp_path).findings
+
+
+def test_without_passes_silence_is_no_health(tmp_path):
+    report = report_of(dict.fromkeys(range(4), 95.0), tmp_path)
+    assert report.verdict == Verdict.UNDECIDED
+    assert any("no forward and backward passes" in note for note in report.notes)
+
+
+def wandering(seed: int, sigma: float):
+    """Slows each rank's iterations by noise that repeats itself, as neighbours on its cores do."""
+    random = np.random.default_rng(seed)
+    noise = random.standard_normal((4, ITERATIONS))
+    for number in range(1, ITERATIONS):
+        noise[:, number] = 0.8 * noise[:, number - 1] + 0.6 * noise[:, number]
+    return lambda slot: float(np.exp(sigma * noise[slot.rank, slot.iteration - 3]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_three_times_slower_in_six_noisy_iterations_is_named(job, slow, together, seed):
+    """A t law of three sound ranks had one degree of freedom: q 0.02, and HEALTHY."""
+    noisy = job(layout=TP2_DP2, iterations=ITERATIONS, seed=seed, device="cpu", noise=0.1)
+    report = noisy.but(work=together(slow(3, 3.0), wandering(seed, 0.08))).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((3,), Owner.NODE)]
+    assert report.findings[0].slowdown == pytest.approx(3.0, rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_noise_alone_names_nobody(job, seed):
+    noisy = job(layout=TP2_DP2, iterations=ITERATIONS, seed=seed, device="cpu", noise=0.1)
+    assert noisy.but(work=wandering(seed, 0.08)).report().verdict != Verdict.DEGRADED
+
+
+@pytest.mark.parametrize("iterations", [2, 3])
+def test_three_times_slower_in_a_window_of_two_iterations_is_named(job, slow, iterations):
+    short = job(layout=Layout(dp=8), iterations=iterations)
+    assert not short.report().findings
+    report = short.but(work=slow(5, 3.0)).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((5,), Owner.NODE)]
+
+
+def test_a_window_that_shows_nothing_below_a_factor_says_so_and_claims_no_health(job):
+    loud = job(layout=TP2_DP2, iterations=4, device="cpu", noise=0.02)
+    report = loud.but(work=wandering(1, 1.2)).report()
+    text = render_text(report)
+    assert report.verdict != Verdict.HEALTHY
+    assert "can be seen here: " in text
+    assert not any(len(word) > 4 and word.isdigit() for word in text.split())
