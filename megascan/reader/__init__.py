@@ -6,7 +6,7 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
     trace.py            read_trace: find the format, read all files, make one run; start here
     rank_files.py       our own rank files, long ones alone and short ones together
     original.py         the original MegaScan's begin and end records
-    kineto.py           the PyTorch profiler's traces
+    kineto/             the PyTorch profiler's traces
     timeline_files.py   merged timelines, Chrome JSON and Perfetto
     segments.py         what each of the above hands over: a rank's spans of a run, as a table
     lines.py            files as blocks of lines, lines as columns; templates.py does it fast
