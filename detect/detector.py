@@ -112,13 +112,14 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     seen = steady(one_row_a_worker(observations), settings)
     num_iterations = len(seen.iterations)
     if num_iterations < WINDOW.min_iterations or not np.isfinite(seen.work.log_ns).any():
+        what = "forward and backward passes" if seen.tells_passes else "comparable kernels"
         return _report(
             seen,
             settings,
             window=seen,
             notes=(
-                f"{num_iterations} traced iterations with forward and backward passes: a verdict "
-                f"needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
+                f"{num_iterations} traced iterations with {what}: a verdict needs "
+                f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
             ),
         )
     answers = _answers(seen, settings)

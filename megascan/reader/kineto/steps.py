@@ -30,7 +30,9 @@ _MIN_REPEATS = 2
 _LEAST_ALIKE = 0.95
 """Share of a repetition's kernels that must be those of the one before it."""
 _MOST_ANCHORS = 24
-"""Kernels that are tried as the one that comes once an iteration, the rarest first."""
+"""Kernels that are tried to tell iterations apart by, the rarest first."""
+_MOST_IN_ONE = 64
+"""How often such a kernel may come in one iteration."""
 _MIN_KERNELS = 8
 """Of an iteration that is found by its kernels: fewer repeat by chance."""
 
@@ -143,12 +145,18 @@ def _repetitions(code: Integers) -> Integers:
     anchors = anchors[np.argsort(count[anchors], kind="stable")][:_MOST_ANCHORS]
     for anchor in anchors.tolist():
         places = np.flatnonzero(code == anchor)
-        length = int(np.median(np.diff(places)))
-        if length >= _MIN_KERNELS and _is_alike(code, length):
-            firsts = places - places[0] % length
-            firsts = np.r_[np.arange(0, firsts[0], length), firsts]
-            return firsts[firsts + _LEAST_ALIKE * length <= len(code)]
+        for number in range(1, min(len(places) // _MIN_REPEATS, _MOST_IN_ONE) + 1):
+            length = int(np.median(places[number:] - places[:-number]))
+            if length >= _MIN_KERNELS and _is_alike(code, length):
+                return _beginnings(places[::number], length, len(code))
     return np.zeros(0, dtype=np.int64)
+
+
+def _beginnings(places: Integers, length: int, num_kernels: int) -> Integers:
+    """Return where repetitions begin, the first at 0, from where the same kernel of each stands."""
+    firsts = places - places[0] % length
+    firsts = np.r_[np.arange(0, firsts[0], length), firsts]
+    return firsts[firsts + _LEAST_ALIKE * length <= num_kernels]
 
 
 def _is_alike(code: Integers, length: int) -> bool:
