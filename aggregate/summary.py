@@ -9,8 +9,9 @@ one another like layers, and each moment belongs to the topmost layer that cover
     unsplit                                   communication without a match
     host            ▐█▌                       on the CPU, where it interrupts the rank's one thread
     compute      ▐██░░░██░░░░░░░██▌
-    host                          ░▐█▌        on a GPU, where it runs beside the device
     overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
+    copy                         ▐█▌          copies between memories that nothing hides (profiles)
+    host                          ░▐█▌        on a GPU, where it runs beside the device
     dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
     idle         what no layer covers
 
@@ -49,8 +50,19 @@ from megascan.parallel import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, SCHEMA_VERSION, Kind, Track
 from megascan.timeline import ClockFit, Completeness, Timeline, codes, equals, numbers
 from megascan.topology import Layout
+from megascan.vocabulary import is_copy
 
-SHARES = ("compute", "preempted", "transfer", "wait", "unsplit", "host", "dispatch", "idle")
+SHARES = (
+    "compute",
+    "preempted",
+    "transfer",
+    "wait",
+    "unsplit",
+    "copy",
+    "host",
+    "dispatch",
+    "idle",
+)
 COMPUTE_KINDS = (Kind.COMPUTE, Kind.OPTIMIZER)
 HOST_KINDS = (Kind.DATA, Kind.GC, Kind.CHECKPOINT, Kind.HOST)
 
@@ -106,6 +118,7 @@ class _Spans:
     communication: Flags
     overlapped: Flags
     compute: Flags
+    copy: Flags
     host: Flags
 
     @classmethod
@@ -114,6 +127,9 @@ class _Spans:
         duration = numbers(table, "duration_ns")
         axis = TimeAxis.of(rank, start, start + duration)
         place = axis.place(rank, start)
+        name, names = codes(table, "name")
+        copies = np.array([is_copy(text) for text in names] or [False], dtype=np.bool_)[name]
+        compute = equals(table, "kind", *COMPUTE_KINDS)
         return cls(
             axis=axis,
             rank=rank,
@@ -125,7 +141,8 @@ class _Spans:
             transfer_ns=numbers(table, "transfer_ns"),
             communication=equals(table, "kind", *COMMUNICATION_KINDS),
             overlapped=numbers(table, "track") == Track.OVERLAPPED,
-            compute=equals(table, "kind", *COMPUTE_KINDS),
+            compute=compute & ~copies,
+            copy=compute & copies,
             host=equals(table, "kind", *HOST_KINDS),
         )
 
@@ -173,8 +190,9 @@ def _layers(
     yield from _communication_layers(spans, spans.communication & ~spans.overlapped)
     yield "host", *spans.chosen(spans.host & on_cpu)
     yield "compute", *spans.chosen(spans.compute)
-    yield "host", *spans.chosen(spans.host & ~on_cpu)
     yield from _communication_layers(spans, spans.communication & spans.overlapped)
+    yield "copy", *spans.chosen(spans.copy)
+    yield "host", *spans.chosen(spans.host & ~on_cpu)
     yield "dispatch", *_dispatch_gaps(spans)
 
 
@@ -342,7 +360,7 @@ def _by_rank(iterations: pa.Table) -> pa.Table:
 
 _MOST_RANKS = 16
 _MOST_CLOCKS = 8
-_RARE = ("preempted", "unsplit", "dispatch")
+_RARE = ("preempted", "unsplit", "copy", "dispatch")
 """Shares whose column is left out where no rank has any."""
 
 _HOW_TO_READ = (

@@ -166,6 +166,25 @@ class _Passes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Kernels:
+    """When the kernel sequences of two ranks are the same work."""
+
+    num_parts: int = limit(
+        8, "parts", Origin.CONVENTION,
+        "of about equal time that a pass's kernels are cut into; their median is the pass's value",
+    )  # fmt: skip
+    least_alike_share: float = limit(
+        0.9, "share", Origin.PHYSICS,
+        "of a rank's compute time in kernels that its peers launch as often; below it the data or "
+        "the model part differ, and equal launches may last longer, too",
+    )  # fmt: skip
+    least_layers_share: float = limit(
+        0.5, "share", Origin.CONVENTION,
+        "of a stage's compute time in kernels that every stage launches: its layers",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Stalls:
     """When a device stood still inside a pass."""
 
@@ -833,6 +852,7 @@ class _Search:
 
 WINDOW = _Window()
 PASSES = _Passes()
+KERNELS = _Kernels()
 STALLS = _Stalls()
 STARVATION = _Starvation()
 COMPUTE = _Compute()
@@ -859,6 +879,7 @@ SEARCH = _Search()
 TABLES: Mapping[str, DataclassInstance] = {
     "window": WINDOW,
     "passes": PASSES,
+    "kernels": KERNELS,
     "stalls": STALLS,
     "starvation": STARVATION,
     "compute": COMPUTE,

@@ -229,11 +229,20 @@ loss together with its reduction over the replicas, which the original MegaScan 
 
 _UNDECLARED: Final = {
     Kind.COMPUTE: CountsAs.PART,
+    Kind.OPTIMIZER: CountsAs.OPTIMIZER,
     Kind.HOST: CountsAs.HOST,
     Kind.DATA: CountsAs.LOADER,
     Kind.GC: CountsAs.COLLECTOR,
 }
 """Kinds whose names are open: operations of whoever wrote the trace."""
+
+COPIES: Final = ("Memcpy", "Memset")
+"""How a profile calls what a device copies or fills: no compute, and bound by other things."""
+
+
+def is_copy(name: str) -> bool:
+    """Return whether a profile's span is a copy or a fill: `Memcpy HtoD`."""
+    return name.startswith(COPIES)
 
 
 class Waiting(StrEnum):
@@ -347,6 +356,22 @@ AXIS_OF_VARIABLE: Final = {
 MODEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.within_pass)
 """Axes over which ranks of one stage and replica wait for each other inside a pass."""
 _DATA_PARALLEL_AXES: Final = tuple(axis.name for axis in GROUP_AXES if axis.is_data_parallel)
+
+
+MESH_AXES: Final = {
+    "dp": "dp",
+    "ddp": "dp",
+    "fsdp": "dp",
+    "hsdp": "dp",
+    "dp_replicate": "dp",
+    "dp_shard": "dp",
+    "replicate": "dp",
+    "shard": "dp",
+    "tp": "tp",
+    "cp": "cp",
+    "pp": "pp",
+}
+"""Names of a device mesh's dimensions as torch's own examples and torchtitan have them, by axis."""
 
 
 def group_id(axis: str, members: Iterable[int]) -> str:

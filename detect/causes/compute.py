@@ -577,12 +577,13 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
         names = listed(members.workers[one][0] for one in slow.peers)
         against = f"of the same work on {'rank' if slow.num_peers == 1 else 'ranks'} {names}"
     course = slow.suspect.course
-    num_microbatches = int(seen.work.microbatch.max()) + 1
+    samples = counted(2 * (int(seen.work.microbatch.max()) + 1), "pass")
+    if not seen.tells_passes:
+        samples = "kernels of equal name and launch"
     return [
         f"{', '.join(phases)} {against}, waiting and communication taken out",
         f"slower than its peers in {course.share:.0%} of these "
-        f"{counted(int(course.active.sum()), 'iteration')}, median over "
-        f"{counted(2 * num_microbatches, 'pass')} each",
+        f"{counted(int(course.active.sum()), 'iteration')}, median over {samples} each",
     ]
 
 

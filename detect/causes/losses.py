@@ -87,7 +87,8 @@ def _search_collecting(inquiry: Inquiry) -> Answer:
     """Compare all ranks; a collector pauses for what the process allocates: the job's doing."""
     seen = inquiry.seen
     if Cause.GC not in seen.lost_ns:
-        return Answer(notes=("garbage collection was not traced (granularity base)",))
+        untraced = ("garbage collection was not traced (granularity base)",)
+        return Answer(notes=untraced if seen.tells_passes else ())
     return lost_time(
         inquiry,
         Loss(

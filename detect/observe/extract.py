@@ -6,6 +6,7 @@ optimizer                    optimizer_ns, busy_ns
 data, garbage collection     lost_ns[LOADER], lost_ns[GC]
 no span at all               host_gap_ns
 matched communication        transfers, lost_ns[LINK], waiting_ns
+kernels of a profile         all of the above that passes would tell (detect.observe.kernels)
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from dataclasses import asdict
 import numpy as np
 
 from detect.costs import ReplayedCosts
+from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.readings import typical_readings
 from detect.observe.segments import segments_of
 from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
-from detect.observe.stalls import Pieces, collecting_time, loading_time, stalled_time
+from detect.observe.stalls import (
+    Pieces,
+    collecting_time,
+    loading_time,
+    stalled_time,
+    starved_share,
+)
 from detect.observe.transfers import transfers_of
 from detect.observe.waiting import waiting_time
 from detect.observe.work import (
@@ -34,10 +42,10 @@ from detect.observe.work import (
     work_of,
 )
 from detect.report import Alignment, Cause
-from detect.thresholds import PASSES, STARVATION
+from detect.thresholds import PASSES
 from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
-from megascan.schema import NOT_APPLICABLE, Granularity, Kind
+from megascan.schema import Granularity, Kind
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
 
@@ -73,11 +81,13 @@ def observe(timeline: Timeline) -> Observations:
     }
     work = work_of(index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), names)
     notes = timeline.completeness.notes
-    if names is LAYER_NAMES:  # what lies outside of spans is mostly computing, then
+    if names is LAYER_NAMES and not is_profile(
+        index
+    ):  # what lies outside of spans is mostly computing, then
         work, note = _unmarked(index, work, timeline)
         notes = (*notes, note)
         lost.pop(Cause.HOST)
-    return Observations(
+    seen = Observations(
         members=members,
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
@@ -90,7 +100,8 @@ def observe(timeline: Timeline) -> Observations:
         stalled_ns=stalled,
         stolen_ns=stolen,
         waiting_ns=waiting_time(index),
-        starved_share=_starved_share(index),
+        # not of passes: they begin with their launch, fed or not
+        starved_share=None if index.is_cpu else starved_share(index, layer_modules(index)),
         entangled_phases=own.phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(index, timeline),
@@ -101,6 +112,7 @@ def observe(timeline: Timeline) -> Observations:
         notes=notes,
         costs=ReplayedCosts(timeline),
     )
+    return with_kernels(seen, index)
 
 
 def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work, str]:
@@ -228,24 +240,6 @@ def _iteration_times(index: SpanIndex) -> Floats:
     np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
     np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
     return np.asarray(last - first)
-
-
-def _starved_share(index: SpanIndex) -> Floats | None:
-    """Share of module spans that the host launched only just in time; None on CPU runs."""
-    if index.is_cpu:
-        return None
-    rows = layer_modules(index)  # a whole pass begins with its launch, fed or not
-    launch = numbers(index.table, "launch_ns")[rows]
-    known = launch != NOT_APPLICABLE
-    if not known.any():
-        return None
-    flat = (index.row[rows] * index.shape[1] + index.slot[rows])[known]
-    size = index.shape[0] * index.shape[1]
-    enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
-    starved = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
-    count = np.bincount(flat, minlength=size)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((starved / count).reshape(index.shape))
 
 
 def _alignment(timeline: Timeline) -> Alignment | None:

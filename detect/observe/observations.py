@@ -214,6 +214,9 @@ class Observations:
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
     """False when communication inside TP groups was not traced: their members' times are one."""
+    tells_passes: bool = True
+    """False for a profile: kernels of equal name and launch stand for passes, and garbage
+    collection is not recorded."""
     transfers: Transfers | None = None
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""

@@ -41,6 +41,7 @@ class SpanIndex:
         self.row = np.searchsorted(self.ranks, self.rank)
         self.slot = np.searchsorted(self.iterations, iteration)
         self.counts = iteration > 0
+        self.track = numbers(table, "track")
         self.start = numbers(table, "start_ns")
         self.duration = numbers(table, "duration_ns")
         self.is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())

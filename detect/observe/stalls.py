@@ -41,9 +41,9 @@ import numpy as np
 
 from detect.observe.observations import FORWARD
 from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
-from detect.thresholds import STALLS
+from detect.thresholds import STALLS, STARVATION
 from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
-from megascan.schema import Kind, Track
+from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import equals, numbers
 from megascan.vocabulary import CONTAINERS
 
@@ -164,6 +164,24 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> HostTime:
         if (busy & equals(index.table, "kind", Kind.COMPUTE)).any():
             lost = _Cover(start, end, busy).idle(start[gc], end[gc])
     return HostTime(lost, enclosed_time(index, passes, gc, lost))
+
+
+def starved_share(index: SpanIndex, rows: Flags) -> Floats | None:
+    """Return the share of operations that the host launched only just in time, (rank, iteration).
+
+    None where launches were not recorded.
+    """
+    launch = numbers(index.table, "launch_ns")[rows]
+    known = launch != NOT_APPLICABLE
+    if not known.any():
+        return None
+    flat = (index.row[rows] * index.shape[1] + index.slot[rows])[known]
+    size = index.shape[0] * index.shape[1]
+    enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
+    starved = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
+    count = np.bincount(flat, minlength=size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((starved / count).reshape(index.shape))
 
 
 def _wall_time(index: SpanIndex, rows: Flags) -> Floats:

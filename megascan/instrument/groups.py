@@ -14,38 +14,23 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
-from megascan.vocabulary import AXIS_OF_VARIABLE, group_id, is_data_parallel
+from megascan.vocabulary import AXIS_OF_VARIABLE, MESH_AXES, group_id, is_data_parallel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
-AXES = {
-    "dp": "dp",
-    "ddp": "dp",
-    "fsdp": "dp",
-    "hsdp": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "tp": "tp",
-    "cp": "cp",
-    "pp": "pp",
-}
-
-
 def axes_of(mesh: DeviceMesh) -> list[str]:
     """The axis of each dimension, outermost first; ConfigError for names that mean nothing here."""
     names = mesh.mesh_dim_names
-    unknown = [name for name in names or () if name not in AXES]
+    unknown = [name for name in names or () if name not in MESH_AXES]
     if not names or unknown:
         raise ConfigError(
             f"the device mesh has dimensions {list(names or ())}, expected names out of "
-            f"{', '.join(AXES)}; give init_device_mesh those as mesh_dim_names"
+            f"{', '.join(MESH_AXES)}; give init_device_mesh those as mesh_dim_names"
         )
-    return [AXES[name] for name in names]
+    return [MESH_AXES[name] for name in names]
 
 
 def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:

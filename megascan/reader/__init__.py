@@ -8,7 +8,7 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
     growing.py          one of our rank files while its job runs: windows as they are finished
     flight_recorder.py  PyTorch's flight-recorder dumps: where each rank stood
     original.py         the original MegaScan's begin and end records
-    kineto.py           the PyTorch profiler's traces
+    kineto/             the PyTorch profiler's traces
     timeline_files.py   merged timelines, Chrome JSON and Perfetto
     segments.py         what each of the above hands over: a rank's spans of a run, as a table
     lines.py            files as blocks of lines, lines as columns; templates.py does it fast

@@ -20,7 +20,7 @@ import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -151,10 +151,14 @@ _MARKED_LINES = bytes.maketrans(b"\n" + _MARK, b" \n")
 
 @dataclass(frozen=True)
 class Document:
-    """What stands before the array of events, and the events as lines, block by block."""
+    """What stands around the array of events, and the events as lines, block by block.
+
+    `tail` is what follows the array; it is filled while the blocks are read.
+    """
 
     preamble: bytes
     blocks: Iterator[Block]
+    tail: bytearray = field(default_factory=bytearray)
 
 
 def open_document(path: Path) -> Document:
@@ -172,14 +176,27 @@ def open_document(path: Path) -> Document:
     start = layout.end("indent")
     head = bytes(first.text[: layout.start("array")])
     separator = b"\n" + layout["indent"] + b"}"
-    return Document(head, _separated(bytes(first.text[start:]), source, separator))
+    tail = bytearray()
+    blocks = _separated(bytes(first.text[start:]), source, separator, tail)
+    return Document(head, blocks, tail)
 
 
-def _separated(text: bytes, source: Iterator[Block], closing: bytes) -> Iterator[Block]:
-    """Cut the stream behind records' closing brackets; blank line ends within records."""
+def _separated(
+    text: bytes, source: Iterator[Block], closing: bytes, tail: bytearray
+) -> Iterator[Block]:
+    """Cut the stream behind records' closing brackets; blank line ends within records.
+
+    The array ends where a square bracket follows the first record that no comma follows. What comes
+    after it may be laid out as the records are, and is put into `tail`.
+    """
     opening = closing[:-1] + b"{"
+    array_end = re.compile(re.escape(closing) + rb"\s*\]")
     record = 1
     for block in source:
+        ended = array_end.search(text)
+        if ended is not None:
+            text = b"\n".join((text, block.text, *(later.text for later in source)))
+            break
         cut = text.rfind(closing + b"," + opening)
         if cut >= 0:
             end = cut + len(closing)
@@ -188,10 +205,12 @@ def _separated(text: bytes, source: Iterator[Block], closing: bytes) -> Iterator
             record += lines.count(b"\n") + 1
             text = text[end + len(opening) :]
         text = b"\n".join((text, block.text))
-    last = text.rfind(closing)
+    ended = array_end.search(text)
+    last = ended.start() if ended is not None else text.rfind(closing)
     end = last + len(closing) if last >= 0 else 0
-    torn = not text[end:].lstrip().startswith(b"]")
-    yield Block(_one_a_line(text[:end], closing, opening), record, torn)
+    if ended is not None:
+        tail += text[ended.end() :]
+    yield Block(_one_a_line(text[:end], closing, opening), record, torn=ended is None)
 
 
 def _one_a_line(text: bytes, closing: bytes, opening: bytes) -> bytearray:
@@ -210,17 +229,17 @@ def _whole_document(path: Path) -> Document:
             f"{path} {cut} ({error}) and its events do not stand on lines of their own, so nothing "
             "of it can be read; restore the file"
         ) from error
-    events = document.get("traceEvents") if isinstance(document, dict) else document
+    rest = dict(document) if isinstance(document, dict) else {}
+    events = rest.pop("traceEvents", None) if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(f"{path} holds JSON without an array of events; restore the file")
-    rest = dict(document) if isinstance(document, dict) else {}
-    rest["traceEvents"] = []
+    rest["traceEvents"] = []  # behind all others, wherever it stood
     try:
         lines = bytearray(b"\n".join(map(orjson.dumps, events)))
         preamble = orjson.dumps(rest).removesuffix(b"[]}")
     except orjson.JSONEncodeError as error:  # for what nests too deep
         raise InputError(f"{path} holds a damaged event ({error}); restore the file") from error
-    return Document(preamble, iter([Block(lines, 1)]))
+    return Document(preamble, iter([Block(lines, 1)]), bytearray(b"}"))
 
 
 _AROUND_EVENTS = b" \t\r,[]"

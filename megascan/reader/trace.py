@@ -337,7 +337,8 @@ _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
         Format.KINETO,
         re.compile(
             rb'"(deviceProperties|distributedInfo|traceName|record_shapes|baseTimeNanoseconds)"\s*:'
-            rb'|"cat"\s*:\s*"(cpu_op|kernel|user_annotation|gpu_user_annotation)"'
+            rb'|"cat"\s*:\s*"(cpu_op|kernel|(gpu_)?user_annotation|cuda_runtime|python_function'
+            rb'|gpu_mem(cpy|set)|Operator|Kernel|Runtime|Mem(cpy|set)|ac2g|async_gpu)"'
         ),
     ),
 )

@@ -10,7 +10,8 @@ import pytest
 from megascan import vocabulary
 from megascan.instrument.collectives import OPERATIONS as COLLECTIVE_FUNCTIONS
 from megascan.instrument.table import _MODULES, _RECOMPUTED
-from megascan.reader import kineto, original
+from megascan.reader import original
+from megascan.reader.kineto import groups as profile_groups
 from megascan.schema import Kind, Phase
 from megascan.simulate import JobModel, compute_bound
 from megascan.simulate.program import compile_job
@@ -99,11 +100,13 @@ def test_a_profiles_names_become_ours():
         "recv": "recv",
         "ncclDevKernel_SendRecv": "",
     }
-    assert {name: kineto.operation_name(name) for name in kernels} == kernels
+    assert {name: profile_groups.operation_name(name) for name in kernels} == kernels
     assert is_declared(Kind.P2P, vocabulary.SEND_RECV)
     assert word_of(Kind.COMPUTE, "void cutlass::Kernel2").counts_as is CountsAs.PART
-    assert kineto.axis_name("EXPERT_DATA_PARALLEL_GROUP", "7") == "expt_dp"
-    assert kineto.axis_name("default_pg", "0") == "world"
+    assert profile_groups.axis_name("EXPERT_DATA_PARALLEL_GROUP", "7") == "expt_dp"
+    assert profile_groups.axis_name("default_pg", "0") == "world"
+    assert profile_groups.axis_name("mesh_tp", "4") == "tp"
+    assert profile_groups.axis_name("mesh_dp_shard", "5") == "dp-dp_shard"
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,15 @@ def test_missing_rank(profiles: Profiles) -> None:
 def test_a_profile_that_does_not_say_its_rank(profiles: Profiles) -> None:
     path = profiles.write_rank(0)
     path.write_text(path.read_text().replace('"distributedInfo"', '"other"'))
+    unnamed = path.rename(path.with_name("profile.json"))
+    trace = read_trace(unnamed)
+    assert trace.headers[0].world_size == 1
+    assert "profile.json does not say its rank: it is taken for a job of one process" in (
+        trace.completeness.notes
+    )
+    profiles.write_rank(1)
     with pytest.raises(InputError, match=r"does not say its rank .* as in rank3\.json"):
-        read_trace(path)
-    named = path.rename(path.with_name("rank0.json"))
-    assert read_trace(named).headers[0].world_size == 1
+        read_trace(profiles.path)
 
 
 def test_cut_off(profiles: Profiles) -> None:

@@ -273,7 +273,9 @@ def test_bad_arguments_submit_nothing(
     assert not list(tmp_path.glob(".slurm/job-*"))
 
 
-@pytest.mark.parametrize("script", ["run.slurm", "preprocess.slurm", "aggregate.slurm", "watch.slurm"])
+@pytest.mark.parametrize(
+    "script", ["run.slurm", "preprocess.slurm", "aggregate.slurm", "watch.slurm"]
+)
 @pytest.mark.parametrize("folder", ["", "/"])
 def test_a_job_that_is_not_submitted_from_the_checkout(
     submit: Submit, script: str, folder: str

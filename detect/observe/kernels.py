@@ -1,0 +1,276 @@
+"""Work of a kernel sequence: what profiles have instead of passes and layers.
+
+A profile tells no passes, but every kernel by its name and launch (`gemm<<<256, 128>>>`), stream,
+iteration, and mostly the pass that launched it. A kernel's duration is its device's own time: it
+holds no gap and, but for communication, waits for nobody. Ranks of a stage that launch the same
+kernels equally often in an iteration run the same sequence, and are compared kernel by kernel:
+
+    rank 0   gemm<<<256, 128>>> 4 times, wgrad<<<64, 128>>> twice
+    rank 1   gemm<<<256, 128>>> 4 times, wgrad<<<64, 128>>> twice       the same sequence
+    rank 2   gemm<<<320, 128>>> 4 times, wgrad<<<64, 128>>> twice       longer data: another one
+    rank 3   gemm<<<320, 128>>> 4 times, wgrad<<<64, 128>>> twice       the same as rank 2's
+
+Ranks of different sequences have other data or other parts of the model, and nothing can be said of
+their speeds: kernels of equal launch may then differ, too (a weight gradient sums over tokens).
+A rank that is alone with its sequence is not compared.
+
+Each pass is cut into parts of about equal time, in the order of kinds of kernels, so that the
+median over the parts is one over time, and a kind of kernel whose length depends on what is in the
+data (attention over packed sequences) stays in parts of its own. The sample of a part is
+
+    log (sum of own durations / sum of the same kernels' typical durations)
+
+The typical duration of a kind is the lower median over the ranks and iterations of its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.observe.spans import WORK_NAMES, SpanIndex
+from detect.observe.stalls import starved_share
+from detect.observe.work import LAYER_NAMES
+from detect.report import Cause
+from detect.stats import robust
+from detect.thresholds import KERNELS
+from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
+from megascan.errors import listed
+from megascan.schema import Kind, Phase, Track
+from megascan.timeline import codes, equals
+from megascan.vocabulary import is_copy
+
+
+def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
+    """Return the observations of a profile with its kernels as work; others as they are."""
+    if not is_profile(index):
+        return seen
+    compute = _kernels(index, Kind.COMPUTE)
+    optimizer = _kernels(index, Kind.OPTIMIZER)
+    both = compute | optimizer
+    kernels = _Kernels.of(index, compute)
+    work, others_share = _work(index, kernels, seen.members.stage[index.row[compute]])
+    lost = {cause: lost for cause, lost in seen.lost_ns.items() if cause is not Cause.GC}
+    return replace(
+        seen,
+        work=work,
+        layers=_layers(index, kernels, seen.members),
+        busy_ns=np.nan_to_num(index.summed(both, index.self_time(both))),
+        optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
+        lost_ns=lost,
+        tells_passes=False,
+        starved_share=None if index.is_cpu else starved_share(index, both),
+        notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
+    )
+
+
+def is_profile(index: SpanIndex) -> bool:
+    """Tell whether kernels are all there is: neither passes nor layers were marked."""
+    marked = index.named(WORK_NAMES) | index.named(LAYER_NAMES)
+    return not marked.any() and bool(_kernels(index, Kind.COMPUTE).any())
+
+
+def _kernels(index: SpanIndex, kind: Kind) -> Flags:
+    """Mark the kernels (operators of a CPU run) of a kind; copies depend on other things."""
+    name, names = codes(index.table, "name")
+    copies = np.array([is_copy(text) for text in names] or [False], dtype=bool)[name]
+    return equals(index.table, "kind", kind) & index.counts & ~copies
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """Kernels, (kernel,) each: rank row, iteration slot, pass, a number for its kind, duration."""
+
+    row: Integers
+    slot: Integers
+    phase: Integers
+    kind: Integers
+    time_ns: Floats
+    tells_phase: bool
+    sequence: Integers
+    """A number for the sequence that the kernel is part of, -1 for none."""
+
+    @classmethod
+    def of(cls, index: SpanIndex, rows: Flags) -> _Kernels:
+        backward = equals(index.table, "phase", Phase.BACKWARD)[rows]
+        name = codes(index.table, "name")[0][rows]
+        beside = index.track[rows] == Track.OVERLAPPED
+        return cls(
+            row=index.row[rows],
+            slot=index.slot[rows],
+            phase=np.where(backward, BACKWARD, FORWARD),
+            kind=_numbered(backward.astype(np.int64), name, beside.astype(np.int64)),
+            time_ns=np.maximum(index.duration[rows], 1).astype(np.float64),
+            tells_phase=bool(backward.any()),
+            sequence=np.zeros(int(rows.sum()), dtype=np.int64),
+        )
+
+
+def _numbered(*columns: Integers) -> Integers:
+    """Number the combinations that occur, in the order of the columns."""
+    return np.unique(combine(*columns), return_inverse=True)[1].astype(np.int64)
+
+
+def _work(index: SpanIndex, kernels: _Kernels, stage: Integers) -> tuple[Work, Floats]:
+    """Return the samples within stages, and the share of each rank's time that is not compared."""
+    kernels = replace(kernels, sequence=_sequences(kernels, stage))
+    log_ns = _samples(index, kernels)
+    return _as_work(log_ns), 1.0 - robust.median(_share(index, kernels), axis=1)
+
+
+def _sequences(kernels: _Kernels, stage: Integers) -> Integers:
+    """Return the number of each kernel's sequence; -1 where no other rank of the stage runs it.
+
+    Iterations are looked at one after the other: shapes may change from one to the next.
+    """
+    result = np.full(len(stage), -1, dtype=np.int64)
+    known: dict[tuple[int, bytes], int] = {}
+    order = np.argsort(combine(stage, kernels.slot), kind="stable")
+    starts = group_starts(stage[order], kernels.slot[order])
+    for rows in np.split(order, starts[1:]):
+        ranks, rank = np.unique(kernels.row[rows], return_inverse=True)
+        kinds, kind = np.unique(kernels.kind[rows], return_inverse=True)
+        count = np.zeros((len(ranks), len(kinds)), dtype=np.int64)
+        np.add.at(count, (rank, kind), 1)
+        time_ns = np.zeros(count.shape)
+        np.add.at(time_ns, (rank, kind), kernels.time_ns[rows])
+        for founder, members in _alike(count, time_ns):
+            name = (int(stage[rows[0]]), np.stack([kinds, count[founder]]).tobytes())
+            mine = members[rank] & (count[founder][kind] == count[rank, kind])
+            result[rows[mine]] = known.setdefault(name, len(known))
+    return result
+
+
+def _alike(count: Integers, time_ns: Floats) -> Iterator[tuple[int, Flags]]:
+    """Yield sets of two ranks and more that launch the same: the first of them, and who, (rank,).
+
+    `count` and `time_ns` are of each rank and kind of kernel. Ranks are alike if they launch the
+    kinds that most of their time is spent in equally often.
+    """
+    whole = np.maximum(time_ns.sum(axis=1), 1.0)
+    free: Flags = np.ones(len(count), dtype=bool)
+    for founder in range(len(count)):
+        if not free[founder]:
+            continue
+        equal = count == count[founder]
+        shared = np.minimum((time_ns * equal).sum(axis=1) / whole,
+                            equal @ time_ns[founder] / whole[founder])  # fmt: skip
+        members = free & (shared >= KERNELS.least_alike_share)
+        free &= ~members
+        if members.sum() > 1:
+            yield founder, members
+
+
+def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | None:
+    """Return samples of the kernels that all stages launch, however often; None with one stage.
+
+    These are the kernels of the layers: of the same shape on every stage, while embedding and head
+    have kernels of their own.
+    """
+    if len(np.unique(members.stage)) < 2:
+        return None
+    pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
+    num_users = np.bincount(pairs[0])
+    shared = np.where(num_users[kernels.kind] == len(members), 0, -1)
+    kernels = replace(kernels, sequence=shared)
+    if not float(np.nanmin(_share(index, kernels))) >= KERNELS.least_layers_share:
+        return None
+    return _as_work(_samples(index, kernels))
+
+
+def _as_work(log_ns: Floats) -> Work:
+    num_parts = log_ns.shape[2] // 2
+    return Work(
+        log_ns=log_ns,
+        phase=np.repeat([FORWARD, BACKWARD], num_parts),
+        microbatch=np.zeros(2 * num_parts, dtype=np.int64),
+    )
+
+
+def _samples(index: SpanIndex, kernels: _Kernels) -> Floats:
+    """Return (rank, iteration, part) logarithms of ns; NaN where nothing is compared."""
+    num_ranks, num_iterations = index.shape
+    num_ops = 2 * KERNELS.num_parts
+    rows = np.flatnonzero(kernels.sequence >= 0)
+    if not len(rows):
+        return np.full((num_ranks, num_iterations, num_ops), np.nan)
+    cell = (kernels.row * num_iterations + kernels.slot)[rows]
+    phase, time_ns = kernels.phase[rows], kernels.time_ns[rows]
+    sequence = _numbered(kernels.sequence[rows], phase)
+    kind = _numbered(sequence, kernels.kind[rows])
+    typical = _typical_ns(kind, time_ns)
+    op = phase * KERNELS.num_parts + _parts(sequence, kind, cell, typical)
+    size = num_ranks * num_iterations * num_ops
+    own = np.bincount(cell * num_ops + op, weights=time_ns, minlength=size)
+    expected = np.bincount(cell * num_ops + op, weights=typical, minlength=size)
+    usual = np.bincount(op, weights=typical, minlength=num_ops) / len(np.unique(cell))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ns = np.log(own / expected).reshape(-1, num_ops) + np.log(usual)
+    log_ns[~np.isfinite(log_ns)] = np.nan
+    return np.asarray(log_ns.reshape(num_ranks, num_iterations, num_ops))
+
+
+def _typical_ns(kind: Integers, time_ns: Floats) -> Floats:
+    """Return for each kernel the lower median of the durations of its kind: of two ranks that run
+    the sequence, the faster one's.
+    """
+    order = np.lexsort((time_ns, kind))
+    first = group_starts(kind[order])
+    length = group_lengths(first, len(order))
+    middle = time_ns[order][first + (length - 1) // 2]
+    return np.asarray(middle[kind])
+
+
+def _parts(sequence: Integers, kind: Integers, cell: Integers, typical: Floats) -> Integers:
+    """Return the part of its sequence's pass that each kernel is in, from 0.
+
+    The kinds of a pass stand one after the other, each as long as it takes in all; the first
+    launches of a kind by a rank in an iteration stand before the later ones.
+    """
+    total = np.bincount(kind, weights=typical)
+    of_kind = np.zeros(len(total), dtype=np.int64)
+    of_kind[kind] = sequence  # ascending: kinds are numbered by sequence first
+    ends, starts = np.cumsum(total), group_starts(of_kind)
+    whole = np.add.reduceat(total, starts)[of_kind]
+    before = ends - total - (ends - total)[starts][of_kind]
+    order = np.lexsort((kind, cell))
+    first = group_starts(cell[order], kind[order])
+    length = group_lengths(first, len(order))
+    through = np.empty(len(order))
+    through[order] = (np.arange(len(order)) - np.repeat(first, length) + 0.5) / np.repeat(
+        length, length
+    )
+    at = (before[kind] + total[kind] * through) / whole[kind] * KERNELS.num_parts
+    return np.minimum(at.astype(np.int64), KERNELS.num_parts - 1)
+
+
+def _share(index: SpanIndex, kernels: _Kernels) -> Floats:
+    """Return the share of each rank's compute that is compared, (rank, iteration)."""
+    cell = kernels.row * index.shape[1] + kernels.slot
+    size = index.shape[0] * index.shape[1]
+    whole = np.bincount(cell, weights=kernels.time_ns, minlength=size)
+    part = np.bincount(cell, weights=kernels.time_ns * (kernels.sequence >= 0), minlength=size)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((part / whole).reshape(index.shape))
+
+
+def _notes(members: Members, kernels: _Kernels, others_share: Floats) -> list[str]:
+    notes = []
+    unlike = np.flatnonzero(others_share > 1.0 - KERNELS.least_alike_share)
+    if len(unlike) and len(members) > 1:
+        ranks = members.ranks[unlike].tolist()
+        notes.append(
+            f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} spend{'s' * (len(ranks) == 1)} up to "
+            f"{float(others_share[unlike].max()):.0%} of their compute in kernels or shapes that "
+            "the other ranks do not launch as often (other data, or another part of the model): "
+            "their speed is not compared"
+        )
+    if not kernels.tells_phase:
+        notes.append(
+            "the profile does not tell which pass launched a kernel (operators were not recorded): "
+            "all count as forward"
+        )
+    return notes

@@ -1,0 +1,14 @@
+"""Read PyTorch profiler (Kineto) JSON, a file a rank: kernels, or operators where there is no GPU.
+
+document.py        the header, wherever its keys stand, and the events as columns
+groups.py          process groups: ids, members, operations, peers
+host.py            launches: when, by which thread, inside which operator or annotation
+steps.py           iterations, marked by the profiler or found
+communication.py   which events are communication, between whom, how many bytes
+spans.py           all of it as spans
+run.py             the profiles of a job as segments of one run; its layout
+"""
+
+from megascan.reader.kineto.run import read_kineto
+
+__all__ = ["read_kineto"]

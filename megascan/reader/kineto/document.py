@@ -1,0 +1,313 @@
+"""A profile's bytes: the header, wherever its keys stand, and the events as columns.
+
+torch 1.8 to 2.13 write the same events in several ways, and scripts rewrite them by `json.dump`:
+
+    header     before `traceEvents` (2.x), behind it (1.x), on both sides, or not at all
+    cat        Operator, Kernel, Runtime, Memcpy, Memset; later cpu_op, kernel, cuda_runtime, …
+    ts         whole µs of unix time; later fractions, relative to baseTimeNanoseconds
+    pid, tid   numbers or text ("stream 7")
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from megascan.arrays import Flags, Integers
+from megascan.errors import InputError
+from megascan.header import MOST_RANKS, Json, shown
+from megascan.reader.kineto.groups import ProcessGroup, configured_groups, stated_groups, text_of
+from megascan.reader.lines import (
+    Block,
+    Document,
+    EventBlock,
+    GeneralParser,
+    open_document,
+    parse_block,
+)
+from megascan.reader.segments import true_rows
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
+_TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
+_BARE_LIST = re.compile(rb'"Process Group Ranks"\s*:\s*(\[[^\]"]*\])')
+
+_ARGUMENTS = (
+    ("Collective name", pa.string()),
+    ("Process Group Name", pa.string()),
+    ("Process Group Description", pa.string()),
+    ("Process Group Ranks", pa.string()),
+    ("dtype", pa.string()),
+    ("In msg nelems", pa.int64()),
+    ("Seq", pa.int64()),
+    ("Src Rank", pa.int64()),
+    ("Dst Rank", pa.int64()),
+    ("stream", pa.int64()),
+    ("correlation", pa.int64()),
+    ("grid", pa.list_(pa.int64())),
+    ("block", pa.list_(pa.int64())),
+)
+_SCHEMA = pa.schema(
+    [
+        ("ph", pa.string()),
+        ("cat", pa.string()),
+        ("name", pa.string()),
+        ("ts", pa.float64()),
+        ("dur", pa.float64()),
+        ("tid", pa.int64()),
+        ("args", pa.struct(_ARGUMENTS)),
+    ]
+)
+_PARSER = GeneralParser(_SCHEMA)
+
+KERNEL, COPY, FILL = "kernel", "gpu_memcpy", "gpu_memset"
+ON_DEVICE = (KERNEL, COPY, FILL)
+LAUNCH, OPERATOR, ANNOTATION = "cuda_runtime", "cpu_op", "user_annotation"
+_CATEGORIES = {
+    **{name: name for name in (*ON_DEVICE, LAUNCH, OPERATOR, ANNOTATION)},
+    "operator": OPERATOR,
+    "runtime": LAUNCH,
+    "cuda_driver": LAUNCH,
+    "xpu_runtime": LAUNCH,
+    "xpu_driver": LAUNCH,
+    "memcpy": COPY,
+    "memset": FILL,
+}
+"""Categories of all versions in lower case; all others (gpu_user_annotation, python_function,
+flows, the profiler's own) are not needed."""
+_ANNOTATED = r"^(ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)#|nccl:|gloo:)"
+"""What counts as annotation although older versions call it an operator."""
+_SHAPED = r"^(gloo:|c10d::(send|recv))"
+LARGEST_MICROS = 2.0**52
+"""Absolute unix time in µs, as older versions write it, stays below."""
+_LONGEST_NS = 1 << 62
+_AXES = 3
+"""Of a launch: x, y, z."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A file's header and events.
+
+    `events` has the columns ph, cat, name, ts, dur, tid and one an argument (null where absent);
+    `shapes` holds the arguments of CPU communication by row of `events`. `rank` is -1 where neither
+    header nor file name says it.
+    """
+
+    path: Path
+    rank: int
+    world_size: int | None
+    origin_unix_ns: int
+    host: str
+    backend: str
+    device: str
+    groups: dict[str, ProcessGroup]
+    events: pa.Table
+    shapes: dict[int, dict[str, Json]]
+    notes: tuple[str, ...]
+
+    def of_category(self, *categories: str) -> Flags:
+        """Mark the events of these categories."""
+        return np.asarray(pc.is_in(self.events.column("cat"), value_set=pa.array(categories)))
+
+
+@dataclass(frozen=True)
+class _Content:
+    events: pa.Table
+    shapes: dict[int, dict[str, Json]]
+    num_misfits: int
+    torn: bool
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a file. Raises InputError for damage."""
+    document = open_document(path)
+    content = _content(path, document)
+    header = _header(document)
+    distributed = _mapping(header.get("distributedInfo"))
+    rank = _rank(path, distributed)
+    return Profile(
+        path=path,
+        rank=rank,
+        world_size=_whole_number(path, distributed, "world_size", MOST_RANKS),
+        origin_unix_ns=_whole_number(path, header, "baseTimeNanoseconds", _LONGEST_NS) or 0,
+        host=text_of(header.get("host_name")),
+        backend=text_of(distributed.get("backend")),
+        device=_device(header.get("deviceProperties")),
+        groups=stated_groups(content.events) | configured_groups(distributed.get("pg_config")),
+        events=content.events,
+        shapes=content.shapes,
+        notes=_notes(rank, path, content.num_misfits, torn=content.torn),
+    )
+
+
+def _content(path: Path, document: Document) -> _Content:
+    tables: list[pa.Table] = []
+    shapes: dict[int, dict[str, Json]] = {}
+    num_rows, num_misfits, torn = 0, 0, False
+    for block in document.blocks:
+        torn = torn or block.torn
+        events = parse_block(_plain(block), _PARSER)
+        if events is None:
+            continue
+        num_misfits += _count_misfits(path, events)
+        categories = _categories(events.table)
+        kept = true_rows(pc.and_(pc.equal(events.table.column("ph"), "X"), pc.is_valid(categories)))
+        place = events.table.schema.get_field_index("cat")
+        table = events.table.set_column(place, "cat", categories).take(kept)
+        rows = true_rows(pc.match_substring_regex(table.column("name"), _SHAPED)).to_pylist()
+        texts = events.rows_text([kept[row].as_py() for row in rows]) if rows else []
+        shapes |= {
+            num_rows + row: _mapping(orjson.loads(text).get("args"))
+            for row, text in zip(rows, texts, strict=True)
+        }
+        tables.append(_flat(table))
+        num_rows += table.num_rows
+    whole = pa.concat_tables(tables) if tables else _flat(_SCHEMA.empty_table())
+    return _Content(whole, shapes, num_misfits, torn)
+
+
+def _count_misfits(path: Path, events: EventBlock) -> int:
+    for damage in events.damages:
+        if not damage.is_json:
+            raise InputError(f"{path}: event {damage.line} {damage.reason}; restore the file")
+    return len(events.damages)
+
+
+def _header(document: Document) -> dict[str, Json]:
+    """Read what stands around the events; of a header that is cut off what stands before them.
+
+    An unreadable header counts as none.
+    """
+    for text in (document.preamble + b"[]" + document.tail, document.preamble + b"[]}"):
+        try:
+            header = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+        return header if isinstance(header, dict) else {}
+    return {}
+
+
+def _rank(path: Path, distributed: dict[str, Json]) -> int:
+    rank = _whole_number(path, distributed, "rank", MOST_RANKS - 1)
+    if rank is not None:
+        return rank
+    named = _RANK_IN_NAME.search(path.name)
+    return int(named[1]) if named is not None else -1
+
+
+def _mapping(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> int | None:
+    """Read a number of the header, None without it. Raises InputError for anything else."""
+    value = record.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise InputError(
+            f"{path}: its header says {name} {shown(value)}, expected a number from 0 to {most}; "
+            "restore the file"
+        )
+    return value
+
+
+def _plain(block: Block) -> Block:
+    """Make columns of one type: some versions write text for pid and tid, lists for ranks."""
+    text = _TEXT_PLACE.sub(rb'"\1":-1', block.text)
+    text = _BARE_LIST.sub(rb'"Process Group Ranks":"\1"', text)
+    return Block(bytearray(text), block.first_line, block.torn)
+
+
+def _categories(table: pa.Table) -> pa.Array:
+    """Return each event's category in the words of today, null for what is not needed."""
+    lower = pc.utf8_lower(table.column("cat")).combine_chunks()
+    place = pc.index_in(lower, value_set=pa.array(list(_CATEGORIES)))
+    category = pa.array(list(_CATEGORIES.values())).take(place)
+    is_operator = pc.fill_null(pc.equal(category, OPERATOR), False)
+    annotated = pc.and_(is_operator, pc.match_substring_regex(table.column("name"), _ANNOTATED))
+    return pc.if_else(pc.fill_null(annotated, False), ANNOTATION, category)
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    arguments = table.column("args").combine_chunks()
+    if isinstance(arguments, pa.ChunkedArray):
+        arguments = pa.array([], _SCHEMA.field("args").type)
+    flat = table.drop_columns(["args"])
+    for name, _ in _ARGUMENTS:
+        flat = flat.append_column(name, pc.struct_field(arguments, name))
+    return flat
+
+
+def _device(properties: Json) -> str:
+    entries = properties if isinstance(properties, list) else []
+    names = [str(entry.get("name", "")) for entry in entries if isinstance(entry, dict)]
+    return names[0] if names else ""
+
+
+def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str, ...]:
+    notes = []
+    if num_misfits:
+        notes.append(f"rank {rank}: {num_misfits} events of unknown shape were left out")
+    if torn:
+        notes.append(f"rank {rank}: {path.name} is cut off")
+    return tuple(notes)
+
+
+def times_ns(profile: Profile) -> tuple[Integers, Integers]:
+    """Return (start, end) of events relative to the origin, each rounded to whole nanoseconds.
+
+    Raises InputError for times that cannot be, and for events that end before they begin.
+    """
+    micros = profile.events.column("ts").fill_null(0.0).to_numpy()
+    lengths = profile.events.column("dur").fill_null(0.0).to_numpy()
+    usable = (np.abs(micros) < LARGEST_MICROS) & (np.abs(micros + lengths) < LARGEST_MICROS)
+    for what, bad in (("no usable ts and dur", ~usable), ("a negative duration", lengths < 0)):
+        if bad.any():
+            raise InputError(
+                f"{profile.path}: {np.count_nonzero(bad)} events have {what}; the file is damaged, "
+                "restore it"
+            )
+    return (
+        np.rint(micros * 1000).astype(np.int64),
+        np.rint((micros + lengths) * 1000).astype(np.int64),
+    )
+
+
+def launch_shapes(events: pa.Table) -> tuple[Integers, list[str]]:
+    """Return how kernels were launched, as CUDA writes it, `<<<64x4, 128>>>`, each text once.
+
+    First the number of each event's text; the text of events that do not say it is "".
+    """
+    extents = np.column_stack([_extents(events.column(name)) for name in ("grid", "block")])
+    distinct, number = np.unique(extents, axis=0, return_inverse=True)
+    return number.reshape(-1).astype(np.int64), [_launch(row) for row in distinct.tolist()]
+
+
+def _extents(column: pa.ChunkedArray) -> Integers:
+    """Return (event, 3) sizes, 1 where a list has fewer, 0 where there is none."""
+    lists = column.combine_chunks()
+    length = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    values = pc.fill_null(pc.list_flatten(lists), 1).to_numpy(zero_copy_only=False)
+    first = np.cumsum(length) - length
+    sizes = np.tile((length > 0).astype(np.int64)[:, None], (1, _AXES))
+    for axis in range(_AXES):
+        has = length > axis
+        sizes[has, axis] = values[first[has] + axis]
+    return sizes
+
+
+def _launch(sizes: list[int]) -> str:
+    grid, block = sizes[:_AXES], sizes[_AXES:]
+    return f"<<<{_extent(grid)}, {_extent(block)}>>>" if any(grid) and any(block) else ""
+
+
+def _extent(sizes: list[int]) -> str:
+    used = max((axis for axis, size in enumerate(sizes) if size != 1), default=0)
+    return "x".join(map(str, sizes[: used + 1]))

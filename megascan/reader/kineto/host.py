@@ -1,0 +1,116 @@
+"""What the host did when it launched: which thread, inside which operator or annotation.
+
+    thread 1   |── Optimizer.step#AdamW.step ──────────|      a user annotation
+                  └ cudaLaunchKernel, correlation 7            the launch
+    stream 7                     |── multi_tensor_apply ──|   correlation 7: launched by the step
+
+Kernels launched by autograd's engine belong to backward passes; those that an optimizer's step
+launches are its own; all others of a rank that records operators belong to forward passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from megascan.arrays import Flags, Integers, united
+from megascan.reader.kineto.document import ANNOTATION, LAUNCH, ON_DEVICE, OPERATOR, Profile
+from megascan.reader.kineto.steps import OPTIMIZER_STEP
+from megascan.schema import NOT_APPLICABLE, Phase
+
+_ENGINE = r"^autograd::engine::evaluate_function"
+_LOADER = r"^enumerate\(DataLoader\)#"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Of every event when and by which thread it was launched: of host events their own start.
+
+    `launch` is NOT_APPLICABLE for device events whose launch was not recorded.
+    """
+
+    profile: Profile
+    start: Integers
+    end: Integers
+    launch: Integers
+    thread: Integers
+
+    @classmethod
+    def of(cls, profile: Profile, start: Integers, end: Integers) -> Host:
+        """Find the launches of device events by their correlation ids."""
+        threads = profile.events.column("tid").fill_null(NOT_APPLICABLE).to_numpy()
+        device = profile.of_category(*ON_DEVICE)
+        row = _launch_rows(profile, device)
+        found = row >= 0
+        launch, thread = start.copy(), threads.copy()
+        launch[device], thread[device] = NOT_APPLICABLE, NOT_APPLICABLE
+        launch[found], thread[found] = start[row[found]], threads[row[found]]
+        return cls(profile, start, end, launch, thread)
+
+    @property
+    def is_loading(self) -> Flags:
+        """Mark the waits for a DataLoader's next batch."""
+        return self._named(_LOADER, ANNOTATION)
+
+    def in_loading(self) -> Flags:
+        """Mark what was launched while waiting for data."""
+        return self._launched_in(self.is_loading)
+
+    def in_optimizer(self) -> Flags:
+        """Mark what was launched by an optimizer's step."""
+        return self._launched_in(self._named(f"^{OPTIMIZER_STEP}", ANNOTATION))
+
+    def phases(self) -> tuple[Integers, list[str]]:
+        """Return each event's pass as a code and the codes' texts; "" where nothing tells."""
+        engine = self._named(_ENGINE, OPERATOR)
+        words = ["", str(Phase.FORWARD), str(Phase.BACKWARD)]
+        if not engine.any():
+            return np.zeros(len(self.start), dtype=np.int64), words
+        known = self.launch >= 0
+        return np.where(known, np.where(self._launched_in(engine), 2, 1), 0), words
+
+    def enclosing(self, outer: Integers, inner: Integers) -> Integers:
+        """Return for each event `inner` the last of the events `outer` that it was launched in, -1
+        for none; `outer` of one thread do not overlap."""
+        result = np.full(len(inner), NOT_APPLICABLE, dtype=np.int64)
+        threads = self.thread[outer]
+        for thread in np.unique(threads):
+            own = outer[threads == thread]
+            own = own[np.argsort(self.start[own], kind="stable")]
+            mine = np.flatnonzero(self.thread[inner] == thread)
+            at = self.launch[inner[mine]]
+            place = np.searchsorted(self.start[own], at, side="right") - 1
+            inside = (place >= 0) & (at <= self.end[own[np.maximum(place, 0)]])
+            result[mine[inside]] = own[place[inside]]
+        return result
+
+    def _launched_in(self, outer: Flags) -> Flags:
+        """Mark the events launched by a thread while it was in one of the marked events."""
+        result: Flags = np.zeros(len(self.start), dtype=np.bool_)
+        for thread in np.unique(self.thread[outer]):
+            own = outer & (self.thread == thread)
+            low, high = united(self.start[own], self.end[own])
+            mine = np.flatnonzero((self.thread == thread) & (self.launch >= 0))
+            place = np.searchsorted(low, self.launch[mine], side="right") - 1
+            result[mine] = (place >= 0) & (self.launch[mine] < high[np.maximum(place, 0)])
+        return result
+
+    def _named(self, pattern: str, category: str) -> Flags:
+        names = pc.fill_null(self.profile.events.column("name"), "")
+        matches = np.asarray(pc.match_substring_regex(names, pattern))
+        return matches & self.profile.of_category(category)
+
+
+def _launch_rows(profile: Profile, device: Flags) -> Integers:
+    """Return the row of each device event's launch, NOT_APPLICABLE for other events and without."""
+    ids = profile.events.column("correlation").fill_null(NOT_APPLICABLE).to_numpy()
+    calls = np.flatnonzero(profile.of_category(LAUNCH) & (ids > 0))
+    calls = calls[np.argsort(ids[calls], kind="stable")]
+    rows = np.full(len(ids), NOT_APPLICABLE, dtype=np.int64)
+    if len(calls):
+        at = np.minimum(np.searchsorted(ids[calls], ids), len(calls) - 1)
+        found = device & (ids[calls][at] == ids)
+        rows[found] = calls[at][found]
+    return rows

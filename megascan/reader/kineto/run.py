@@ -1,0 +1,147 @@
+"""All profiles of a job as segments of one run: which rank is whose, and the job's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+
+from megascan.errors import ConfigError, InputError
+from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
+from megascan.parallel import Spread, across_threads
+from megascan.reader.kineto.document import Profile, read_profile
+from megascan.reader.kineto.groups import ProcessGroup
+from megascan.reader.kineto.spans import Profiled, profiled_spans
+from megascan.reader.segments import Packed, Segment
+from megascan.schema import Granularity
+from megascan.topology import DEFAULT_ORDER, Layout
+from megascan.vocabulary import axis_of_group
+
+_AXES = ("tp", "cp", "pp")
+"""Whose sizes the descriptions of process groups tell; what they leave is data parallel."""
+
+RUN_ID = "kineto"
+
+
+def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
+    """Read every rank's profile as a segment of one run.
+
+    Iteration is the number of `ProfilerStep#N` plus one, or is found. Parallel sizes come from the
+    descriptions of Megatron's process groups and of device meshes; without them all ranks count as
+    data parallel. A single file that does not say its rank is rank 0.
+
+    Raises InputError for damaged files, and for files of a folder that do not say their rank.
+    """
+    profiles = _ranked(list(spread(read_profile, paths)))
+    layout = _layout(profiles)
+    place = partial(_segment, layout=layout)
+    return [segment for part in spread(place, profiles) for segment in part.segments]
+
+
+def _ranked(profiles: list[Profile]) -> list[Profile]:
+    unknown = [profile for profile in profiles if profile.rank < 0]
+    if not unknown:
+        return profiles
+    if len(profiles) > 1:
+        raise InputError(
+            f"{unknown[0].path} does not say its rank (no distributedInfo: the profiler ran before "
+            "init_process_group); put it into the file's name, as in rank3.json"
+        )
+    note = f"{unknown[0].path.name} does not say its rank: it is taken for a job of one process"
+    return [replace(unknown[0], rank=0, notes=(*unknown[0].notes, note))]
+
+
+def _layout(profiles: Sequence[Profile]) -> Layout:
+    said = {profile.world_size for profile in profiles if profile.world_size}
+    if len(said) > 1:
+        raise InputError(
+            f"{profiles[0].path.parent}: profiles of world sizes {sorted(said)} are mixed; put "
+            "each job into a folder of its own"
+        )
+    world_size = said.pop() if said else 1 + max(profile.rank for profile in profiles)
+    groups = {
+        group.id: group
+        for profile in profiles
+        for group in profile.groups.values()
+        if axis_of_group(group.id) in (*_AXES, "ep", "expt_tp")
+    }
+    sizes = {axis: _largest(groups.values(), axis) for axis in _AXES}
+    num_replicas, rest = divmod(world_size, sizes["tp"] * sizes["cp"] * sizes["pp"])
+    if rest:
+        return Layout(dp=world_size)
+    experts = {"ep": _largest(groups.values(), "ep"), "etp": _largest(groups.values(), "expt_tp")}
+    for further in (experts, {}):
+        try:
+            return _ordered(Layout(**sizes, **further, dp=num_replicas), list(groups.values()))
+        except ConfigError:  # a grid of experts that does not fit in a stage
+            continue
+    return Layout(dp=world_size)
+
+
+def _largest(groups: Iterable[ProcessGroup], axis: str) -> int:
+    return max([len(one.ranks) for one in groups if axis_of_group(one.id) == axis], default=1)
+
+
+def _ordered(layout: Layout, groups: Sequence[ProcessGroup]) -> Layout:
+    """Return the layout in the order of axes that the groups' members show, Megatron's first."""
+    for axes in permutations(DEFAULT_ORDER.split("-")):
+        ordered = replace(layout, order="-".join(axes))
+        if all(
+            ordered.group(group.ranks[0], axis_of_group(group.id)) == group.ranks
+            for group in groups
+            if axis_of_group(group.id) in _AXES and group.ranks[0] < layout.world_size
+        ):
+            return ordered
+    return layout
+
+
+def _segment(profile: Profile, layout: Layout) -> Packed:
+    profiled = profiled_spans(profile)
+    header = _run_header(profile, profiled, layout)
+    window = WindowRecord(
+        run_id=RUN_ID,
+        window=0,
+        first_iteration=profiled.first_iteration,
+        last_iteration=profiled.last_iteration,
+        num_spans=profiled.spans.num_rows,
+    )
+    segment = Segment(
+        path=profile.path,
+        header=header,
+        windows=(window,) if profiled.spans.num_rows else (),
+        spans=profiled.spans,
+        notes=(*profile.notes, *profiled.notes),
+    )
+    return Packed((segment,))
+
+
+def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHeader:
+    if profile.rank >= layout.world_size:
+        raise InputError(
+            f"{profile.path}: rank {profile.rank} is outside a world of {layout.world_size} ranks; "
+            "files of different jobs are mixed, put each job into a folder of its own"
+        )
+    return RankHeader(
+        run_id=RUN_ID,
+        rank=profile.rank,
+        world_size=layout.world_size,
+        layout=layout,
+        coordinates=layout.coordinates(profile.rank),
+        groups=profiled.groups,
+        host=profile.host,
+        process_id=0,
+        device=Device(
+            kind="cuda" if profiled.on_gpu else "cpu",
+            name=profile.device,
+            index=0,
+        ),
+        backend=profile.backend,
+        clock=ClockOrigin(
+            domain=f"{profile.host} rank {profile.rank}".strip(),
+            source="PyTorch profiler",
+            origin_unix_ns=profile.origin_unix_ns,
+        ),
+        trace=TraceSettings(granularity=Granularity.FULL, interval=1, window=1),
+    )

@@ -1,0 +1,164 @@
+"""Iterations of a profile: marked by the profiler, or found.
+
+    ProfilerStep#7      what `profiler.step()` leaves behind: iteration 8
+    Optimizer.step#…    without marks an iteration ends where the optimizer has stepped
+    the same kernels    without these, what is launched again and again in the same order
+    none                everything is iteration 1
+
+Found iterations are numbered from 1, so that the first of every rank is the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from megascan.arrays import Flags, Integers
+from megascan.reader.kineto.document import ANNOTATION, Profile
+from megascan.reader.segments import true_rows
+from megascan.schema import NOT_APPLICABLE
+
+STEP = "ProfilerStep#"
+OPTIMIZER_STEP = "Optimizer.step#"
+_STEP_NUMBER = re.compile(r"[0-9]{1,9}")
+_MIN_REPEATS = 2
+_LEAST_ALIKE = 0.95
+"""Share of a repetition's kernels that must be those of the one before it."""
+_MOST_ANCHORS = 24
+"""Kernels that are tried to tell iterations apart by, the rarest first."""
+_MOST_IN_ONE = 64
+"""How often such a kernel may come in one iteration."""
+_MIN_KERNELS = 8
+"""Of an iteration that is found by its kernels: fewer repeat by chance."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Iterations in the order of time: numbers, host times; the thread that makes them (-1: any).
+
+    `found_by` says how, "" where the profiler marked them.
+    """
+
+    numbers: Integers
+    start: Integers
+    end: Integers
+    thread: int
+    found_by: str = ""
+
+    def iteration_at(self, times: Integers) -> Integers:
+        """Return each time's iteration: 1 without any step, NOT_APPLICABLE outside of steps."""
+        if not len(self.numbers):
+            return np.ones(len(times), dtype=np.int64)
+        at = np.searchsorted(self.start, times, side="right") - 1
+        inside = (at >= 0) & (times <= self.end[at])
+        return np.where(inside, self.numbers[at], NOT_APPLICABLE)
+
+
+def find_steps(profile: Profile, start: Integers, end: Integers, launch: Integers) -> Steps:
+    """Return the iterations; `launch` is the host time of each device event's launch, else -1."""
+    return (
+        _marked(profile, start, end)
+        or _by_optimizer(profile, start, end)
+        or _by_kernels(profile, start, end, launch)
+        or Steps(*np.zeros((3, 0), dtype=np.int64), thread=NOT_APPLICABLE)
+    )
+
+
+def _marked(profile: Profile, start: Integers, end: Integers) -> Steps | None:
+    found = np.array([*_iterate_marks(profile.events)], dtype=np.int64).reshape(-1, 2)
+    if not len(found):
+        return None
+    found = found[np.argsort(start[found[:, 0]], kind="stable")]
+    rows, numbers = found[np.sort(np.unique(found[:, 1], return_index=True)[1])].T
+    return Steps(numbers + 1, start[rows], end[rows], _thread(profile, int(rows[0])))
+
+
+def _iterate_marks(events: pa.Table) -> Iterator[tuple[int, int]]:
+    """Yield (row, number) of the profiler's step marks on the host."""
+    names = pc.fill_null(events.column("name"), "")
+    is_mark = pc.and_(pc.starts_with(names, STEP), pc.equal(events.column("cat"), ANNOTATION))
+    for row in true_rows(is_mark).to_pylist():
+        number = names[row].as_py().partition("#")[2]
+        if _STEP_NUMBER.fullmatch(number):
+            yield row, int(number)
+
+
+def _thread(profile: Profile, row: int) -> int:
+    thread = profile.events.column("tid")[row].as_py()
+    return NOT_APPLICABLE if thread is None else int(thread)
+
+
+def _by_optimizer(profile: Profile, start: Integers, end: Integers) -> Steps | None:
+    """Take the optimizer that steps least often: others may step several times an iteration."""
+    names = pc.fill_null(profile.events.column("name"), "")
+    steps = np.asarray(pc.starts_with(names, OPTIMIZER_STEP)) & profile.of_category(ANNOTATION)
+    rows = np.flatnonzero(steps)
+    code = names.take(pa.array(rows)).combine_chunks().dictionary_encode().indices
+    count = np.bincount(np.asarray(code, dtype=np.int64)) if len(rows) else np.zeros(0)
+    count = np.where(count < _MIN_REPEATS, np.inf, count)
+    if not np.isfinite(count).any():
+        return None
+    chosen = rows[np.asarray(code) == np.argmin(count)]
+    ends = np.sort(end[chosen])
+    begins = np.r_[start.min(), ends[:-1] + 1]
+    numbers = np.arange(1, len(ends) + 1)
+    return Steps(
+        numbers, begins, ends, _thread(profile, int(chosen[0])), "the steps of the optimizer"
+    )
+
+
+def _by_kernels(profile: Profile, start: Integers, end: Integers, launch: Integers) -> Steps | None:
+    kernels = np.flatnonzero(profile.of_category("kernel"))
+    begin = np.where(launch[kernels] >= 0, launch[kernels], start[kernels])
+    order = np.argsort(begin, kind="stable")
+    kernels, begin = kernels[order], begin[order]
+    names = profile.events.column("name").take(pa.array(kernels)).combine_chunks()
+    code = np.asarray(names.dictionary_encode().indices.fill_null(0), dtype=np.int64)
+    firsts = _repetitions(code)
+    if len(firsts) < _MIN_REPEATS:
+        return None
+    begins = begin[firsts]
+    last = max(int(end[kernels].max()), int(begin[-1]))
+    return Steps(
+        np.arange(1, len(begins) + 1),
+        begins,
+        np.r_[begins[1:] - 1, last],
+        NOT_APPLICABLE,
+        "kernels that repeat in the same order",
+    )
+
+
+def _repetitions(code: Integers) -> Integers:
+    """Return where the repetitions of a sequence begin; what is left over at its end counts as the
+    last one only if it is as long as the others.
+
+    >>> _repetitions(np.tile([1, 2, 2, 3, 2, 4, 5, 5, 6], 3))
+    array([ 0,  9, 18])
+    """
+    count = np.bincount(code) if len(code) else np.zeros(0, dtype=np.int64)
+    anchors = np.flatnonzero(count >= _MIN_REPEATS)
+    anchors = anchors[np.argsort(count[anchors], kind="stable")][:_MOST_ANCHORS]
+    for anchor in anchors.tolist():
+        places = np.flatnonzero(code == anchor)
+        for number in range(1, min(len(places) // _MIN_REPEATS, _MOST_IN_ONE) + 1):
+            length = int(np.median(places[number:] - places[:-number]))
+            if length >= _MIN_KERNELS and _is_alike(code, length):
+                return _beginnings(places[::number], length, len(code))
+    return np.zeros(0, dtype=np.int64)
+
+
+def _beginnings(places: Integers, length: int, num_kernels: int) -> Integers:
+    """Return where repetitions begin, the first at 0, from where the same kernel of each stands."""
+    firsts = places - places[0] % length
+    firsts = np.r_[np.arange(0, firsts[0], length), firsts]
+    return firsts[firsts + _LEAST_ALIKE * length <= num_kernels]
+
+
+def _is_alike(code: Integers, length: int) -> bool:
+    alike: Flags = code[length:] == code[:-length]
+    return bool(len(alike)) and float(alike.mean()) >= _LEAST_ALIKE
