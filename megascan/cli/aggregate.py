@@ -33,12 +33,11 @@ from megascan.cli.options import (
     size_bytes,
     workers_from,
 )
-from megascan.cli.output import require, say, stage, write_json
+from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import UsageError
 from megascan.export import (
     Mark,
-    check_free,
-    check_output,
+    format_of,
     leftovers,
     write_timeline,
 )
@@ -88,15 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     if is_tuned(arguments) and not arguments.detect:
         raise UsageError("thresholds are those of a detection; pass -d, too")
-    check_output(output, force=arguments.force)
+    format_of(output)
+    check_outputs([output, arguments.json], read=[arguments.folder], force=arguments.force)
     for left in leftovers(output):
         print(
             f"warning: {left} is what a killed process left of a timeline; delete it, unless one "
             "is still writing it",
             file=sys.stderr,
         )
-    if arguments.json:
-        _check_json(arguments.json, output, force=arguments.force)
     trace_bytes = size_bytes(arguments.folder)
     with workers_from(arguments, trace_bytes) as workers:
         num_events = _aggregate(arguments, output, workers)
@@ -138,9 +136,3 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
     return num_events
-
-
-def _check_json(path: Path, output: Path, *, force: bool) -> None:
-    if path.absolute() == output.absolute():
-        raise UsageError(f"-o and --json both name {path}; give them different files")
-    check_free(path, force=force)

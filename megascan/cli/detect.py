@@ -21,8 +21,7 @@ from megascan.cli.options import (
     size_bytes,
     workers_from,
 )
-from megascan.cli.output import require, say, write_json
-from megascan.export import check_free
+from megascan.cli.output import check_outputs, require, say, write_json
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report
@@ -55,8 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from megascan.cli.options import settings_from
 
     settings = settings_from(arguments)
-    if arguments.json:
-        check_free(arguments.json, force=arguments.force)
+    check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
     report = _report(arguments, settings)
     say(render_text(report))
     if arguments.json:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_json
+from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import UsageError
-from megascan.export import check_free
 
 if TYPE_CHECKING:
     from detect.comparison import Side
@@ -54,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     from detect.comparison import Outcome, compare, render_text
 
     min_change = _ratio(arguments.min_change)
-    if arguments.json:
-        check_free(arguments.json, force=arguments.force)
-    sides = [_side(path, arguments) for path in (arguments.before, arguments.after)]
+    paths = [arguments.before, arguments.after]
+    check_outputs([arguments.json], read=paths, force=arguments.force)
+    sides = [_side(path, arguments) for path in paths]
     with stage("comparing the two"):
         comparison = compare(sides[0], sides[1], min_change)
     say(render_text(comparison))

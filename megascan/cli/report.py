@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_bytes
+from megascan.cli.output import check_outputs, require, say, stage, write_bytes
 from megascan.errors import MegaScanError, UsageError
-from megascan.export import check_free
 
 if TYPE_CHECKING:
     from detect import DetectorSettings
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     if arguments.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output is {arguments.output}, expected a name in .html")
-    check_free(arguments.output, force=arguments.force)
+    check_outputs([arguments.output], read=[arguments.path], force=arguments.force)
     inputs = _inputs(arguments, settings)
     with stage("drawing the page"):
         page = render_page(inputs).encode()
