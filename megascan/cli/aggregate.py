@@ -11,12 +11,14 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from megascan.cli.options import (
+    Look,
     Workers,
     add_detector_arguments,
     add_run_arguments,
@@ -98,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     trace_bytes = size_bytes(arguments.folder)
     with workers_from(arguments, trace_bytes) as workers:
         num_events = _aggregate(arguments, output, workers)
-    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
 
 
@@ -119,11 +121,12 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         from detect import render_text as render_verdict
 
         report = detect_in(timeline, settings)
-        say(render_verdict(report))
-        marks = marks_of(report, timeline)
-        record["detect"] = report.to_json()
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
+        look = Look(_view(output), selection.ranks, selection.iterations)
+        say(render_verdict(report.with_look(look)))
+        marks = marks_of(report, timeline)
+        record["detect"] = report.to_json()
     with stage(f"writing {output}"):
         num_events = write_timeline(
             timeline,
@@ -136,3 +139,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)
     return num_events
+
+
+def _view(output: Path) -> str:
+    return f"megascan view {shlex.quote(str(output))}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import (
+    Look,
     add_run_arguments,
     add_scheduler_argument,
     load_timeline,
@@ -56,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
     report = _report(arguments, settings)
-    say(render_text(report))
+    look = Look.at(arguments.path, arguments)
+    say(render_text(report if look is None else report.with_look(look)))
     if arguments.json:
         write_json(arguments.json, report.to_json(), force=arguments.force)
         say(f"wrote {arguments.json}")

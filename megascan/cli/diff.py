@@ -2,7 +2,8 @@
 
 BEFORE and AFTER are each a folder of rank files, a merged timeline, or an op table in Parquet;
 their iterations need not be as many. The exit code is 0 whatever is found; with
---fail-on-regression it is 3 when something got slower, which makes the command a gate in CI.
+--fail-on-regression it is 3 when something got slower and 1 when the traces cannot be compared,
+which makes the command a gate in CI.
 
 examples:
   megascan diff traces/main traces/branch --fail-on-regression
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_json
-from megascan.errors import UsageError
+from megascan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from detect.comparison import Side
@@ -62,6 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, comparison.to_json(), force=arguments.force)
         say(f"wrote {arguments.json}")
+    if arguments.fail_on_regression and comparison.outcome == Outcome.INCOMPARABLE:
+        raise InputError(
+            f"{arguments.before} and {arguments.after} cannot be compared, so that this gate says "
+            "nothing; give it two traces of one job"
+        )
     regressed = comparison.outcome == Outcome.REGRESSED
     return EXIT_REGRESSION if arguments.fail_on_regression and regressed else 0
 

@@ -84,9 +84,7 @@ def _silence_stdout() -> None:
     os.close(nowhere)
 
 
-def check_outputs(
-    outputs: Iterable[Path | None], *, read: Sequence[Path], force: bool
-) -> None:
+def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force: bool) -> None:
     """Raise, before any work is done, when a file must not be written.
 
     `outputs` are the files asked for (None for a flag that was not given), `read` the files and

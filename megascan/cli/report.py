@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import add_run_arguments, load_timeline
+from megascan.cli.options import Look, add_run_arguments, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes
 from megascan.errors import MegaScanError, UsageError
 
@@ -68,7 +69,9 @@ def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageIn
 
     if is_op_table(arguments.path):
         return _of_op_table(arguments.path, settings)
-    return _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+    inputs = _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+    look = Look.at(arguments.path, arguments)
+    return inputs if look is None else replace(inputs, look=look.command)
 
 
 def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:

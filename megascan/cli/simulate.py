@@ -11,6 +11,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from megascan.cli.output import say, stage
@@ -171,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         paths = write_rank_files(trace, folder)
         write_ground_truth(ground_truth(trace, job, faults, arguments.seed), folder)
     say(
-        f"wrote {len(paths)} rank files and ground-truth.json to {folder}; "
-        f"next: megascan detect {folder}{' --allow-missing-ranks' if job.missing_ranks else ''}"
+        f"wrote {len(paths)} rank files and ground-truth.json to {folder}; next: megascan detect "
+        f"{shlex.quote(str(folder))}{' --allow-missing-ranks' if job.missing_ranks else ''}"
     )
     return 0
