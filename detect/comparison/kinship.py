@@ -79,10 +79,13 @@ def _sizes(before: Side, after: Side) -> Iterator[str]:
         return
     sizes = before.traffic.sizes, after.traffic.sizes
     shared = [name for name in sorted(set(sizes[0]) & set(sizes[1])) if name[0] in ("tp", "pp")]
+    tensor_ops = [{op for axis, op in one if axis == "tp"} for one in sizes]
     for name in shared:
         then, now = (max(one[name]) for one in sizes)
-        # sequence parallelism cuts an activation into TP parts: the same job's
-        if now not in (then, then * old.tp, then // old.tp):
+        alike = {then}
+        if tensor_ops[0] != tensor_ops[1]:  # sequence parallelism cuts an activation into TP parts
+            alike |= {then * old.tp, then // old.tp}
+        if now not in alike:
             yield f"{' '.join(name)} ({_bytes(then)} before, {_bytes(now)} after)"
             return
     if not shared and old == new:
