@@ -35,7 +35,8 @@ from megascan.reader.original_timeline import read_original_timelines
 from megascan.reader.rank_files import read_rank_files
 from megascan.reader.segments import Importer, Segment, in_order
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, Trace
+from megascan.timeline import Completeness, Trace, codes
+from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,15 @@ def build_trace(
     if not by_rank:
         raise InputError(
             f"{path}: run {chosen} has no finished window (training ended or was killed inside its "
-            "first traced window); train past the end of a window and trace again"
+            "first traced window, or tracing was armed and never switched on); train past the end "
+            "of a window and trace again"
         )
     missing = _missing_ranks(by_rank)
     if missing and not allow_missing_ranks:
         raise InputError(_missing_message(path, found, missing, chosen, others, beside))
     cut = comparable(by_rank)
     notes = [*_notes(path, found, missing, chosen, others), *beside, *cut.notes]
+    notes += _unseen_updates(cut.by_rank)
     return _trace(cut.by_rank, notes)
 
 
@@ -298,6 +301,26 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
         if iteration < end:
             stops.setdefault(iteration, []).append(rank)
     return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
+
+
+def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
+    """Say which part of the update the tracer did not see in a job whose passes it saw."""
+    header = next(iter(by_rank.values())).header
+    if "megascan" not in header.versions:  # recorded by another tool, or simulated
+        return []
+    seen = {name for one in by_rank.values() for name in codes(one.spans, "name")[1]}
+    notes = []
+    if BACKWARD in seen and OPTIMIZER not in seen:
+        notes.append(
+            "no optimizer step was seen: the trainer's is neither torch's nor megatron.core's; "
+            'enclose it in tracer.span("optimizer", megascan.Kind.OPTIMIZER)'
+        )
+    if BACKWARD in seen and GRAD_SYNC not in seen and header.layout.dp > 1:
+        notes.append(
+            "no grad-sync was seen: gradients are finished by a function that the tracer does not "
+            'know; enclose it in tracer.span("grad-sync", megascan.Kind.OPTIMIZER)'
+        )
+    return notes
 
 
 def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
