@@ -25,6 +25,7 @@ from detect.observe.optable import observe_op_table
 from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
+from detect.text import counted
 from detect.thresholds import WINDOW, DetectorSettings
 from detect.whatif.optable import read_op_table
 from megascan.arrays import Flags, Floats
@@ -117,7 +118,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             settings,
             window=seen,
             notes=(
-                f"{num_iterations} traced iterations with forward and backward passes: a verdict "
+                f"{counted(num_iterations, 'traced iteration')} with forward and backward passes: a verdict "
                 f"needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
             ),
         )

@@ -76,7 +76,7 @@ def encode_header(header: RankHeader) -> list[bytes]:
     The header and the names Perfetto shows when the file is opened by itself.
     """
     rank = header.rank
-    label = f"rank {rank} {header.layout.label(rank)} {header.host}"
+    label = f"rank {rank} {header.layout.label(rank)} {header.host}".rstrip()
     lines = [
         _metadata(HEADER_EVENT, rank, header.to_json()),
         _metadata("process_name", rank, {"name": label}),

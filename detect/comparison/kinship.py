@@ -64,7 +64,7 @@ def traffic_of(spans: pa.Table) -> Traffic:
 
 def differences(before: Side, after: Side) -> tuple[str, ...]:
     """Return what shows that two traces are of different jobs; empty for one job."""
-    return tuple([*_devices(before, after), *_sizes(before, after)])
+    return (*_devices(before, after), *_sizes(before, after))
 
 
 def _devices(before: Side, after: Side) -> Iterator[str]:

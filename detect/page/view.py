@@ -327,7 +327,7 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
     title = "".join(said.new([finding.headline])) or f"Why {_who_in_words(finding)}"
     return FindingView(
         number=number,
-        title=title,
+        title=title[:1].upper() + title[1:],
         cause=finding.cause.value.replace("_", " "),
         owner=finding.owner.value,
         facts=tuple(_finding_facts(finding, is_first=number == 1)),
@@ -447,7 +447,7 @@ def _trust(report: Report) -> Iterable[Fact]:
             yield Fact(name, f"{complete[key]:,} spans left out")
     recorded, missing = complete.get("ranks"), complete.get("missing_ranks")
     if isinstance(recorded, list):
-        text = f"{len(recorded):,} ranks recorded"
+        text = f"{len(recorded):,} rank{'' if len(recorded) == 1 else 's'} recorded"
         if isinstance(missing, list) and missing:
             text += f", {len(missing):,} missing: {listed(missing)}"
         yield Fact("complete", text)

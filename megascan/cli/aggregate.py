@@ -124,7 +124,9 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
         look = Look(_view(output), selection.ranks, selection.iterations)
-        say(render_verdict(report.with_look(look)))
+        said = timeline.completeness.notes  # by the summary
+        new = tuple(note for note in report.notes if note not in said)
+        say(render_verdict(replace(report, notes=new).with_look(look)))
         marks = marks_of(report, timeline)
         record["detect"] = report.to_json()
     with stage(f"writing {output}"):

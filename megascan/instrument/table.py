@@ -77,6 +77,7 @@ def places(
     modules: Modules,
     p2p: PointToPoint,
     collectives: Collectives,
+    *,
     host: Host,
     updates: Updates,
 ) -> list[Place]:
@@ -179,8 +180,8 @@ def install(
         modules,
         PointToPoint(tracer, position, groups),
         Collectives(tracer, position, groups),
-        Host(tracer),
-        updates,
+        host=Host(tracer),
+        updates=updates,
     )
     if models:
         watched = WatchedModels(tracer, position, backward_spans, models)

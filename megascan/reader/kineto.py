@@ -223,12 +223,15 @@ class Profile:
     notes: tuple[str, ...]
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a file. Raises InputError for damage, and for one that does not say its rank."""
+def read_profile(path: Path, *, alone: bool = False) -> Profile:
+    """Read a file. Raises InputError for damage, and for one that does not say its rank.
+
+    One that is `alone` need not say it: it may be of a job of a single process.
+    """
     document = open_document(path)
     header = _header(document.preamble)
     distributed = _mapping(header.get("distributedInfo"))
-    rank = _rank(path, distributed)
+    rank = _rank(path, distributed, default=0 if alone else None)
     tables: list[pa.Table] = []
     shapes: dict[int, dict[str, Json]] = {}
     num_rows, num_misfits, torn = 0, 0, False
@@ -275,17 +278,19 @@ def _header(preamble: bytes) -> dict[str, Json]:
     return header if isinstance(header, dict) else {}
 
 
-def _rank(path: Path, distributed: dict[str, Json]) -> int:
+def _rank(path: Path, distributed: dict[str, Json], default: int | None) -> int:
     rank = _whole_number(path, distributed, "rank", MOST_RANKS - 1)
     if rank is not None:
         return rank
     named = _RANK_IN_NAME.search(path.name)
-    if named is None:
+    if named is not None:
+        return int(named[1])
+    if default is None:
         raise InputError(
-            f"{path} does not say its rank (no distributedInfo: the profiler ran before "
-            "init_process_group); put it into the file's name, as in rank3.json"
+            f"{path} does not say its rank, as the other profiles beside it must; put it into the "
+            "file's name, as in rank3.json (a profile of a job of one process is read by itself)"
         )
-    return int(named[1])
+    return default
 
 
 def _mapping(value: Json) -> dict[str, Json]:
@@ -743,7 +748,7 @@ def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[
     Parallel sizes come from the descriptions of Megatron's process groups; without them all ranks
     count as data parallel. Raises InputError for damaged files and ones that do not say their rank.
     """
-    profiles = list(spread(read_profile, paths))
+    profiles = list(spread(partial(read_profile, alone=len(paths) == 1), paths))
     layout = _layout(profiles)
     place = partial(_segment, layout=layout)
     return [segment for part in spread(place, profiles) for segment in part.segments]

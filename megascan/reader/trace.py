@@ -171,7 +171,8 @@ def build_trace(
         )
     missing = _missing_ranks(by_rank)
     if missing and not allow_missing_ranks:
-        raise InputError(_missing_message(path, found, missing, chosen, others, beside))
+        text = _missing_message(path, found, missing, chosen, others)
+        raise InputError("; ".join((text, *beside)))
     cut = comparable(by_rank)
     notes = [*_notes(path, found, missing, chosen, others), *beside, *cut.notes]
     notes += _unseen_updates(cut.by_rank)
@@ -241,14 +242,12 @@ def _missing_message(
     missing: Sequence[int],
     run: str,
     others: Sequence[str],
-    beside: Sequence[str],
 ) -> str:
     world_size = next(iter(found.values())).header.world_size
     text = (
         f"expected {world_size} rank files for world size {world_size}, found {len(found)} "
         f"{f'of run {run} ' if others else ''}in {path}: {_absence(found, missing)}; "
     )
-    text += "".join(f"{words}; " for words in beside)
     if others:
         text += f"several runs are mixed, choose another with --run ({listed(others)}) or "
     return text + "pass --allow-missing-ranks to go on without them"
@@ -286,7 +285,19 @@ def _notes(
     if missing:
         notes.append(_absence(found, missing))
     notes += _short_ranks({rank: one for rank, one in found.items() if one.windows})
-    return notes + [note for segment in found.values() for note in segment.notes]
+    return notes + _said_once(found)
+
+
+def _said_once(found: Mapping[int, Segment]) -> list[str]:
+    """Return what ranks note, once for all ranks that note the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, segment in found.items():
+        for note in segment.notes:
+            ranks.setdefault(note.removeprefix(f"rank {rank}: "), []).append(rank)
+    return [
+        note if note in found[own[0]].notes else f"{_ranks(own)}: {note}"
+        for note, own in ranks.items()
+    ]
 
 
 def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:

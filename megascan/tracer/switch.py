@@ -6,8 +6,8 @@ state and everybody can see it.
 
 At the begin of each interval rank 0 looks for the file, and the others look up what rank 0 has
 announced, over the key-value store by which the job found together. Both happen on a thread of
-their own: a hung file system holds up no iteration. What was announced holds from an interval so far
-ahead that all ranks know of it in time; one that learns of it later changes an interval later.
+their own: a hung file system holds up no iteration. What was announced holds from an interval so
+far ahead that all ranks know of it in time; one that learns of it later changes an interval later.
 """
 
 from __future__ import annotations

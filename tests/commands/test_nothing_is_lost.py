@@ -37,7 +37,7 @@ def rank_file(folder: Path) -> Path:
 
 REQUESTS = {
     "aggregate": ["aggregate", "-b", "{folder}", "-o", "{output}"],
-    "aggregate --json": ["aggregate", "-b", "{folder}", "-o", "{room}/t.json", "--json", "{output}"],
+    "and --json": ["aggregate", "-b", "{folder}", "-o", "{room}/t.json", "--json", "{output}"],
     "detect": ["detect", "{folder}", "--json", "{output}"],
     "diff": ["diff", "{folder}", "{folder}", "--json", "{output}"],
     "diff after": ["diff", "{other}", "{folder}", "--json", "{output}"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,26 +19,30 @@ if TYPE_CHECKING:
     from conftest import Original
 
 
+def steps_of(original: Original) -> tuple[list[list[dict[str, Any]]], np.ndarray]:
+    """All ranks' records by step, and each step's longest pause and length, (2, step)."""
+    steps: list[list[dict[str, Any]]] = [[] for _ in range(original.num_steps)]
+    times = np.zeros((2, original.num_steps), dtype=np.int64)
+    for place in itertools.product(*map(range, (original.dp, original.pp, original.tp))):
+        step = -1
+        for record in original.records(*place):
+            if record["name"] != "iteration":
+                steps[step].append(record)
+            elif record["ph"] == "B":
+                step += 1
+                times[0, step] = max(times[0, step], record["pad_before"])  # type: ignore[call-overload]
+            else:
+                times[1, step] = max(times[1, step], record["duration_wall"])  # type: ignore[call-overload]
+    return steps, times
+
+
 def merged(original: Original, *, indent: int | None = 2) -> Path:
     """Merge as the original's `scripts/aggregate.py` does, attributes of the ends on the scopes."""
-    steps: list[list[dict[str, Any]]] = [[] for _ in range(original.num_steps)]
-    pauses, lengths = np.zeros((2, original.num_steps), dtype=np.int64)
-    for dp in range(original.dp):
-        for pp in range(original.pp):
-            for tp in range(original.tp):
-                step = -1
-                for record in original.records(dp, pp, tp):
-                    if record["name"] != "iteration":
-                        steps[step].append(record)
-                    elif record["ph"] == "B":
-                        step += 1
-                        pauses[step] = max(pauses[step], record["pad_before"])  # type: ignore[call-overload]
-                    else:
-                        lengths[step] = max(lengths[step], record["duration_wall"])  # type: ignore[call-overload]
     events: list[dict[str, Any]] = []
     now = 0
+    steps, times = steps_of(original)
     for step, records in enumerate(steps):
-        now += int(pauses[step])
+        now += int(times[0, step])
         open_scopes: dict[int, list[dict[str, Any]]] = {}
         for record in sorted(records, key=lambda record: record["rel_ts"]):
             args = {k: v for k, v in record.items() if k not in ("name", "ph", "rel_ts")}
@@ -51,7 +56,7 @@ def merged(original: Original, *, indent: int | None = 2) -> Path:
                 event = open_scopes[rank].pop()
                 event["dur"] = at - event["ts"]
                 event["args"] |= args
-        now += int(lengths[step])
+        now += int(times[1, step])
     for number, event in enumerate(events):
         event["args"]["id"] = number
     for rank in {event["pid"] for event in events}:

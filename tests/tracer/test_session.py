@@ -48,8 +48,8 @@ def table(one_rank):
         Modules(tracer, position, spans),
         PointToPoint(tracer, position, None),
         Collectives(tracer, position, None),
-        Host(tracer),
-        Updates(tracer),
+        host=Host(tracer),
+        updates=Updates(tracer),
     )
     return [place for place in table if not needs_what_is_absent(place)]
 

@@ -41,7 +41,7 @@ def rank_switch(tmp_path: Path) -> Iterator[Callable[..., tuple[Switch, list[Cha
 
 
 def pass_interval(switch: Switch, iteration: int) -> None:
-    """Training has come to an iteration, and the thread has looked; without the thread's waiting."""
+    """Training has come to an iteration, and the switch has looked, as its thread would."""
     switch._iteration = iteration
     time.sleep(0.01)
     switch.look()
