@@ -118,8 +118,8 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             settings,
             window=seen,
             notes=(
-                f"{counted(num_iterations, 'traced iteration')} with forward and backward passes: a verdict "
-                f"needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
+                f"{counted(num_iterations, 'traced iteration')} with forward and backward passes: "
+                f"a verdict needs {WINDOW.min_iterations} at least, and 10 or more to see small slowdowns",
             ),
         )
     answers = _answers(seen, settings)

@@ -55,7 +55,7 @@ def test_a_rank_without_a_finished_window_is_missing(folder: Folder) -> None:
     lines = file.read_text().splitlines(keepends=True)
     end = next(n for n, line in enumerate(lines) if "megascan_window" in line)
     file.write_text("".join(lines[:end]))
-    with pytest.raises(InputError, match="rank 1 has no finished window; .*--allow-missing-ranks"):
+    with pytest.raises(InputError, match=r"rank 1 has no finished window; .*--allow-missing-ranks"):
         read_trace(folder.path)
     trace = read_trace(folder.path, allow_missing_ranks=True)
     assert trace.completeness.missing_ranks == (1,)
