@@ -368,6 +368,11 @@ _HOW_TO_READ = (
     "others wait for it.",
     "Compare ranks of one stage (PP): stages with more work wait less in a healthy job, too.",
 )
+_MEANINGS = {
+    "preempted": "computing, but taken off its core",
+    "unsplit": "communication whose partners are not in the trace: waiting or transfer",
+    "dispatch": "device idle, for the host launched its work too late",
+}
 _WIDTH = 100
 
 
@@ -408,7 +413,8 @@ def _table(summary: Summary, most_ranks: int) -> list[str]:
     ]
     if not rows:
         return ["no iteration was traced: no shares to show"]
-    lines = [*_HOW_TO_READ, *_aligned([head, *rows])]
+    meanings = [f"{share}: {_MEANINGS[share]}." for share in shares if share in _MEANINGS]
+    lines = [*_HOW_TO_READ, *meanings, *_aligned([head, *rows])]
     left_out = summary.ranks.num_rows - len(rows)
     return lines + ([f"… and {left_out} more ranks"] if left_out else [])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from megascan.header import Json
@@ -76,6 +76,14 @@ class Finding:
     """Whether the cost is from a replay of the dependency graph rather than an estimate."""
     slowdown_is_bound: bool = False
     """Whether the true slowdown may be larger: time that is not the ranks' own is mixed into it."""
+
+    @property
+    def spot(self) -> tuple[int, int] | None:
+        """The rank and the iteration to look at in a timeline; None for what is no rank's."""
+        if not self.ranks:
+            return None
+        first = self.episodes[0][0] if self.episodes else self.first_iteration
+        return self.ranks[0], first
 
     def to_json(self) -> dict[str, Json]:
         """One element of the report's `findings`."""
@@ -151,6 +159,18 @@ class Report:
     """Expected share of false names among the names."""
     power: float = 0.95
     """Probability with which a slowdown of the minimum size would have been found."""
+
+    def with_look(self, command: Callable[[int, int], str | None]) -> Report:
+        """Add to every finding the command that shows its rank and iteration, where there is one.
+
+        Only who has read the trace knows by which file it can be looked at.
+        """
+        findings = []
+        for finding in self.findings:
+            shown = None if finding.spot is None else command(*finding.spot)
+            steps = (f"look at the spot: {shown}",) if shown else ()
+            findings.append(replace(finding, next_steps=(*finding.next_steps, *steps)))
+        return replace(self, findings=tuple(findings))
 
     @property
     def verdict(self) -> Verdict:

@@ -48,7 +48,8 @@ class TraceConfig:
     """Settings of the tracer; raises ConfigError when they do not fit together.
 
     `max_bytes` bounds what a rank's file takes on disk, 0 is no bound; `budget_ratio` is the share
-    of the run's time that tracing may cost, 0 is no budget.
+    of the run's time that tracing may cost, 0 is no budget. An `armed` run records nothing until it
+    is switched on (`megascan.tracer.switch`).
     """
 
     enabled: bool = False
@@ -59,9 +60,12 @@ class TraceConfig:
     compress: bool = False
     max_bytes: int = 0
     budget_ratio: float = 0.0
+    armed: bool = False
 
     def __post_init__(self) -> None:
         self._check_windows()
+        if self.armed and not self.enabled:
+            raise ConfigError("--trace-armed says how --trace begins; pass --trace, too")
         if 0 < self.max_bytes < MIN_MAX_BYTES or self.max_bytes < 0:
             raise ConfigError(
                 f"--trace-max-bytes is {self.max_bytes}, expected {MIN_MAX_BYTES} or more: a few "
@@ -112,6 +116,7 @@ class TraceConfig:
             compress=arguments.trace_compress,
             max_bytes=parse_size(arguments.trace_max_bytes) if arguments.trace_max_bytes else 0,
             budget_ratio=parse_share(arguments.trace_budget) if arguments.trace_budget else 0.0,
+            armed=arguments.trace_armed,
         )
 
 
@@ -120,6 +125,12 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = TraceConfig()
     group = parser.add_argument_group("tracing")
     group.add_argument("--trace", action="store_true", help="trace this run with MegaScan")
+    group.add_argument(
+        "--trace-armed",
+        action="store_true",
+        help="with --trace: record nothing until the file trace-on is made in the trace folder, "
+        "stop when it is removed; SIGUSR2 does either",
+    )
     group.add_argument(
         "--trace-dir",
         type=Path,

@@ -48,6 +48,7 @@ __all__ = [
     "encode_window",
     "rank_file_path",
     "set_earlier_run_aside",
+    "set_earlier_truth_aside",
 ]
 
 
@@ -75,7 +76,7 @@ def encode_header(header: RankHeader) -> list[bytes]:
     The header and the names Perfetto shows when the file is opened by itself.
     """
     rank = header.rank
-    label = f"rank {rank} {header.layout.label(rank)} {header.host}"
+    label = f"rank {rank} {header.layout.label(rank)} {header.host}".rstrip()
     lines = [
         _metadata(HEADER_EVENT, rank, header.to_json()),
         _metadata("process_name", rank, {"name": label}),
@@ -230,9 +231,25 @@ RANK_FILE_PATTERNS = ("benchmark-data-*.json", "benchmark-data-*.json.gz")
 
 def set_earlier_run_aside(path: Path) -> None:
     """Move an existing rank file into a subfolder named by its run id; nothing is overwritten."""
+    if path.exists():
+        _move_into(path.parent / _run_id_of(path), path)
+
+
+def set_earlier_truth_aside(path: Path) -> None:
+    """Move an existing record of planted faults likewise."""
     if not path.exists():
         return
-    folder = path.parent / _run_id_of(path)
+    try:
+        run_id = str(orjson.loads(path.read_bytes())["run_id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        run_id = _UNKNOWN_RUN
+    _move_into(path.parent / run_id, path)
+
+
+_UNKNOWN_RUN = "unknown-run"
+
+
+def _move_into(folder: Path, path: Path) -> None:
     folder.mkdir(exist_ok=True)
     name, dot, suffixes = path.name.partition(".")
     target = folder / path.name
@@ -255,7 +272,7 @@ def _run_id_of(path: Path) -> str:
                     continue
     except (EOFError, gzip.BadGzipFile, zlib.error):  # cut off before its header was whole
         pass
-    return "unknown-run"
+    return _UNKNOWN_RUN
 
 
 class RankFile:

@@ -3,9 +3,33 @@
 #
 #   bash scripts/test.sh            everything
 #   bash scripts/test.sh tests/…    only these tests (arguments go to pytest)
+#
+# Tests of the report page need Chromium, which is used where it is installed. On Debian, as root and in CI (the
+# variable CI is set), the script installs it.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment train,serve,cluster,dev
+
+install_chromium() { # the report page is drawn in it; without it those tests are skipped
+    local name
+    for name in chromium google-chrome chromium-browser; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if [[ -z ${CI:-} || $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        echo "note: no Chromium, so the report page is not tested in a browser (Debian: apt-get install chromium)" >&2
+        return
+    fi
+    echo "installing Chromium, for the tests of the report page" >&2
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } \
+        >.venv/chromium.log 2>&1; then
+        echo "note: Chromium could not be installed (.venv/chromium.log); the page is not tested in a browser" >&2
+    fi
+}
+install_chromium
 
 echo "== format"
 "$PYTHON" -m ruff format --check .

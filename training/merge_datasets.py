@@ -16,7 +16,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from megascan.errors import InputError, OutputError, UsageError, report_errors
+from megascan.errors import InputError, OutputError, report_errors
+from megascan.overwriting import check_not_read
 from training.data.indexed import (
     INDEX_HEADER,
     DataSize,
@@ -96,12 +97,9 @@ def _without_ending(name: str) -> str:
 
 def _check_options(inputs: Sequence[str], output_prefix: str, *, force: bool) -> None:
     output = output_paths(output_prefix)
-    for prefix in inputs:
-        if output_paths(prefix)[0].resolve() == output[0].resolve():
-            raise UsageError(
-                f"--output-prefix {output_prefix} is one of the inputs: choose another"
-            )
+    read = [path for prefix in inputs for path in output_paths(prefix)]
     for path in output:
+        check_not_read(path, read)
         if path.exists() and not force:
             raise OutputError(f"{path} exists: pass --force to replace it")
 

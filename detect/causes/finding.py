@@ -133,10 +133,6 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     if seen.costs and claim.is_replayed:
         replayed = seen.costs.ratio(claim.ranks, links=claim.cause == Cause.LINK)
     cost = cost_ratio(seen.iteration_ns, claim.saved_ns) if replayed is None else replayed
-    advice = list(claim.advice)
-    if claim.ranks and seen.members.device_kind:  # an op table has no timeline to look at
-        spot = f"{claim.ranks[0]}:{timing.episodes[0][0]}"
-        advice.append(f"look at the spot: megascan view FILE --at {spot}")
     devices = {
         f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
     }
@@ -154,7 +150,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         headline=f"{claim.subject} {claim.predicate} {timing.words}; {_gain(cost)}; "
         f"confidence {confidence(claim.q_value)}",
         evidence=claim.evidence,
-        next_steps=tuple(advice),
+        next_steps=claim.advice,
         coordinates=_shared_place(seen, claim.rows),
         host=", ".join(sorted({seen.members.hosts[row] for row in claim.rows})),
         device=", ".join(sorted(devices)),

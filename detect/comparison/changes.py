@@ -133,6 +133,8 @@ class Comparison:
     least_visible: dict[Quantity, float]
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
+    """What shows that the traces are of different jobs: nothing of one is then slower."""
 
     def of_kind(self, kind: Quantity, direction: Direction | None = None) -> tuple[Change, ...]:
         """Return the changes of one kind, of one direction if that is given."""
@@ -150,11 +152,15 @@ class Comparison:
     @property
     def regressions(self) -> tuple[Change, ...]:
         """Everything that got slower."""
+        if self.strangers:
+            return ()
         return tuple(change for change in self.changes if change.direction == Direction.SLOWER)
 
     @property
     def new_faults(self) -> tuple[Finding, ...]:
         """New findings whose owner is a node."""
+        if self.strangers:
+            return ()
         return tuple(finding for finding in self.findings.new if finding.owner == Owner.NODE)
 
     @property
@@ -162,7 +168,7 @@ class Comparison:
         """Regressed before faster before same."""
         if self.regressions or self.new_faults:
             return Outcome.REGRESSED
-        if not self.changes:
+        if not self.changes or self.strangers:
             return Outcome.INCOMPARABLE
         faster = self.step is not None and self.step.direction == Direction.FASTER
         return Outcome.FASTER if faster else Outcome.SAME
@@ -185,6 +191,7 @@ class Comparison:
                 kind.value: round(ratio, 4) for kind, ratio in self.least_visible.items()
             },
             "not_compared": list(self.not_compared),
+            "strangers": list(self.strangers),
             "notes": list(self.notes),
         }
 
@@ -204,16 +211,22 @@ def render_text(comparison: Comparison) -> str:
     step = comparison.step
     if step is not None:
         lines += _labelled("step", f"{_times(step)}, {_ratio(step)}")
-    for kind in SHOWN_KINDS:
-        lines += _changes(comparison, kind)
-    lines += _shares(comparison)
-    lines += _findings(comparison)
+    if not comparison.strangers:
+        for kind in SHOWN_KINDS:
+            lines += _changes(comparison, kind)
+        lines += _shares(comparison)
+        lines += _findings(comparison)
     lines += ["", *_could_not_show(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _answer(comparison: Comparison) -> str:
     least = percent(comparison.min_change)
+    if comparison.strangers:
+        return (
+            f"INCOMPARABLE: the traces are of different jobs, by their "
+            f"{listed(comparison.strangers)}; what differs between jobs is no regression."
+        )
     if comparison.outcome == Outcome.INCOMPARABLE:
         return "INCOMPARABLE: the two traces have nothing in common that could be compared."
     if comparison.outcome == Outcome.REGRESSED:

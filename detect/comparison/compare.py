@@ -21,6 +21,7 @@ from detect.comparison.changes import (
     Quantity,
     ShareChange,
 )
+from detect.comparison.kinship import differences
 from detect.comparison.measures import (
     LEAST_ITERATIONS,
     Measure,
@@ -93,6 +94,7 @@ def compare(before: Side, after: Side, min_change: float = 1.03) -> Comparison:
         least_visible=_least_visible(measures, least),
         not_compared=shared.reasons,
         notes=tuple(_notes(before, after)),
+        strangers=differences(before, after),
     )
 
 
@@ -166,9 +168,6 @@ def _notes(before: Side, after: Side) -> Iterable[str]:
                 f"{which}: {number} judged iterations say nothing about their noise, so no change "
                 f"can be told; trace {LEAST_ITERATIONS} at least, better 10"
             )
-    old, new = before.members.device_kind, after.members.device_kind
-    if old != new:
-        yield f"the first trace is of {old or 'unknown'} devices, the second of {new or 'unknown'}"
     missing = {
         which: side.examined.report.completeness.get("missing_ranks")
         for side, which in ((before, "before"), (after, "after"))

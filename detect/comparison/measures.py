@@ -17,7 +17,7 @@ Example: 20 iterations each, 1 % noise, standard error sqrt(1.57 · 2 · 0.01² 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ import pyarrow as pa
 from scipy import special
 
 from detect.comparison.changes import Quantity
+from detect.comparison.kinship import Traffic, traffic_of
 from detect.detector import Examination, examine, examine_op_table
 from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
 from detect.observe.spans import SpanIndex
@@ -360,13 +361,14 @@ class Side:
     """A trace, by the name that the user gave it.
 
     `shares` has the columns rank and `<share>_ratio`, one row a rank; None where the trace tells
-    compute only (op tables).
+    compute only (op tables); `traffic` is then empty.
     """
 
     name: str
     examined: Examination
     roles: dict[Role, RoleTimes]
     shares: pa.Table | None = None
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def members(self) -> Members:
@@ -384,6 +386,7 @@ def side_of_timeline(
         examined=examined,
         roles=roles_of_timeline(timeline, examined.seen),
         shares=shares,
+        traffic=traffic_of(timeline.spans),
     )
 
 

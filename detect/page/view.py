@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +71,8 @@ class PageInputs:
     `source` is what was read, as the user named it. `shares` has the columns rank and
     `<share>_ratio`, one row a rank; None where the trace tells compute only. `whatif` is None where
     the step cannot be replayed, and `why_no_whatif` says why. `timeline` is what was examined, for
-    the strip of one iteration; None for op tables, which hold no spans.
+    the strip of one iteration; None for op tables, which hold no spans. `look` is the command that
+    opens it in Perfetto, before `--at`; empty where there is none.
     """
 
     source: str
@@ -84,6 +83,7 @@ class PageInputs:
     savings: Sequence[Saving] = ()
     why_no_whatif: str = ""
     timeline: Timeline | None = None
+    look: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,19 +207,13 @@ def page_view(inputs: PageInputs) -> PageView:
         notes=said.new(report.notes),
         facts=tuple(inputs.facts),
         figures=figures,
-        view_command=_view_command(inputs.source, figures["strip"]),
+        view_command=_view_command(inputs.look, figures["strip"]),
     )
 
 
-def _view_command(source: str, strip: Json) -> str:
-    """Return what opens the timeline at the strip's spot; a folder is merged first."""
-    if not isinstance(strip, dict):
-        return ""
-    at = f"--at {strip['at']}"
-    if Path(source).suffix:
-        return f"megascan view {shlex.quote(source)} {at}"
-    merge = f"megascan aggregate -b {shlex.quote(source)} -o timeline.json.gz"
-    return f"{merge} && megascan view timeline.json.gz {at}"
+def _view_command(look: str, strip: Json) -> str:
+    """Return what opens the timeline at the strip's spot."""
+    return f"{look} --at {strip['at']}" if look and isinstance(strip, dict) else ""
 
 
 def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
@@ -333,7 +327,7 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
     title = "".join(said.new([finding.headline])) or f"Why {_who_in_words(finding)}"
     return FindingView(
         number=number,
-        title=title,
+        title=title[:1].upper() + title[1:],
         cause=finding.cause.value.replace("_", " "),
         owner=finding.owner.value,
         facts=tuple(_finding_facts(finding, is_first=number == 1)),
@@ -453,7 +447,7 @@ def _trust(report: Report) -> Iterable[Fact]:
             yield Fact(name, f"{complete[key]:,} spans left out")
     recorded, missing = complete.get("ranks"), complete.get("missing_ranks")
     if isinstance(recorded, list):
-        text = f"{len(recorded):,} ranks recorded"
+        text = f"{len(recorded):,} rank{'' if len(recorded) == 1 else 's'} recorded"
         if isinstance(missing, list) and missing:
             text += f", {len(missing):,} missing: {listed(missing)}"
         yield Fact("complete", text)

@@ -11,12 +11,14 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from megascan.cli.options import (
+    Look,
     Workers,
     add_detector_arguments,
     add_run_arguments,
@@ -33,12 +35,11 @@ from megascan.cli.options import (
     size_bytes,
     workers_from,
 )
-from megascan.cli.output import require, say, stage, write_json
+from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import UsageError
 from megascan.export import (
     Mark,
-    check_free,
-    check_output,
+    format_of,
     leftovers,
     write_timeline,
 )
@@ -88,19 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     if is_tuned(arguments) and not arguments.detect:
         raise UsageError("thresholds are those of a detection; pass -d, too")
-    check_output(output, force=arguments.force)
+    format_of(output)
+    check_outputs([output, arguments.json], read=[arguments.folder], force=arguments.force)
     for left in leftovers(output):
         print(
             f"warning: {left} is what a killed process left of a timeline; delete it, unless one "
             "is still writing it",
             file=sys.stderr,
         )
-    if arguments.json:
-        _check_json(arguments.json, output, force=arguments.force)
     trace_bytes = size_bytes(arguments.folder)
     with workers_from(arguments, trace_bytes) as workers:
         num_events = _aggregate(arguments, output, workers)
-    say(f"wrote {output} ({num_events:,} events); look at it: megascan view {output}")
+    say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
 
 
@@ -121,11 +121,14 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         from detect import render_text as render_verdict
 
         report = detect_in(timeline, settings, arguments.folder)
-        say(render_verdict(report))
-        marks = marks_of(report, timeline)
-        record["detect"] = report.to_json()
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
+        look = Look(_view(output), selection.ranks, selection.iterations)
+        said = timeline.completeness.notes  # by the summary
+        new = tuple(note for note in report.notes if note not in said)
+        say(render_verdict(replace(report, notes=new).with_look(look)))
+        marks = marks_of(report, timeline)
+        record["detect"] = report.to_json()
     with stage(f"writing {output}"):
         num_events = write_timeline(
             timeline,
@@ -140,7 +143,5 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     return num_events
 
 
-def _check_json(path: Path, output: Path, *, force: bool) -> None:
-    if path.absolute() == output.absolute():
-        raise UsageError(f"-o and --json both name {path}; give them different files")
-    check_free(path, force=force)
+def _view(output: Path) -> str:
+    return f"megascan view {shlex.quote(str(output))}"

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import (
+    Look,
     add_run_arguments,
     add_scheduler_argument,
     load_timeline,
     size_bytes,
     workers_from,
 )
-from megascan.cli.output import require, say, write_json
-from megascan.export import check_free
+from megascan.cli.output import check_outputs, require, say, write_json
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     from megascan.cli.options import settings_from
 
     settings = settings_from(arguments)
-    if arguments.json:
-        check_free(arguments.json, force=arguments.force)
+    check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
     report = _report(arguments, settings)
-    say(render_text(report))
+    look = Look.at(arguments.path, arguments)
+    say(render_text(report if look is None else report.with_look(look)))
     if arguments.json:
         write_json(arguments.json, report.to_json(), force=arguments.force)
         say(f"wrote {arguments.json}")

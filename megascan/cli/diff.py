@@ -2,7 +2,8 @@
 
 BEFORE and AFTER are each a folder of rank files, a merged timeline, or an op table in Parquet;
 their iterations need not be as many. The exit code is 0 whatever is found; with
---fail-on-regression it is 3 when something got slower, which makes the command a gate in CI.
+--fail-on-regression it is 3 when something got slower and 1 when the traces cannot be compared,
+which makes the command a gate in CI.
 
 examples:
   megascan diff traces/main traces/branch --fail-on-regression
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_json
-from megascan.errors import UsageError
-from megascan.export import check_free
+from megascan.cli.output import check_outputs, require, say, stage, write_json
+from megascan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from detect.comparison import Side
@@ -54,15 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     from detect.comparison import Outcome, compare, render_text
 
     min_change = _ratio(arguments.min_change)
-    if arguments.json:
-        check_free(arguments.json, force=arguments.force)
-    sides = [_side(path, arguments) for path in (arguments.before, arguments.after)]
+    paths = [arguments.before, arguments.after]
+    check_outputs([arguments.json], read=paths, force=arguments.force)
+    sides = [_side(path, arguments) for path in paths]
     with stage("comparing the two"):
         comparison = compare(sides[0], sides[1], min_change)
     say(render_text(comparison))
     if arguments.json:
         write_json(arguments.json, comparison.to_json(), force=arguments.force)
         say(f"wrote {arguments.json}")
+    if arguments.fail_on_regression and comparison.outcome == Outcome.INCOMPARABLE:
+        raise InputError(
+            f"{arguments.before} and {arguments.after} cannot be compared, so that this gate says "
+            "nothing; give it two traces of one job"
+        )
     regressed = comparison.outcome == Outcome.REGRESSED
     return EXIT_REGRESSION if arguments.fail_on_regression and regressed else 0
 

@@ -12,6 +12,7 @@ The detector is imported when it runs: a command that may detect starts without 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -223,6 +224,42 @@ def detect_in(timeline: Timeline, settings: DetectorSettings, source: Path) -> R
     probes = read_probes(source)
     with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
         return detect(timeline, settings, probes)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the timeline of what was read is looked at: the commands before `--at`.
+
+    Perfetto is shown merged timelines; what is not one yet is merged first. An op table has none.
+    """
+
+    command: str
+    ranks: frozenset[int] | None = None
+    iterations: frozenset[int] | None = None
+
+    @classmethod
+    def at(cls, path: Path, arguments: argparse.Namespace) -> Look | None:
+        """Find how, for a trace folder, a rank's file, a timeline or an op table."""
+        from megascan.reader import MERGED_FORMATS, Format, sniff
+
+        found = sniff(path)
+        if found is Format.OP_TABLE:
+            return None
+        if path.is_file() and found in MERGED_FORMATS:
+            return cls(f"megascan view {shlex.quote(str(path))}")
+        words = ["megascan", "aggregate", "-b", str(path), "-o", "timeline.json.gz"]
+        words += ["--run", arguments.run] if arguments.run else []
+        words += ["--allow-missing-ranks"] if arguments.allow_missing_ranks else []
+        merge = shlex.join(words)
+        return cls(f"{merge} && megascan view timeline.json.gz")
+
+    def __call__(self, rank: int, iteration: int) -> str | None:
+        """Return the command that shows a spot; None where the file does not hold it."""
+        if self.ranks is not None and rank not in self.ranks:
+            return None
+        if self.iterations is not None and iteration not in self.iterations:
+            return None
+        return f"{self.command} --at {rank}:{iteration}"
 
 
 def marks_of(report: Report, timeline: Timeline) -> list[Mark]:

@@ -11,12 +11,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megascan.errors import MissingError, OutputError
+from megascan.errors import MissingError, OutputError, UsageError
 from megascan.header import Json
+from megascan.overwriting import check_not_read
 
 
 def require(name: str) -> None:
@@ -81,6 +82,43 @@ def _silence_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force: bool) -> None:
+    """Raise, before any work is done, when a file must not be written.
+
+    `outputs` are the files asked for (None for a flag that was not given), `read` the files and
+    trace folders that the command reads. UsageError when two outputs are one file; OutputError as
+    `megascan.export.check_free`, and, whatever `force` says, for a file that is read: named
+    another way, through a link, or as one of a folder's rank files or of its earlier runs'.
+    """
+    from megascan.export import check_free
+
+    wanted = [path for path in outputs if path is not None]
+    named: dict[str, Path] = {}
+    for path in wanted:
+        earlier = named.setdefault(os.path.realpath(path), path)
+        if earlier is not path:
+            raise UsageError(
+                f"{earlier} and {path} are to be written, and are the same file; "
+                "give them different names"
+            )
+    for path in wanted:
+        for place in read:
+            _check_not_read(path, place)
+        check_free(path, force=force)
+
+
+def _check_not_read(output: Path, read: Path) -> None:
+    """Raise OutputError for an output that is `read`, or a rank file of that folder or of one of
+    its earlier runs. What else lies in a trace folder, such as a timeline of it, is not read.
+    """
+    if not read.is_dir():
+        check_not_read(output, [read])
+        return
+    from megascan.reader import holds_ranks
+
+    check_not_read(output, [*read.glob("*.json*"), *read.glob("*/*.json*")], holds_ranks)
 
 
 def write_bytes(path: Path, content: bytes, *, force: bool) -> None:

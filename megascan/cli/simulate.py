@@ -11,10 +11,11 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from megascan.cli.output import say, stage
-from megascan.errors import OutputError
+from megascan.errors import OutputError, UsageError
 from megascan.schema import Granularity
 from megascan.simulate import (
     Clocks,
@@ -160,6 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate a job and write its rank files."""
     job = job_from(arguments)
     faults: list[Fault] = [parse_fault(text) for text in arguments.fault]
+    if arguments.seed < 0:
+        raise UsageError(f"--seed is {arguments.seed}, expected 0 or more")
     folder: Path = arguments.output
     if folder.is_dir() and any(folder.iterdir()) and not arguments.force:
         raise OutputError(f"{folder} is not empty; name another folder or pass --force")
@@ -169,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         paths = write_rank_files(trace, folder)
         write_ground_truth(ground_truth(trace, job, faults, arguments.seed), folder)
     say(
-        f"wrote {len(paths)} rank files and ground-truth.json to {folder}; "
-        f"next: megascan detect {folder}"
+        f"wrote {len(paths)} rank files and ground-truth.json to {folder}; next: megascan detect "
+        f"{shlex.quote(str(folder))}{' --allow-missing-ranks' if job.missing_ranks else ''}"
     )
     return 0

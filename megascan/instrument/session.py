@@ -35,6 +35,7 @@ from megascan.tracer import (
     CpuTimer,
     IterationListener,
     RecordingTracer,
+    Switch,
     Timer,
     Tracer,
     TraceWriter,
@@ -72,6 +73,10 @@ class StoreBoard:
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
+
+    def topic(self, name: str) -> StoreBoard:
+        """Return a board with announcements of its own."""
+        return StoreBoard(self._store, f"{self._prefix}/{name}")
 
     def publish(self, number: int, text: str) -> None:
         """Announcement `number`, from 0."""
@@ -351,6 +356,8 @@ def _begin(
         voice=voice,
     )
     tracer.record_with(timer, writer)
+    if config.armed:
+        tracer.switch_with(_switch_of(tracer, config, agreement.board))
     tracer.listen(_Removal(install(tracer, groups, models)))
 
 
@@ -369,6 +376,21 @@ def _budget_of(
         lower=tracer.lower,
         current_iteration=lambda: tracer.current_iteration,
     ).window_written
+
+
+def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) -> Switch:
+    """What switches an armed run."""
+    import torch.distributed as dist
+
+    switch = Switch(
+        config.directory,
+        board.topic("switch"),
+        decides=dist.get_rank() == 0,
+        interval=config.interval,
+        announce=tracer.announce,
+    )
+    switch.obey_signal()
+    return switch
 
 
 def make_timer(clock: HostClock, *, full: bool) -> Timer:

@@ -20,7 +20,8 @@ from megascan.instrument.megatron import (
     PointToPoint,
 )
 from megascan.instrument.place import Function, Installation, Place, Position
-from megascan.instrument.plain_torch import Exchanges, Steps, WatchedModels
+from megascan.instrument.plain_torch import Batches, Exchanges, WatchedModels
+from megascan.instrument.updates import Updates
 from megascan.schema import Granularity
 from megascan.tracer import RecordingTracer
 from megascan.vocabulary import (
@@ -72,7 +73,13 @@ _RECOMPUTED = (
 
 
 def places(
-    passes: Passes, modules: Modules, p2p: PointToPoint, collectives: Collectives, host: Host
+    passes: Passes,
+    modules: Modules,
+    p2p: PointToPoint,
+    collectives: Collectives,
+    *,
+    host: Host,
+    updates: Updates,
 ) -> list[Place]:
     """Return the table of a job on megatron.core."""
     return [
@@ -91,8 +98,13 @@ def places(
             wrap=passes.weight_gradients,
         ),
         *(
-            Place(module=_OPTIMIZER, attribute=f"{name}.step", wrap=host.optimizer_step)
+            Place(module=_OPTIMIZER, attribute=f"{name}.step", wrap=updates.optimizer_step)
             for name in ("ChainedOptimizer", "MixedPrecisionOptimizer", "FP32Optimizer")
+        ),
+        Place(
+            module=f"{_CORE}.distributed.finalize_model_grads",
+            attribute="finalize_model_grads",
+            wrap=updates.grad_sync,
         ),
         *(
             Place(
@@ -126,7 +138,7 @@ def _full_places(
     yield f"{_CORE}.dist_checkpointing.serialization", "save", host.save_checkpoint
 
 
-def plain_places(watched: WatchedModels, exchanges: Exchanges, steps: Steps) -> list[Place]:
+def plain_places(watched: WatchedModels, exchanges: Exchanges, batches: Batches) -> list[Place]:
     """Return what is wrapped in addition where models of plain PyTorch are watched."""
     distributed = "torch.distributed"
     return [
@@ -134,7 +146,7 @@ def plain_places(watched: WatchedModels, exchanges: Exchanges, steps: Steps) -> 
         Place(
             module="torch.utils.data.dataloader",
             attribute="_BaseDataLoaderIter.__next__",
-            wrap=steps.next_batch,
+            wrap=batches.next_batch,
         ),
         Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
         Place(
@@ -155,26 +167,27 @@ def install(
     position = Position()
     backward_spans = BackwardSpans(tracer, position)
     modules = Modules(tracer, position, backward_spans)
-    host = Host(tracer)
-    for listener in (position, backward_spans, host):
+    updates = Updates(tracer)
+    updates.watch_torch()
+    for listener in (position, backward_spans, updates):
         tracer.listen(listener)
     if tracer.full:
         tracer.listen(GarbageCollections(tracer))
     installation = Installation()
     installation.undo_full.append(modules.remove)
     wanted = places(
-        Passes(tracer, position, backward_spans),
+        Passes(tracer, position, backward_spans, updates),
         modules,
         PointToPoint(tracer, position, groups),
         Collectives(tracer, position, groups),
-        host,
+        host=Host(tracer),
+        updates=updates,
     )
     if models:
         watched = WatchedModels(tracer, position, backward_spans, models)
-        steps = Steps(tracer)
         tracer.listen(watched)
-        tracer.listen(steps)
-        wanted += plain_places(watched, Exchanges(tracer, position, groups), steps)
+        exchanges = Exchanges(tracer, position, groups)
+        wanted += plain_places(watched, exchanges, Batches(tracer))
     for place in wanted:
         if tracer.full or place.granularity is Granularity.BASE:
             installation.install(place)

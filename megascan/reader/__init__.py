@@ -17,7 +17,15 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
 from megascan.reader.rank_files import file_batches
 from megascan.reader.segments import Packed, Segment
 from megascan.reader.timeline_files import read_timeline
-from megascan.reader.trace import MERGED_FORMATS, Format, Loader, load_segments, read_trace, sniff
+from megascan.reader.trace import (
+    MERGED_FORMATS,
+    Format,
+    Loader,
+    holds_ranks,
+    load_segments,
+    read_trace,
+    sniff,
+)
 
 __all__ = [
     "MERGED_FORMATS",
@@ -26,6 +34,7 @@ __all__ = [
     "Packed",
     "Segment",
     "file_batches",
+    "holds_ranks",
     "load_segments",
     "read_timeline",
     "read_trace",

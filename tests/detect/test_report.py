@@ -69,7 +69,12 @@ def test_first_line_is_the_answer(degraded):
 def test_text_says_what_to_do_and_what_was_not_seen(degraded):
     text = render_text(degraded)
     assert "nvidia-smi" in text
-    assert "megascan view FILE --at 5:3" in text
+    assert "megascan view" not in text  # only who has read the file knows its name
+    looked_at = degraded.with_look(
+        lambda rank, iteration: f"megascan view t --at {rank}:{iteration}"
+    )
+    assert "look at the spot: megascan view t --at 5:3" in render_text(looked_at)
+    assert "look at the spot" not in render_text(degraded.with_look(lambda rank, iteration: None))
     assert "smallest lasting slowdown" in text
 
 

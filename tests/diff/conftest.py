@@ -40,7 +40,8 @@ def side() -> Callable[..., Side]:
             "clocks": Clocks(offset_ms=5.0, drift_ppm=10.0),
             "imbalance": Imbalance(),
         }
-        model = JobModel(layout=layout, costs=compute_bound(layout), **(settings | job))
+        settings |= {"costs": compute_bound(layout)}
+        model = JobModel(layout=layout, **(settings | job))
         timeline = build_timeline(
             simulate_trace(model, [parse_fault(fault) for fault in faults], seed=seed)
         )

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from megascan.errors import OutputError, UsageError
-from megascan.export import check_output, leftovers, write_timeline
+from megascan.export import check_free, leftovers, write_timeline
 from megascan.export.writing import Encoding, FileFormat, format_of, replacing
 
 
@@ -43,7 +43,7 @@ def test_existing_file_needs_force(tmp_path, make_timeline):
     with pytest.raises(OutputError, match="--force"):
         write_timeline(make_timeline(), path)
     with pytest.raises(OutputError, match="--force"):
-        check_output(path)
+        check_free(path, force=False)
     assert path.read_text() == "mine"
     assert write_timeline(make_timeline(), path, force=True) > 0
     assert path.read_bytes().startswith(b"[\n")
@@ -52,13 +52,13 @@ def test_existing_file_needs_force(tmp_path, make_timeline):
 
 def test_missing_folder_is_told_before_the_work(tmp_path):
     with pytest.raises(OutputError, match="does not exist"):
-        check_output(tmp_path / "nowhere" / "t.json")
+        check_free(tmp_path / "nowhere" / "t.json", force=False)
 
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "t.json").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
-        check_output(tmp_path / "t.json", force=True)
+        check_free(tmp_path / "t.json", force=True)
 
 
 def test_full_disk_leaves_the_old_file(tmp_path):

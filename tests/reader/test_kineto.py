@@ -51,7 +51,7 @@ def test_header(profiles: Profiles) -> None:
     header = trace.headers[1]
     assert header.groups == {"tp@0": (0, 1)}
     assert (header.host, header.device.name, header.backend) == ("node7", "NVIDIA H100", "nccl")
-    assert "rank 0: 2 host events are not shown" in trace.completeness.notes
+    assert "ranks 0 and 1: 2 host events are not shown" in trace.completeness.notes
 
 
 def test_missing_rank(profiles: Profiles) -> None:

@@ -21,6 +21,7 @@ from megascan.instrument.megatron import BackwardSpans, Host, Modules, Passes, P
 from megascan.instrument.place import Position
 from megascan.instrument.session import find_order
 from megascan.instrument.table import places
+from megascan.instrument.updates import Updates
 from megascan.schema import Granularity
 from megascan.topology import Layout
 
@@ -43,11 +44,12 @@ def table(one_rank):
     tracer, position = None, Position()
     spans = BackwardSpans(tracer, position)
     table = places(
-        Passes(tracer, position, spans),
+        Passes(tracer, position, spans, Updates(tracer)),
         Modules(tracer, position, spans),
         PointToPoint(tracer, position, None),
         Collectives(tracer, position, None),
-        Host(tracer),
+        host=Host(tracer),
+        updates=Updates(tracer),
     )
     return [place for place in table if not needs_what_is_absent(place)]
 

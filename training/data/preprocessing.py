@@ -35,6 +35,7 @@ from typing import Protocol
 import orjson
 
 from megascan.errors import InputError, OutputError
+from megascan.overwriting import check_not_read
 from training.data.documents import (
     EncodedBatch,
     EncodingSettings,
@@ -360,6 +361,7 @@ def _begin(request: Request, folder: WorkFolder) -> Checkpoint:
 
 def _check_free(request: Request) -> None:
     for path in (path for prefix in request.prefixes for path in output_paths(prefix)):
+        check_not_read(path, map(Path, request.paths))
         if path.exists() and not request.force:
             raise OutputError(f"{path} exists: pass --force to replace it")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megascan.errors import ConfigError, OutputError
+from megascan.rankfile import set_earlier_truth_aside
 from megascan.vocabulary import FaultKind
 from training.arguments import Sizes
 
@@ -180,7 +181,7 @@ def write_ground_truth(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _set_aside(path)
+        set_earlier_truth_aside(path)
         path.write_text(json.dumps(truth, indent=2) + "\n")
     except OSError as error:
         raise OutputError(f"cannot write {path} ({error}); give another --trace-dir") from error
@@ -199,20 +200,3 @@ def _record(fault: FaultSpec) -> dict[str, object]:
         "last_iteration": fault.last_iteration,
     }
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _set_aside(path: Path) -> None:
-    """Move an earlier run's file into a folder named by its run id, as rank files are."""
-    if not path.exists():
-        return
-    try:
-        run_id = str(json.loads(path.read_text())["run_id"])
-    except (ValueError, KeyError, TypeError):
-        run_id = "unknown-run"
-    target = path.parent / run_id / FILE_NAME
-    target.parent.mkdir(exist_ok=True)
-    number = 1
-    while target.exists():
-        number += 1
-        target = target.with_name(f"ground-truth.{number}.json")
-    path.rename(target)

@@ -14,7 +14,8 @@ const relativeAt = (row, point) => (point < 0 ? ranks.slowdown[row] : known(pack
 
 const namedRows = rowsOfRanks.filter((row) => ranks.causes[row]);
 const slowest = () => rowsOfRanks.filter((row) => isNumber(ranks.slowdown[row])).sort((a, b) => ranks.slowdown[b] - ranks.slowdown[a]).slice(0, 1);
-let picked = (namedRows.length ? namedRows.slice(0, MOST_PICKED) : slowest());
+const alone = ranks.names.length === 1 ? [0] : [];
+let picked = namedRows.length ? namedRows.slice(0, MOST_PICKED) : [...slowest(), ...alone].slice(0, 1);
 let quantity = "compute";
 
 function drawOverTime() {
@@ -40,7 +41,7 @@ function drawOverTime() {
   };
   lineChart(host, {
     title: quantity === "compute" ? "compute in an iteration, by rank" : `compute against peers, by rank${time.by_layers ? " (transformer layers)" : ""}`,
-    unit: quantity === "compute" ? "ms" : "x", iterations: time.iterations, lines, band, faint, faintName: "every other rank", zoomed: quantity !== "compute", extra,
+    unit: quantity === "compute" ? "ms" : "x", iterations: time.iterations, lines, band, faint, faintName: picked.length ? "every other rank" : "every rank", zoomed: quantity !== "compute", extra,
   });
 }
 

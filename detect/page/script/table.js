@@ -28,7 +28,7 @@ function rankTable(host, pick) {
 
   const search = element("input", { type: "search", placeholder: "rank, place or host", "aria-label": "Search ranks" });
   const filter = element("select", { "aria-label": "Filter ranks" },
-    element("option", { value: "all" }, `all ${number.toLocaleString("en")} ranks`),
+    element("option", { value: "all" }, number === 1 ? "all ranks" : `all ${number.toLocaleString("en")} ranks`),
     named ? element("option", { value: "named" }, `named by findings (${named})`) : null,
     hasPeers ? element("option", { value: "slow" }, "3 % slower than peers and more") : null,
     hasPeers ? element("option", { value: "fast" }, "3 % quicker than peers and more") : null,

@@ -1,0 +1,133 @@
+"""Spans of a model's update, `grad-sync` and `optimizer`, whoever wrote the trainer's.
+
+Optimizers of torch, and all that derive from them, are seen by torch's own hooks on every step;
+those of megatron.core, which hold them, by their places in the table. The function that finishes
+the gradients is called by megatron.core's schedules, which find it in the model's configuration, or
+by the trainer itself, which may have bound megatron.core's by its name. Each stands within others;
+the outermost is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from megascan.instrument.place import Call, Function, around
+from megascan.schema import Kind
+from megascan.tracer import IterationListener, Mark, RecordingTracer
+from megascan.vocabulary import GRAD_SYNC, OPTIMIZER
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+
+class Config(Protocol):
+    """What is used of megatron.core's ModelParallelConfig."""
+
+    finalize_model_grads_func: Function | None
+
+
+class Updates(IterationListener):
+    """Records the outermost of nested updates; its hooks are gone when tracing ends."""
+
+    def __init__(self, tracer: RecordingTracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, list[Mark]] = {GRAD_SYNC: [], OPTIMIZER: []}
+        self._handles: list[RemovableHandle] = []
+
+    def watch_torch(self) -> None:
+        """See the steps of every optimizer of torch, those made before among them."""
+        from torch.optim import optimizer
+
+        self._handles += [
+            optimizer.register_optimizer_step_pre_hook(self._step_begins),
+            optimizer.register_optimizer_step_post_hook(self._step_ends),
+        ]
+
+    def iteration_begins(self) -> None:
+        """Nothing is under way, also if the last update ended with an exception."""
+        for marks in self._open.values():
+            marks.clear()
+
+    def tracing_ends(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def optimizer_step(self, original: Function) -> Function:
+        """`optimizer`: the step of megatron.core's optimizers, chained ones among them."""
+        return self._outermost(original, OPTIMIZER)
+
+    def grad_sync(self, original: Function) -> Function:
+        """`grad-sync`: waiting for, or doing, the reduction of all gradients.
+
+        A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
+        holds are recorded beside it.
+        """
+        return self._outermost(original, GRAD_SYNC)
+
+    def trace_finalize(self, config: Config) -> None:
+        """Trace the job's own function that finishes the gradients, until it has been called once.
+
+        The schedules take it from the model's configuration, so this also reaches functions that
+        the trainer wrote itself. The configuration is as before as soon as it is called.
+        """
+        original = config.finalize_model_grads_func
+        if original is None or hasattr(original, "megascan_original"):
+            return
+        traced = self.grad_sync(original)
+
+        def once(*positional: object, **named: object) -> object:
+            config.finalize_model_grads_func = original
+            return traced(*positional, **named)
+
+        once.megascan_original = original  # type: ignore[attr-defined]
+        config.finalize_model_grads_func = once
+
+    def _outermost(self, original: Function, name: str) -> Function:
+        def enter(call: Call) -> bool:
+            del call
+            self._begin(name)
+            return True
+
+        def leave(call: Call, result: object) -> object:
+            del call
+            self._end(name)
+            return result
+
+        return around(self._tracer, original, enter, leave)
+
+    def _begin(self, name: str) -> None:
+        marks = self._open[name]
+        marks.append(self._tracer.mark() if not marks else None)
+
+    def _end(self, name: str) -> None:
+        """Record it, unless it is part of another; or began before the iteration."""
+        marks = self._open[name]
+        if not marks:
+            return
+        begin = marks.pop()
+        if not marks:
+            self._tracer.add(Kind.OPTIMIZER, name, begin, self._tracer.mark(), {})
+
+    def _step_begins(
+        self, optimizer: torch.optim.Optimizer, positional: object, named: object
+    ) -> None:
+        del optimizer, positional, named
+        if not self._tracer.active:
+            return
+        try:
+            self._begin(OPTIMIZER)
+        except Exception as error:
+            self._tracer.fail(error)
+
+    def _step_ends(
+        self, optimizer: torch.optim.Optimizer, positional: object, named: object
+    ) -> None:
+        del optimizer, positional, named
+        if not self._tracer.active:
+            return
+        try:
+            self._end(OPTIMIZER)
+        except Exception as error:
+            self._tracer.fail(error)

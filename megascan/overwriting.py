@@ -1,0 +1,36 @@
+"""Refuse to overwrite what a command reads, whatever the user forces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from megascan.errors import OutputError
+
+
+def check_not_read(
+    output: Path, read: Iterable[Path], is_input: Callable[[Path], bool] = lambda path: True
+) -> None:
+    """Raise OutputError when an output is one of the files that are read, by name or by a link.
+
+    Files are the same when their inodes are, as those of symbolic and hard links. `is_input` is
+    asked of such a file only: a folder holds more than what is read from it.
+    """
+    try:
+        status = output.stat()
+    except OSError:
+        return  # nothing is there that could be lost, or the writer will say what is wrong
+    for path in read:
+        if _is(path, status) and is_input(path):
+            raise OutputError(
+                f"{output}: is what this command reads ({path}) and would be lost; choose another "
+                "name for the output (--force does not allow this)"
+            )
+
+
+def _is(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(status, path.stat())
+    except OSError:
+        return False

@@ -1,0 +1,45 @@
+"""NVIDIA's simple loop: an update bound by name and torch's optimizer are seen, or missed aloud."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from megascan.reader import read_trace
+
+pytestmark = pytest.mark.distributed
+LOOP = Path(__file__).with_name("simple_mcore_loop.py")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loop")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, "2", str(LOOP), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(LOOP.parents[2]), "OMP_NUM_THREADS": "1"},
+        timeout=240,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "tracing stopped" not in done.stderr
+    return folder
+
+
+def test_each_update_is_recorded_once(traces: Path) -> None:
+    trace = read_trace(traces / "updated")
+    names = Counter(trace.spans.column("name").to_pylist())
+    assert (names["optimizer"], names["grad-sync"]) == (8, 8)  # 2 ranks, 4 iterations
+    assert not [note for note in trace.completeness.notes if "was seen" in note]
+
+
+def test_an_update_that_is_not_seen_is_said(traces: Path) -> None:
+    notes = " ".join(read_trace(traces / "not-updated").completeness.notes)
+    assert "no optimizer step was seen" in notes
+    assert "no grad-sync was seen" in notes
