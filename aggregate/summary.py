@@ -9,7 +9,7 @@ one another like layers, and each moment belongs to the topmost layer that cover
     unsplit                                   communication without a match
     host            ▐█▌                       on the CPU, where it interrupts the rank's one thread
     compute      ▐██░░░██░░░░░░░██▌
-    host                          ░▐█▌        on a GPU, where it runs beside the device
+    host                          ░▐█▌        on a GPU, where it runs next to the device
     overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
     dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
     idle         what no layer covers

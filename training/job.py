@@ -142,7 +142,7 @@ class Job:
         return trainer, progress
 
     def _record_truth(self, tracer: Tracer) -> None:
-        """Write down the planted faults beside the rank files."""
+        """Write down the planted faults next to the rank files."""
         if self.trace.enabled and self.launch.rank == 0:
             run_id: str | None = getattr(tracer, "run_id", None)
             write_ground_truth(self.trace.directory, run_id, self.sizes.world_size, self.faults)

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: iterations, evaluations and checkpoints at their intervals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Trainer:
         self._streams: Streams = []
 
     def run(self, progress: Progress) -> Progress:
-        """Train from `progress` to the end; returns how far it came."""
+        """Train from `progress` to the end; return how far it came."""
         for chunk in self._state.chunks:
             chunk.train()
         # What was built so far lives to the end: no collection need look through it again.
@@ -171,7 +171,7 @@ class Trainer:
         )
 
     def _evaluate(self, progress: Progress) -> torch.Tensor | None:
-        """Average loss over the evaluation's iterations; None without the last stage."""
+        """Return the average loss over the evaluation's iterations; None without the last stage."""
         streams = self._data.validation(progress.consumed_validation_samples)
         for chunk in self._state.chunks:
             chunk.eval()
@@ -203,7 +203,7 @@ class Trainer:
 
 
 def _learning_rate(optimizer: MegatronOptimizer) -> float:
-    """The learning rate of the parameters that follow the schedule."""
+    """Return the learning rate of the parameters that follow the schedule."""
     for group in optimizer.param_groups:
         if group["default_config"]:
             return float(group["lr"])

@@ -1,8 +1,7 @@
-"""The normalization of local layers.
+"""The model of this rank, its optimizer and learning-rate schedule, out of the flags.
 
-The GPT model of this rank, as Megatron-Core's chunks wrapped for data parallelism.
-
-Optimizer and learning-rate schedule out of the flags.
+Chunks of Megatron-Core's GPT model, wrapped for data parallelism; `ParallelNorm` is the norm of
+local layers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ParallelNorm:
 
 
 def parameter_dtype(settings: Settings) -> torch.dtype:
-    """The number format of the weights."""
+    """Return the number format of the weights."""
     if settings.precision.bf16:
         return torch.bfloat16
     return torch.float16 if settings.precision.fp16 else torch.float32
@@ -226,7 +225,7 @@ def _build_chunk(
 def _layer_spec(
     settings: Settings, config: TransformerConfig, virtual_stage: int | None
 ) -> TransformerBlockSubmodules:
-    """The layers of one chunk: Megatron-Core's own, or Transformer Engine's."""
+    """Return the layers of one chunk: Megatron-Core's own, or Transformer Engine's."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     use_engine = settings.model.transformer_impl == "transformer_engine"
@@ -302,7 +301,7 @@ def _wrap_for_data_parallelism(
 def build_optimizer(
     settings: Settings, sizes: Sizes, chunks: list[DistributedDataParallel]
 ) -> MegatronOptimizer:
-    """Megatron-Core's optimizer over the chunks of this rank."""
+    """Make Megatron-Core's optimizer over the chunks of this rank."""
     from megatron.core.optimizer import get_megatron_optimizer
 
     return get_megatron_optimizer(_optimizer_config(settings, sizes), chunks)
@@ -340,7 +339,7 @@ def _optimizer_config(settings: Settings, sizes: Sizes) -> OptimizerConfig:
 def build_schedule(
     settings: Settings, sizes: Sizes, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler:
-    """The schedule of learning rate and weight decay; it counts in samples."""
+    """Make the schedule of learning rate and weight decay; it counts in samples."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     wanted, batch = settings.optimizer, sizes.global_batch_size

@@ -78,7 +78,7 @@ def add_original_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
-    """A sentence for each of these flags that is given."""
+    """Yield a sentence for each of these flags that is given."""
     for name, reason in _OF_THE_ORIGINAL.items():
         if getattr(given, name) is not None:
             yield f"--{name.replace('_', '-')} has no effect: {reason}"

@@ -1,4 +1,4 @@
-"""Installing the faults of this rank, and turning them on and off by iteration."""
+"""Put the faults of this rank in place, and turn them on and off by iteration."""
 
 from __future__ import annotations
 
