@@ -57,7 +57,7 @@ from aggregate.jumps import (
     suspicious,
     unmended_ns,
 )
-from aggregate.match import Matches
+from aggregate.match import Matches, most_frequent_ranks
 from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, numbers, shifted
@@ -287,7 +287,6 @@ def _bounds(
     return source[worst], destination[worst], -delay_ns[worst].astype(np.float64)
 
 
-_NUM_WORST_RANKS = 3
 _WORTH_A_NOTE_NS = 1e3
 
 
@@ -339,15 +338,9 @@ def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, .
     if len(rejected):
         notes.append(
             f"{len(rejected)} of {len(lines.weights)} anchors lie too far off and were not "
-            f"believed, most on {_worst_ranks(rank[rejected])}"
+            f"believed, most on {most_frequent_ranks(rank[rejected])}"
         )
     return tuple(notes)
-
-
-def _worst_ranks(rank: Integers) -> str:
-    ranks, counts = np.unique(rank, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
-    return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
 
 
 def step_note(name: str, step: ClockStep) -> str:

@@ -97,7 +97,7 @@ class Trainer:
             self._streams = self._data.training(progress.consumed_samples, self._pipeline.deal)
             self._log.begin()
             saved = progress
-            while not self._is_done(progress):
+            while progress.iteration < self._sizes.train_iters:
                 progress = self._iterate(progress)
                 progress = self._evaluate_if_due(progress)
                 if self._is_save_due(progress):
@@ -109,9 +109,6 @@ class Trainer:
                 self._write_checkpoint(progress)
         self._log.close()
         return progress
-
-    def _is_done(self, progress: Progress) -> bool:
-        return progress.iteration >= self._sizes.train_iters
 
     def _exits_after(self, progress: Progress) -> bool:
         interval = self._settings.batch.exit_interval

@@ -6,7 +6,7 @@ Owns every flag of the trainer's own, and the sizes that follow. Fed by a comman
     settings.py       the groups of flags: start reading here, add a flag to its group
     flags.py          how a dataclass becomes flags
     sizes.py          the rules between flags; sizes that are derived from them
-    pipeline.py       the pipeline's schedule; layer_layout.py which layers a stage holds
+    pipeline.py       the pipeline's schedule, and which layers a stage holds
     model_values.py   the values that make two models the same
 """
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from megascan.errors import ConfigError
 from training.arguments.flags import option_of
-from training.arguments.layer_layout import check_layout, stages_of
+from training.arguments.pipeline import check_layout, stages_of
 from training.arguments.settings import (
     ModelSettings,
     OptimizerSettings,
@@ -164,7 +164,8 @@ def _check_checkpoint(settings: Settings) -> None:
 
 def check_fit(settings: Settings, sizes: Sizes, *, is_trained: bool = True) -> None:
     """Raise ConfigError, one sentence, for the first rule that is broken."""
-    _check_model(settings, sizes)
+    _check_width(settings, sizes)
+    _check_lengths(settings, sizes)
     _check_rotation(settings, sizes)
     _check_recompute(settings, sizes)
     _check_experts(settings, sizes)
@@ -173,8 +174,8 @@ def check_fit(settings: Settings, sizes: Sizes, *, is_trained: bool = True) -> N
         _check_schedule(settings, sizes)
 
 
-def _check_model(settings: Settings, sizes: Sizes) -> None:
-    """Rules between the model's sizes and the parallel axes."""
+def _check_width(settings: Settings, sizes: Sizes) -> None:
+    """Check that heads and hidden sizes divide by each other and by the tensor-parallel size."""
     heads, tensor = sizes.num_attention_heads, sizes.tensor_size
     if settings.model.kv_channels is None and sizes.hidden_size % heads:
         raise ConfigError(
@@ -200,6 +201,11 @@ def _check_model(settings: Settings, sizes: Sizes) -> None:
                 f"{option} {size} is not divisible by --tensor-model-parallel-size {tensor}; "
                 "change one of them"
             )
+
+
+def _check_lengths(settings: Settings, sizes: Sizes) -> None:
+    """Check that sequences and microbatches divide by the parallel axes that share them."""
+    tensor = sizes.tensor_size
     if sizes.max_position_embeddings < sizes.seq_length:
         raise ConfigError(
             f"--max-position-embeddings {sizes.max_position_embeddings} is less than --seq-length "

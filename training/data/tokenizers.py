@@ -202,7 +202,8 @@ class TokenizerSettings:
     def from_arguments(cls, arguments: argparse.Namespace) -> TokenizerSettings:
         """Take over what `add_tokenizer_arguments` declared; UsageError without a type."""
         if arguments.tokenizer_type is None:
-            raise UsageError(f"no tokenizer is chosen: pass --tokenizer-type, one of {_choices()}")
+            choices = ", ".join(kind.value for kind in TokenizerType)
+            raise UsageError(f"no tokenizer is chosen: pass --tokenizer-type, one of {choices}")
         return cls(
             tokenizer_type=TokenizerType(arguments.tokenizer_type),
             vocab_file=arguments.vocab_file,
@@ -343,10 +344,6 @@ def _check_flags(settings: TokenizerSettings) -> None:
 
 def _as_flags(names: Iterable[str]) -> str:
     return " and ".join("--" + name.replace("_", "-") for name in names)
-
-
-def _choices() -> str:
-    return ", ".join(kind.value for kind in TokenizerType)
 
 
 def _shortened(text: str, num_characters: int = 40) -> str:
