@@ -6,7 +6,7 @@ the loaded modules are counted, with their lines (files without a statement but 
 count, too). "of them called" are the files of which a function has run.
 
     megascan aggregate        rank files → timeline, without and with the verdict (-d)
-    detect                    a timeline → a report
+    megascan detect           a timeline → a report
     starting the tracer       `megascan.start` in a job of one rank, and a window written
     reading Kineto            a folder of PyTorch profiler traces → a trace
     a span to its verdict     the tracer's files, then read, aligned, judged, worded
@@ -48,13 +48,6 @@ sys.argv = ["megascan", *{arguments!r}]
 with contextlib.suppress(SystemExit):
     runpy.run_module("megascan", run_name="__main__")
 """
-_DETECT = """
-from pathlib import Path
-from detect import detect
-from detect.text import render_text
-from megascan.reader import read_timeline
-render_text(detect(read_timeline(Path("timeline.json"))))
-"""
 _KINETO = """
 from pathlib import Path
 from megascan.reader import read_trace
@@ -66,7 +59,7 @@ WAYS = {
     "megascan aggregate -d": _COMMAND.format(
         arguments=["aggregate", "-b", "job", "-o", "b.json", "-d"]
     ),
-    "detect": _DETECT,
+    "megascan detect": _COMMAND.format(arguments=["detect", "timeline.json"]),
     "starting the tracer": _START,
     "reading Kineto": _KINETO,
     "a span to its verdict": _START + _COMMAND.format(arguments=["detect", "job"]),
@@ -113,10 +106,15 @@ def prepare(root: Path, folder: Path) -> None:
             check=True,
             capture_output=True,
         )
-    (folder / "kineto").mkdir()
+    write_profiles(folder / "kineto")
+
+
+def write_profiles(folder: Path) -> None:
+    """Write small PyTorch profiler traces of two ranks."""
+    folder.mkdir()
     for rank in range(2):
         profile = json.dumps(_profile(rank), indent=1)
-        (folder / "kineto" / f"rank{rank}.json").write_text(profile)
+        (folder / f"rank{rank}.json").write_text(profile)
 
 
 def _profile(rank: int) -> dict[str, object]:
@@ -141,7 +139,8 @@ def _profile(rank: int) -> dict[str, object]:
 class Way:
     """What one way loads of the project's own files."""
 
-    num_files: int
+    files: tuple[str, ...]
+    """Relative to the checkout."""
     num_lines: int
     num_called: int
 
@@ -159,7 +158,7 @@ def walk(name: str, root: Path, folder: Path) -> Way:
         raise MissingError(f"the way {name} cannot be walked in {root}:\n{done.stderr[-2000:]}")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     return Way(
-        num_files=len(rows),
+        files=tuple(str(Path(path).relative_to(root)) for path, _ in rows),
         num_lines=sum(len(Path(path).read_text().splitlines()) for path, _ in rows),
         num_called=sum(was_called == "True" for _, was_called in rows),
     )
@@ -180,7 +179,9 @@ def main() -> int:
         prepare(root, folder)
         for way in WAYS:
             one = walk(way, root, folder)
-            print(f"| {way} | {one.num_files} | {one.num_lines:,} | {one.num_called} |", flush=True)
+            print(
+                f"| {way} | {len(one.files)} | {one.num_lines:,} | {one.num_called} |", flush=True
+            )
     return 0
 
 
