@@ -219,7 +219,7 @@ _ORDERING_ROUNDS = 200
 
 
 def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floats:
-    """Return (domain,) shifts of the fitted clocks; delay_ns (order,) is that on them.
+    """Return (domain,) shifts that put orders right; delay_ns (order,) by the fitted clocks.
 
     Collectives whose ends the fit believes move clocks as far as it takes: the ends must be late
     on one side every time. Messages and bounds move them within the error bars only, and what is
@@ -386,7 +386,7 @@ _GROSS_SIGMAS = 5.0
 def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
     """Fit lines of all domains; a drift that the window cannot determine is left out.
 
-    Where they break causality grossly, the robust fit has settled on wrong ends (half of a class
+    Where the lines break causality grossly, the robust fit has settled on wrong ends (half of a class
     may be late by a slow link). It is then begun again where causality is kept, and that result is
     taken if it makes the anchors agree better. So a handful of wrong matches cannot force it.
     """
