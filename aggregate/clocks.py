@@ -386,9 +386,10 @@ _GROSS_SIGMAS = 5.0
 def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
     """Fit lines of all domains; a drift that the window cannot determine is left out.
 
-    Where the lines break causality grossly, the robust fit has settled on wrong ends (half of a class
-    may be late by a slow link). It is then begun again where causality is kept, and that result is
-    taken if it makes the anchors agree better. So a handful of wrong matches cannot force it.
+    Where the lines break causality grossly, the robust fit has settled on wrong ends (half of a
+    class may be late by a slow link). It is then begun again where causality is kept, and that
+    result is taken if it makes the anchors agree better. So a handful of wrong matches cannot
+    force it.
     """
     anchors = ties.anchors
     problem = LineProblem.of(anchors, ties.domain[anchors.rank], ties.num_domains)
