@@ -305,7 +305,7 @@ class Ties:
 
     @property
     def num_collective(self) -> int:
-        """How many anchors are of collectives."""
+        """Return how many anchors are of collectives."""
         return len(self.member_rows)
 
 

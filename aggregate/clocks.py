@@ -57,7 +57,7 @@ from aggregate.jumps import (
     suspicious,
     unmended_ns,
 )
-from aggregate.match import Matches
+from aggregate.match import Matches, most_frequent_ranks
 from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, numbers, shifted
@@ -219,7 +219,7 @@ _ORDERING_ROUNDS = 200
 
 
 def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floats:
-    """Return (domain,) shifts of the fitted clocks; delay_ns (order,) is that on them.
+    """Return (domain,) shifts that put orders right; delay_ns (order,) by the fitted clocks.
 
     Collectives whose ends the fit believes move clocks as far as it takes: the ends must be late
     on one side every time. Messages and bounds move them within the error bars only, and what is
@@ -287,7 +287,6 @@ def _bounds(
     return source[worst], destination[worst], -delay_ns[worst].astype(np.float64)
 
 
-_NUM_WORST_RANKS = 3
 _WORTH_A_NOTE_NS = 1e3
 
 
@@ -339,15 +338,9 @@ def fit_notes(lines: Lines, component: Integers, rank: Integers) -> tuple[str, .
     if len(rejected):
         notes.append(
             f"{len(rejected)} of {len(lines.weights)} anchors lie too far off and were not "
-            f"believed, most on {_worst_ranks(rank[rejected])}"
+            f"believed, most on {most_frequent_ranks(rank[rejected])}"
         )
     return tuple(notes)
-
-
-def _worst_ranks(rank: Integers) -> str:
-    ranks, counts = np.unique(rank, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
-    return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
 
 
 def step_note(name: str, step: ClockStep) -> str:
@@ -393,9 +386,10 @@ _GROSS_SIGMAS = 5.0
 def fit_clocks(ties: Ties, *, with_drift: bool = True) -> Lines:
     """Fit lines of all domains; a drift that the window cannot determine is left out.
 
-    Where they break causality grossly, the robust fit has settled on wrong ends (half of a class
-    may be late by a slow link). It is then begun again where causality is kept, and that result is
-    taken if it makes the anchors agree better. So a handful of wrong matches cannot force it.
+    Where the lines break causality grossly, the robust fit has settled on wrong ends (half of a
+    class may be late by a slow link). It is then begun again where causality is kept, and that
+    result is taken if it makes the anchors agree better. So a handful of wrong matches cannot
+    force it.
     """
     anchors = ties.anchors
     problem = LineProblem.of(anchors, ties.domain[anchors.rank], ties.num_domains)

@@ -9,7 +9,7 @@ send until the receive was posted. Where the last start lies on another clock an
 than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
 nothing links the two clocks, or the end is only a bound, neither is claimed (-1).
 
-Nobody waits for who came after he had left:
+Nobody waits for a member that comes after he has left:
 
     send       ├──────┤                     buffered: it has not waited for the receive at all
     receive                 ├──────────┤

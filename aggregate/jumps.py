@@ -1,8 +1,8 @@
 """Mend clocks that jump: a time service sets a host's clock while it is traced.
 
 No line fits such a clock. A robust fit keeps to one side of the jump, or between both, and takes
-the ends of the other side for wrong matches. They give the jump away: so many of one clock, and in
-one row in time:
+the ends of the other side for wrong matches. These refused ends show the jump: they are many,
+of one clock, and follow each other in time:
 
     distance of an end     ████████▏                 believed, before the jump
     from its event's                 ▁▁▁▁▁▁▁▁▁       not believed, after it

@@ -27,7 +27,7 @@ from megascan.header import RankHeader
 from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import codes, equals, numbers
 
-_NUM_WORST_RANKS = 3
+_MOST_RANKS_SAID = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,14 +236,15 @@ def _unmatched_notes(rank: Integers, parts: Mapping[str, _Part]) -> tuple[str, .
             ("recorded twice", part.duplicate),
         ):
             if chosen.any():
-                worst = _worst_ranks(rank[part.rows[chosen]])
+                worst = most_frequent_ranks(rank[part.rows[chosen]])
                 notes.append(f"{int(chosen.sum())} {kind} spans {what}, most on {worst}")
     return tuple(notes)
 
 
-def _worst_ranks(rank: Integers) -> str:
+def most_frequent_ranks(rank: Integers) -> str:
+    """Say which ranks occur most among `rank` (row,): "rank 5 (12), rank 3 (1)"."""
     ranks, counts = np.unique(rank, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:_NUM_WORST_RANKS]
+    order = np.argsort(-counts, kind="stable")[:_MOST_RANKS_SAID]
     return ", ".join(f"rank {ranks[place]} ({counts[place]})" for place in order)
 
 

@@ -11,7 +11,7 @@ one another like layers, and each moment belongs to the topmost layer that cover
     compute      ▐██░░░██░░░░░░░██▌
     overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
     copy                         ▐█▌          copies between memories that nothing hides (profiles)
-    host                          ░▐█▌        on a GPU, where it runs beside the device
+    host                          ░▐█▌        on a GPU, where it runs next to the device
     dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
     idle         what no layer covers
 

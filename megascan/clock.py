@@ -21,7 +21,7 @@ now_ns = time.monotonic_ns
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """`offset_ns` is unix time less monotonic time; `origin_ns` is the monotonic time of zero."""
+    """`offset_ns` is unix time minus monotonic time; `origin_ns` is the monotonic time of zero."""
 
     domain: str
     offset_ns: int
@@ -29,7 +29,7 @@ class HostClock:
 
     @property
     def origin_unix_ns(self) -> int:
-        """Unix time of the origin by this host's tie."""
+        """Return the unix time of the origin by this host's tie."""
         return self.origin_ns + self.offset_ns
 
 
@@ -43,7 +43,7 @@ def host_domain() -> str:
 
 
 def measure_offset_ns() -> int:
-    """Unix less monotonic time, from the reading of several that was interrupted least."""
+    """Return unix time minus monotonic time, from the reading that was interrupted least."""
     best_width_ns, best_offset_ns = 1 << 62, 0
     for _ in range(_TIE_ATTEMPTS):
         before_ns = now_ns()

@@ -20,7 +20,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``500MB`` (decimal), ``2GiB`` (binary) or a plain number; raises ConfigError."""
+    """Return the bytes of ``500MB`` (decimal), ``2GiB`` (binary) or a number; raise ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or not float(match[1]):
         raise ConfigError(
@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """Ratio of ``1%`` or ``0.01``; raises ConfigError unless it lies above 0 and below 1."""
+    """Return the ratio of ``1%`` or ``0.01``; raise ConfigError unless it is between 0 and 1."""
     match = _SHARE.fullmatch(text.strip())
     ratio = float(match[1]) / (100 if match[2] else 1) if match else math.nan
     if not 0 < ratio < 1:
@@ -93,11 +93,11 @@ class TraceConfig:
             )
 
     def traces(self, iteration: int) -> bool:
-        """Whether an iteration (from 1) lies in a window: (iteration - 1) mod interval < window."""
+        """Tell whether iteration i (from 1) lies in a window: (i - 1) mod interval < window."""
         return self.enabled and (iteration - 1) % self.interval < self.window
 
     def ends_window(self, iteration: int) -> bool:
-        """Whether a traced iteration is the last of its window, so that the window can be written.
+        """Tell whether a traced iteration is the last of its window, which can then be written.
 
         With window = interval every iteration is traced; the window then still ends with each
         interval.
@@ -106,7 +106,7 @@ class TraceConfig:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> TraceConfig:
-        """From the flags that `add_trace_arguments` declares."""
+        """Take the settings from the flags that `add_trace_arguments` declares."""
         return cls(
             enabled=arguments.trace,
             directory=arguments.trace_dir,

@@ -38,12 +38,12 @@ _LARGEST = 1 << 63
 
 
 def shown(value: object) -> str:
-    """A value from a file for a message: short, and however deep it nests."""
+    """Return a value from a file as text for a message: short, however deep it nests."""
     return reprlib.repr(value)[:40]
 
 
 def checked(record: Record) -> Record:
-    """The record itself. Raises TypeError, naming the field, for a value of another type.
+    """Return the record if all its fields have their types; raise TypeError naming the field.
 
     Whole numbers must fit into 64 bits and others be finite; a float field takes whole numbers.
     """
@@ -64,7 +64,7 @@ def _checks_of(record_type: type) -> tuple[tuple[str, Check], ...]:
 
 @lru_cache(maxsize=256)
 def _check_of(kind: object) -> Check:
-    """What a value of a declared type must pass."""
+    """Make the check that a value of a declared type must pass."""
     arguments = get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         return partial(_check_record, kind)
@@ -137,7 +137,7 @@ _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:/(\d{1,9}))?)?")
 
 
 def packed(ranks: Sequence[int]) -> list[int] | str:
-    """Ranks in their order, for JSON."""
+    """Return ranks, in their order, as they stand in JSON."""
     if len(ranks) <= _LONGEST_LIST:
         return list(ranks)
     return _text(tuple(ranks))
@@ -159,7 +159,7 @@ def _texts(ranks: Sequence[int]) -> Iterator[str]:
 
 
 def _progression(ranks: Sequence[int], place: int) -> int:
-    """How many ranks from `place` on rise by one step; 1 for fewer than three."""
+    """Count how many ranks from `place` on rise by one step; 1 for fewer than three."""
     step = ranks[place + 1] - ranks[place] if place + 1 < len(ranks) else 0
     end = place + 1
     while step > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == step:
@@ -168,7 +168,7 @@ def _progression(ranks: Sequence[int], place: int) -> int:
 
 
 def unpacked(ranks: object) -> tuple[int, ...]:
-    """Ranks from JSON, either way. Raises ValueError for anything else."""
+    """Return the ranks that stand in JSON, in either form. Raises ValueError for anything else."""
     if isinstance(ranks, str):
         return _from_text(ranks)
     if (
@@ -279,7 +279,7 @@ class RankHeader:
     schema: int = SCHEMA_VERSION
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickled with groups in short: thousands of headers name groups of thousands of ranks."""
+        """Pickle groups in their short form: thousands of headers name large groups."""
         return {**vars(self), "groups": {name: packed(each) for name, each in self.groups.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ class RankHeader:
         vars(self).update(state, groups=groups)
 
     def to_json(self) -> dict[str, Json]:
-        """As the `args` of the header event."""
+        """Return the `args` of the header event."""
         record: dict[str, Json] = asdict(replace(self, groups={}))
         record["groups"] = {
             name: cast("Json", packed(ranks)) for name, ranks in self.groups.items()
@@ -354,7 +354,7 @@ class WindowRecord:
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """As the `args` of the window event."""
+        """Return the `args` of the window event."""
         return asdict(self)
 
     @classmethod
@@ -389,7 +389,7 @@ def _clock_from_json(record: dict[str, Any]) -> ClockOrigin:
 
 
 def layout_from_json(record: Json) -> Layout:
-    """Layout of a header or a timeline. Raises TypeError, ValueError or ConfigError for damage."""
+    """Read a layout. Raises TypeError, ValueError or ConfigError for damage."""
     if not isinstance(record, dict):
         raise TypeError(f"layout is {shown(record)}, expected sizes by axis")
     for axis, size in record.items():

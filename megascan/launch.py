@@ -1,4 +1,4 @@
-"""Traces an unchanged Megatron-LM training script.
+"""Trace an unchanged Megatron-LM training script.
 
     torchrun … -m megascan.launch pretrain_gpt.py --trace [trace flags] [the script's own flags]
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[TraceConfig, Path, list[str]]:
-    """Trace settings, the script, and the script's own arguments in their order.
+    """Return the trace settings, the script, and the script's own arguments in their order.
 
     Raises UsageError without a script, ConfigError for a window that does not fit.
     """
@@ -61,7 +61,7 @@ class TrainSteps:
     """Makes each call of a `train_step` a traced iteration; starts tracing with the first."""
 
     def __init__(self, config: TraceConfig, next_iteration: Callable[[int | None], int]) -> None:
-        """`next_iteration` numbers a step, given the number of the one before, None at first."""
+        """Take `next_iteration`: it numbers a step, given the last one's number (None at first)."""
         self._config = config
         self._next_iteration = next_iteration
         self._tracer: Tracer | None = None
@@ -115,7 +115,7 @@ def install(config: TraceConfig) -> TrainSteps:
 
 
 def _next_iteration(last: int | None) -> int:
-    """The iteration that begins, by Megatron-LM's own count, which also counts skipped ones.
+    """Return the iteration that begins, by Megatron-LM's own count, which counts skipped ones too.
 
     Versions that do not keep that count at hand tell the iteration that they resumed from.
     """

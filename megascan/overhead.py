@@ -83,14 +83,14 @@ class _Cycle:
 def measure(
     timings: Iterable[Timing], interval: int, *, confidence: float = CONFIDENCE
 ) -> Overhead:
-    """Cost by the timings of one rank."""
+    """Measure the cost by the timings of one rank."""
     timings = list(timings)
     cycles = _cycles(timings, interval)
     return _overhead([timings], list(cycles.values()), confidence)
 
 
 def measure_job(windows: Mapping[int, Sequence[WindowRecord]]) -> Overhead:
-    """Cost by the records of all ranks, at the granularity and interval that most windows had.
+    """Measure the cost by the records of all ranks, at the level that most windows had.
 
     A cycle's ratios are the medians over the ranks: iterations of a synchronous job last equally
     long on all of them, so ranks are no independent measurements, and of many ranks some will do.
@@ -119,7 +119,7 @@ def measure_job(windows: Mapping[int, Sequence[WindowRecord]]) -> Overhead:
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """Median and the sign test's interval; None when there are too few values for one."""
+    """Return the median and the sign test's interval; None when there are too few values."""
     ordered, num_values = sorted(values), len(values)
     tail, left_out = 0.0, 0
     for successes in range(num_values // 2 + 1):
@@ -153,7 +153,7 @@ def _overhead(
 
 
 def _cycles(timings: Iterable[Timing], interval: int) -> dict[int, _Cycle]:
-    """Comparable cycles by number, without the first."""
+    """Return comparable cycles by number, without the first."""
     found: dict[int, dict[int, list[int]]] = {}
     for iteration, activity, duration_ns in timings:
         if interval > 0:
@@ -182,7 +182,7 @@ def _compare(durations: Mapping[int, Sequence[int]], interval: int) -> _Cycle | 
 
 
 def _timings_at(records: Sequence[WindowRecord], granularity: str, interval: int) -> list[Timing]:
-    """Timings of iterations whose window, the last one to begin before them, was so traced.
+    """Return timings of iterations that follow a window of this granularity and interval.
 
     A record holds the timings of what came before its end, also those of the window before it.
     """

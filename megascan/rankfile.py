@@ -1,7 +1,7 @@
 """Rank files as bytes: one line an event, appended a window at a time, valid after every append.
 
-    [\n header ,\n names ,\n spans … ,\n window            ← after each append
-    … \n]\n                                                 ← after a clean close
+    [⏎ header ,⏎ names ,⏎ spans … ,⏎ window             ← after each append (⏎ is a line end)
+    … ⏎]⏎                                               ← after a clean close
 
 A separator stands before what it separates, so a process killed at any moment leaves at most one
 incomplete line behind. Compressed, each append is one gzip member of the same text. The text and
@@ -61,7 +61,7 @@ Arguments use the names of `schema.SPAN_COLUMNS` and hold only what applies.
 
 
 def rank_file_path(folder: Path, header: RankHeader) -> Path:
-    """Where a rank's file lies in a trace folder; `.json.gz` when it is compressed."""
+    """Return the path of a rank's file in a trace folder; `.json.gz` when it is compressed."""
     name = rank_file_name(header.layout, header.coordinates)
     return folder / (f"{name}.gz" if header.trace.compress else name)
 
@@ -71,7 +71,7 @@ def _metadata(name: str, pid: int, arguments: Mapping[str, Json], tid: int = 0) 
 
 
 def encode_header(header: RankHeader) -> list[bytes]:
-    """Lines that open a run.
+    """Return the lines that open a run.
 
     The header and the names Perfetto shows when the file is opened by itself.
     """
@@ -88,7 +88,7 @@ def encode_header(header: RankHeader) -> list[bytes]:
 
 
 def encode_spans(rank: int, spans: Iterable[SpanRecord]) -> Iterator[bytes]:
-    """One Chrome `X` event a span.
+    """Yield one Chrome `X` event a span.
 
     Μs with three decimals, so that a double keeps the nanosecond.
     """
@@ -108,7 +108,7 @@ def encode_spans(rank: int, spans: Iterable[SpanRecord]) -> Iterator[bytes]:
 
 
 def encode_window(rank: int, record: WindowRecord) -> bytes:
-    """The line that makes a window count."""
+    """Return the line that makes a window count."""
     return _metadata(WINDOW_EVENT, rank, record.to_json())
 
 
@@ -139,31 +139,31 @@ class Framing(Protocol):
     """A way to lay text down in a file."""
 
     def pack(self, text: bytes) -> bytes:
-        """Bytes of one append."""
+        """Return the bytes of one append."""
 
     def complete_length(self, file: BinaryIO) -> int:
-        """Length of a file less its closing bracket and what a kill in mid-write left."""
+        """Return a file's length minus its closing bracket and what a kill left."""
 
     def pieces(self, file: BinaryIO) -> Iterator[Piece]:
-        """What the file consists of, at least one piece for every header and every window."""
+        """Yield what the file consists of: at least one piece a header and a window."""
 
 
 class Plain:
     """Text as it is; a piece is a line with the separator before it."""
 
     def pack(self, text: bytes) -> bytes:
-        """The text."""
+        """Return the text."""
         return text
 
     def complete_length(self, file: BinaryIO) -> int:
-        """Up to the last complete event."""
+        """Return the length up to the last complete event."""
         size = file.seek(0, os.SEEK_END)
         start = max(0, size - _TAIL_BYTES)
         file.seek(start)
         return start + _complete_length(file.read())
 
     def pieces(self, file: BinaryIO) -> Iterator[Piece]:
-        """Every line is one."""
+        """Yield every line."""
         file.seek(0)
         begin = end = 0
         for line in file:
@@ -176,30 +176,30 @@ class Gzip:
     """One gzip member an append; a piece is a member."""
 
     def pack(self, text: bytes) -> bytes:
-        """The text as a member of its own."""
+        """Return the text as a member of its own."""
         return gzip.compress(text, _COMPRESSION_LEVEL, mtime=0)
 
     def complete_length(self, file: BinaryIO) -> int:
-        """Up to the last complete member that holds events; raises DamagedError."""
+        """Return the length up to the last complete member with events; raise DamagedError."""
         end = 0
         for begin, member_end, text in _members(file):
             end = begin if text == CLOSING else member_end
         return end
 
     def pieces(self, file: BinaryIO) -> Iterator[Piece]:
-        """Every complete member is one; raises DamagedError."""
+        """Yield every complete member; raise DamagedError."""
         for begin, end, text in _members(file):
             events = text.strip(b"[],\n")
             yield Piece(begin, end, events.partition(b",\n")[0], events.rpartition(b"\n")[2])
 
 
 def framing(*, compress: bool) -> Framing:
-    """Gzip or plain."""
+    """Return gzip or plain framing."""
     return Gzip() if compress else Plain()
 
 
 def _complete_length(tail: bytes) -> int:
-    """Length of a file's tail up to its last complete event; 0 when only the bracket is there."""
+    """Return the length of a tail up to its last complete event; 0 when only a bracket is there."""
     start = tail.rfind(b"\n") + 1
     try:
         orjson.loads(tail[start:])
@@ -209,7 +209,7 @@ def _complete_length(tail: bytes) -> int:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """(begin, end, text) of each complete gzip member; one that is cut off ends the file."""
+    """Yield (begin, end, text) of each complete gzip member; one that is cut off ends the file."""
     file.seek(0)
     begin = position = 0
     inflater, parts, data = zlib.decompressobj(_GZIP_WINDOW), list[bytes](), b""
@@ -299,11 +299,11 @@ class RankFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the bytes in the file."""
         return self._end
 
     def pack(self, lines: Sequence[bytes], *, first: bool) -> bytes:
-        """Bytes that an append of these events writes; `first` of a file that is empty."""
+        """Return the bytes that an append of these events writes; `first` for an empty file."""
         return self.framing.pack((b"[\n" if first else b",\n") + b",\n".join(lines))
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -350,7 +350,7 @@ class RankFile:
             return reading.read(end - begin)
 
     def _check_reachable(self) -> None:
-        """A file that was deleted takes writes for ever, and nobody will read them."""
+        """Raise OSError for a file that was deleted: nobody will read what is written."""
         if not self.path.exists() or not os.path.samestat(
             self.path.stat(), os.fstat(self._file.fileno())
         ):
@@ -476,7 +476,7 @@ class LimitedFile:
 
 
 def _newest(runs: Sequence[_Run], room_bytes: int) -> list[_Run]:
-    """The runs with their newest windows, as many as fit; a run without any goes, but the last."""
+    """Return the runs with as many of their newest windows as fit; the last run in any case."""
     kept: list[_Run] = []
     for run in reversed(runs):
         windows: list[_Place] = []
@@ -491,7 +491,7 @@ def _newest(runs: Sequence[_Run], room_bytes: int) -> list[_Run]:
 
 
 def _without(run: _Run, num_dropped: int) -> RankHeader:
-    """The run's header when its oldest windows have gone."""
+    """Return the run's header when its oldest windows have gone."""
     if not num_dropped:
         return run.header
     return replace(
@@ -502,7 +502,7 @@ def _without(run: _Run, num_dropped: int) -> RankHeader:
 
 
 def _runs(file: RankFile) -> Iterator[_Run]:
-    """What an earlier process left in the file."""
+    """Read the runs that an earlier process left in the file."""
     run: _Run | None = None
     begin = 0
     with file.path.open("rb") as reading:
@@ -522,7 +522,7 @@ def _runs(file: RankFile) -> Iterator[_Run]:
 
 
 def _arguments(event: bytes, name: str) -> dict[str, Json]:
-    """Arguments of the event if it is of this name, else nothing."""
+    """Return the arguments of the event if it is of this name, else nothing."""
     if f'"{name}"'.encode() not in event[:80]:
         return {}
     return dict(orjson.loads(event)["args"])

@@ -72,7 +72,7 @@ class Track(IntEnum):
     COMMUNICATION = 2
     HOST = 3
     OVERLAPPED = 4
-    """Asynchronous communication, beside compute."""
+    """Asynchronous communication, next to compute."""
 
 
 ColumnType = Literal["int8", "int32", "int64", "text"]

@@ -1,9 +1,7 @@
 """The seam between the loop and everything that watches it.
 
-The loop knows only this class. Tracing, faults, and reports implement the moments they care about;
-the loop itself never asks whether one of them is there.
-
-MegaScan's tracer as a callback of the loop.
+The loop knows only `Callback`. Tracing, faults and reports implement the moments they care about;
+the loop never asks whether one of them is there. `TracingCallback` is MegaScan's tracer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints in torch's distributed format, through Megatron-Core.
 
-A folder ``iter_0000010`` per checkpoint, and ``latest_checkpointed_iteration.txt`` beside them,
+A folder ``iter_0000010`` per checkpoint, and ``latest_checkpointed_iteration.txt`` next to them,
 as in Megatron-LM. A checkpoint is written under another name, renamed when every rank is done, and
 named in the text file last: whatever happens in between, the file names a complete checkpoint.
 
@@ -72,7 +72,7 @@ DAMAGES: tuple[type[BaseException], ...] = (
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason in one line: of a gathered exception that of its first rank."""
+    """Return the reason in one line: of a gathered exception that of its first rank."""
     if isinstance(error, CheckpointException) and error.failures:
         _, (error, _) = min(error.failures.items())
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -80,7 +80,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _single_optimizers(optimizer: MegatronOptimizer) -> Iterator[torch.optim.Optimizer]:
-    """torch's optimizers inside Megatron-Core's."""
+    """Yield torch's optimizers inside Megatron-Core's."""
     parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     for part in parts:
         if part.optimizer is not None:
@@ -133,7 +133,7 @@ def set_random_state(state: dict[str, object]) -> None:
 
 
 def sharded_random_state(sizes: Sizes) -> ShardedObject:
-    """Every rank's own states: expert parallelism makes them differ even between replicas."""
+    """Return every rank's own states: expert parallelism makes them differ between replicas."""
     return ShardedObject("rng_state", _states(), (sizes.world_size,), (dist.get_rank(),))
 
 
@@ -145,7 +145,7 @@ METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 def sharded_state(
     state: TrainState, *, is_loading: bool, with_optimizer: bool = True
 ) -> dict[str, object]:
-    """Model, optimizer and schedule, in the form that Megatron-Core saves and loads."""
+    """Return model, optimizer and schedule in the form that Megatron-Core saves and loads."""
     contents: dict[str, object] = {
         name: chunk.sharded_state_dict(metadata=METADATA) for name, chunk in named_chunks(state)
     }
@@ -159,7 +159,7 @@ def sharded_state(
 
 
 def named_chunks(state: TrainState) -> list[tuple[str, MegatronModule]]:
-    """The model chunks of this rank under their names in the checkpoint."""
+    """Return the model chunks of this rank under their names in the checkpoint."""
     chunks = unwrap_model(state.chunks)
     return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
 
@@ -177,7 +177,7 @@ _ORDER_SIZES = ("train_iters", "global_batch_size")
 
 
 def flags_of(settings: Settings) -> dict[str, object]:
-    """Flags that decide which weights there are, how optimizer state and data are cut."""
+    """Return the flags that decide which weights there are and how states are cut."""
     return {
         **{name: getattr(settings.model, name) for name in _MODEL_FLAGS},
         "num_experts": settings.moe.num_experts,
@@ -201,7 +201,7 @@ _CHANGED_BY_FINETUNING = frozenset(
 def check_model(
     settings: Settings, folder: Path, common: dict[str, dict[str, object]], here: SavedSettings
 ) -> None:
-    """The weights must be those of this run's model; raises InputError."""
+    """Raise InputError unless the weights are those of this run's model."""
     saved = read_saved(folder)
     there: Mapping[str, object]
     if saved is not None:
@@ -222,7 +222,7 @@ def check_model(
 def check_layout(
     settings: Settings, sizes: Sizes, common: dict[str, dict[str, object]], folder: Path
 ) -> None:
-    """Optimizer state can be loaded only in the form it was saved in."""
+    """Raise InputError unless optimizer state is loaded in the form it was saved in."""
     flags, saved = flags_of(settings), common["flags"]
     names = ["use_distributed_optimizer", "optimizer"]
     pairs = [(name, saved[name], flags[name]) for name in names]
@@ -345,7 +345,7 @@ def load_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
 
 
 def _leave_whole(value: object) -> object:
-    """The gate and the up projection of one matrix as one tensor, where this rank has all of both.
+    """Keep gate and up projection of a matrix as one tensor, where this rank has all of both.
 
     Megatron-Core saves them as two, for the sake of tensor parallelism, and copies each: they are
     views. The two are neighbours in the checkpoint's tensor when nobody else has a part of them.

@@ -1,10 +1,9 @@
 """Checkpoints on the disk: their names, which is the newest, and what each says of itself.
 
-Beside the weights a checkpoint has ``settings.json``: the values of its model, the size of its
-vocabulary, the number format of its weights and the tokenizer's flags, and a folder ``tokenizer``
-with the tokenizer's files. So whoever reads it (a resumed run, a server, an export) needs no flags
-beside the folder's name, and the folder can be moved. Reading them needs neither torch nor
-megatron.core.
+Next to the weights a checkpoint has ``settings.json`` (the values of its model, the size of its
+vocabulary, the number format of its weights, the tokenizer's flags) and a folder ``tokenizer`` with
+the tokenizer's files. So whoever reads it (a resumed run, a server, an export) needs no flags but
+the folder's name, and the folder can be moved. Reading them needs neither torch nor megatron.core.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _FORMAT = 1
 
 
 def checkpoint_folder(folder: Path, iteration: int) -> Path:
-    """The folder of an iteration's checkpoint."""
+    """Return the folder of an iteration's checkpoint."""
     return folder / f"iter_{iteration:07d}"
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a folder; None when there is none yet."""
+    """Return the newest complete checkpoint of a folder; None when there is none yet."""
     latest = folder / LATEST_FILE
     try:
         iteration = int(latest.read_text().strip())
@@ -93,11 +92,11 @@ class SavedSettings:
 
     @property
     def vocab_size(self) -> int:
-        """The ids that the model knows, before padding."""
+        """Return the number of ids that the model knows, before padding."""
         return cast(int, self.model["model_vocab_size"])
 
     def defaults(self) -> dict[str, object]:
-        """The values as defaults of a command line's flags, by their names in its namespace."""
+        """Return the values as defaults of a command line's flags, by name in its namespace."""
         flags: dict[str, object] = dict(self.model)
         if self.tokenizer is not None:
             flags |= asdict(self.tokenizer)
@@ -105,7 +104,7 @@ class SavedSettings:
 
 
 def saved_settings(load: Path) -> SavedSettings:
-    """What the newest checkpoint of a folder says of itself.
+    """Return what the newest checkpoint of a folder says of itself.
 
     Raises InputError when there is none, or when it was written before checkpoints said so.
     """
@@ -122,7 +121,7 @@ def saved_settings(load: Path) -> SavedSettings:
 
 
 def read_saved(folder: Path) -> SavedSettings | None:
-    """What one checkpoint says of itself; None when it is an older one that says nothing."""
+    """Return what one checkpoint says of itself; None when it is an older one that says nothing."""
     file = folder / SETTINGS_FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -170,7 +169,7 @@ def write_saved(saved: SavedSettings) -> None:
 
 # Flags that name files, and the files' names in a checkpoint.
 _VOCAB_FILE, _MERGE_FILE = "vocab.json", "merges.txt"
-# What Hugging Face keeps beside a tokenizer.json, for chats and for generating text.
+# What Hugging Face keeps next to a tokenizer.json, for chats and for generating text.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "generation_config.json", _VOCAB_FILE, _MERGE_FILE, "tokenizer.model",
@@ -178,7 +177,7 @@ TOKENIZER_FILES = (
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
-    """Copy the tokenizer's files of a folder to another; gives the names of those it has."""
+    """Copy the tokenizer's files of a folder to another; return the names of those it has."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if names:
         target.mkdir(parents=True, exist_ok=True)
@@ -188,7 +187,7 @@ def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
 
 
 def _into_checkpoint(tokenizer: TokenizerSettings, target: Path) -> TokenizerSettings:
-    """Copy the files that the flags name; give the flags with the names in the checkpoint."""
+    """Copy the files that the flags name; return the flags with the names in the checkpoint."""
     if tokenizer.tokenizer_model is not None:
         model = Path(tokenizer.tokenizer_model)
         copy_tokenizer_files(model if model.is_dir() else model.parent, target)
@@ -209,7 +208,7 @@ def _into_checkpoint(tokenizer: TokenizerSettings, target: Path) -> TokenizerSet
 
 
 def _from_checkpoint(flags: Mapping[str, object], folder: Path) -> TokenizerSettings:
-    """The tokenizer's flags as they are written, files found in the checkpoint."""
+    """Return the tokenizer's flags as they are written, files found in the checkpoint."""
 
     def file(name: str) -> str | None:
         return None if flags[name] is None else str(folder / cast(str, flags[name]))

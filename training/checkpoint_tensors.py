@@ -46,11 +46,11 @@ class CheckpointTensors:
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     def shape(self, wanted: Wanted) -> tuple[int, ...]:
-        """The shape of what is wanted."""
+        """Return the shape of what is wanted."""
         return tuple(self._stored(wanted).size)[len(wanted.place) :]
 
     def read(self, wanted: Sequence[Wanted], dtype: torch.dtype) -> list[torch.Tensor]:
-        """Some tensors in a number format, read together."""
+        """Read some tensors in a number format, together."""
         targets = [torch.empty((1,) * len(w.place) + self.shape(w), dtype=dtype) for w in wanted]
         items = [
             item
@@ -97,7 +97,7 @@ class _IntoTensors(DefaultLoadPlanner):
         self._targets = targets
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The part of a target that a piece fills."""
+        """Return the part of a target that a piece fills."""
         target = self._targets[int(read_item.dest_index.fqn)]
         for dim, (start, length) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)

@@ -34,7 +34,7 @@ _ALONE = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert; returns the exit code."""
+    """Convert; return the exit code."""
     try:
         given = _parse(arguments)
         if given.from_hf is not None:
@@ -86,7 +86,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _take_in(given: argparse.Namespace) -> None:
-    """Hugging Face folder to checkpoint."""
+    """Turn a Hugging Face folder into a checkpoint."""
     from training.origin import hugging_face_defaults
 
     values = hugging_face_defaults(given.from_hf)
@@ -103,7 +103,7 @@ def _take_in(given: argparse.Namespace) -> None:
 
 
 def _give_out(given: argparse.Namespace) -> None:
-    """Checkpoint to Hugging Face folder."""
+    """Turn a checkpoint into a Hugging Face folder."""
     saved = saved_settings(given.load)
     _require_free(given.to_hf, given.to_hf / "config.json", given.force)
     settings, sizes = _on_one_rank(saved.model, saved.dtype)
@@ -129,7 +129,7 @@ def _require_free(folder: Path, mark: Path, is_forced: bool) -> None:
 
 
 def _dtype_of(folder: Path) -> str:
-    """The number format of a Hugging Face folder's weights, by torch's name."""
+    """Return the number format of a Hugging Face folder's weights, by torch's name."""
     from training.hf.weights import open_weights
 
     return open_weights(folder).dtype()

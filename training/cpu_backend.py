@@ -1,4 +1,4 @@
-"""Lets Megatron-Core run on a machine without CUDA.
+"""Let Megatron-Core run on a machine without CUDA.
 
 Megatron-Core says "cuda" in some hundred places: as a device when it makes tensors, in
 ``torch.cuda.current_device()``, in its random states, in the type names its optimizers test.
@@ -105,7 +105,7 @@ def install() -> None:
 
 
 def _to_cpu(device: object) -> object:
-    """The CPU in place of a CUDA device, everything else as it is."""
+    """Return the CPU in place of a CUDA device, everything else as it is."""
     if isinstance(device, str) and device.startswith("cuda"):
         return "cpu"
     if isinstance(device, torch.device) and device.type == "cuda":
@@ -174,7 +174,7 @@ def _replace_cuda_calls() -> None:
 
 
 def _nothing() -> Callable[..., None]:
-    """A call without effect; each one of its own, because torch tells its functions by identity."""
+    """Make a call without effect, a new object each time: torch tells functions by identity."""
 
     def nothing(*arguments: object, **options: object) -> None:
         del arguments, options
@@ -190,7 +190,7 @@ def _leave_uncompiled(
 
 
 def _name_types_as_on_cuda() -> None:
-    """Megatron-Core's optimizers sort parameters by names like 'torch.cuda.FloatTensor'.
+    """Name types as on CUDA for Megatron-Core: its optimizers sort parameters by them.
 
     Whoever else asks is told the truth.
     """

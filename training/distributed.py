@@ -1,12 +1,12 @@
-"""Messages of torch and Megatron-Core that nobody who trains could act on, and nothing else.
+"""Join the job: device, backend, process groups, seeds; and what must be mended before.
 
-Each is named by the text it begins with: whatever else is warned of is still seen. Their cause is
-known in every case: optional packages that this trainer does not use, names that Megatron-Core
-takes from torch, caches that made-up data do without, advice about GPUs on the CPU.
+`silence` leaves out messages of torch and Megatron-Core that nobody who trains could act on. Each
+is named by the text it begins with: whatever else is warned of is still seen. Their causes are
+known: optional packages that this trainer does not use, names that Megatron-Core takes from torch,
+caches that made-up data do without, advice about GPUs on the CPU.
 
-A mixture of experts without Transformer Engine.
-
-Joining the job: device, backend, process groups; seeds.
+`hide_transformer_engine` and `allow_without_transformer_engine` make Megatron-Core work alike with
+the package, without it, and with a broken one.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def hide_transformer_engine() -> None:
 
 
 def _set_launch_defaults(launch: Launch) -> None:
-    """Without a launcher, rendezvous with oneself."""
+    """Set the variables with which a process without a launcher meets itself."""
     if launch.world_size == 1:
         os.environ.setdefault("MASTER_ADDR", "localhost")
         os.environ.setdefault("MASTER_PORT", "0")

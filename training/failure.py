@@ -1,6 +1,6 @@
-"""Ending a job that cannot go on: one sentence, from the rank that knows why.
+"""End a job that cannot go on with one sentence, from the rank that knows why.
 
-Combinations of flags that Megatron-Core itself refuses, as errors of ours.
+`refusals_as_errors` turns what Megatron-Core itself refuses into such a sentence.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def end_alone(launch: Launch, error: MegaScanError) -> int:
 
 
 def is_lost_connection(error: RuntimeError) -> bool:
-    """Whether communication failed because another rank has ended."""
+    """Tell whether communication failed because another rank has ended."""
     return _LOST.search(str(error)) is not None
 
 

@@ -40,7 +40,7 @@ class Wish:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Generate for one prompt, or for each that is typed; returns the exit code."""
+    """Generate for one prompt, or for each that is typed; return the exit code."""
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)
@@ -137,7 +137,7 @@ class Conversation:
         self._identifier = 0
 
     def inbox(self, waits: bool) -> Commands:
-        """The next prompt when the last one is answered, or that its rest is not wanted."""
+        """Return the next prompt when the last is answered, or that its rest is not wanted."""
         from training.generation.exchange import NOTHING
 
         if not waits:
@@ -172,7 +172,7 @@ class Conversation:
         print(piece, end="\n" if is_over else "", flush=True)
 
     def _request(self, prompt: str) -> Request:
-        """The request of one prompt; raises InputError when it does not fit."""
+        """Make the request of one prompt; raise InputError when it does not fit."""
         job, wish = self._job, self._wish
         ids = tuple(job.tokenizer.tokenize(prompt))
         longest = job.limits.max_length
@@ -193,7 +193,7 @@ class Conversation:
 
 
 def _typed() -> Iterator[str]:
-    """The lines of stdin that are not empty; asks for them on a terminal."""
+    """Yield the lines of stdin that are not empty; ask for them on a terminal."""
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)

@@ -42,7 +42,8 @@ from training.scope import ScopeSettings, add_scope_arguments, scope_callbacks
 if TYPE_CHECKING:
     from megascan.tracer import Tracer
     from training.callback import Callback
-    from training.loop import Progress, Trainer
+    from training.loop import Progress, Trainer, TrainState
+    from training.pipeline.running import Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,7 @@ class Job:
         from training.checkpoint import save_checkpoint
         from training.data.tokenizers import TokenizerSettings, build_tokenizer
         from training.log import TrainingLog, print_summary
-        from training.loop import Trainer, TrainState
-        from training.model import build_model, build_optimizer, build_schedule
+        from training.loop import Trainer
         from training.origin import describe_run, model_vocab_size, start_from
         from training.pipeline.running import Pipeline
         from training.step import build_timers, connect
@@ -116,29 +116,25 @@ class Job:
         vocab_size = model_vocab_size(settings, tokenizer.vocab_size)
         described = describe_run(settings, sizes, vocab_size, tokens)
         streams = StreamBuilder(settings, sizes, tokenizer, self.namespace, self.device)
-        with refusals_as_errors():
-            chunks = build_model(settings, sizes, vocab_size, self.device, split=pipeline.split)
-            optimizer = build_optimizer(settings, sizes, chunks)
-            schedule = build_schedule(settings, sizes, optimizer)
+        state = self._build(pipeline, vocab_size)
         print_summary(
             settings,
             sizes,
-            chunks,
+            state.chunks,
             vocab_size=vocab_size,
             datasets=streams.describe(),
             device=self.device,
         )
-        connect(settings, chunks, optimizer)
-        pipeline.start(self.device, chunks, self._description(vocab_size))
-        timers = build_timers(settings, chunks, optimizer)
-        state = TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
+        connect(settings, state.chunks, state.optimizer)
+        pipeline.start(self.device, state.chunks, self._description(vocab_size))
+        timers = build_timers(settings, state.chunks, state.optimizer)
         progress = start_from(settings, sizes, state, described)
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
         scope = scope_callbacks(
             self.scope,
             sizes,
-            chunks,
+            state.chunks,
             device=self.device,
             vocab_size=vocab_size,
             done=progress.iteration,
@@ -167,8 +163,20 @@ class Job:
             "num_threads": torch.get_num_threads(),
         }
 
+    def _build(self, pipeline: Pipeline, vocab_size: int) -> TrainState:
+        """Build the model of this rank, its optimizer and its learning-rate schedule."""
+        from training.loop import TrainState
+        from training.model import build_model, build_optimizer, build_schedule
+
+        settings, sizes = self.settings, self.sizes
+        with refusals_as_errors():
+            chunks = build_model(settings, sizes, vocab_size, self.device, split=pipeline.split)
+            optimizer = build_optimizer(settings, sizes, chunks)
+            schedule = build_schedule(settings, sizes, optimizer)
+        return TrainState(chunks=chunks, optimizer=optimizer, schedule=schedule)
+
     def _record_truth(self, tracer: Tracer) -> None:
-        """Write down the planted faults beside the rank files."""
+        """Write down the planted faults next to the rank files."""
         if self.trace.enabled and self.launch.rank == 0:
             run_id: str | None = getattr(tracer, "run_id", None)
             write_ground_truth(self.trace.directory, run_id, self.sizes.world_size, self.faults)

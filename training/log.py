@@ -1,10 +1,9 @@
-"""How many floating-point operations an iteration takes.
+"""What a run prints: a summary at its start, Megatron-LM's log lines, TensorBoard points.
 
-How much memory a rank takes, said once after the first log line, as Megatron-LM does.
-
-Megatron's log line, evaluation lines and TensorBoard points.
-
-What a run is made of, said once at its start, in Megatron-LM's words.
+print_summary    layout, parameters of each rank, sizes of the datasets
+TrainingLog      a line every so many iterations; evaluations; timers
+iteration_flops  operations an iteration takes, for the throughput in the line
+memory_line      what a rank keeps, once after the first line
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def iteration_flops(settings: Settings, sizes: Sizes, padded_vocab_size: int) -> float:
-    """Operations of the matrix products of one iteration, forward and backward, all ranks.
+    """Return the operations of one iteration's matrix products: both passes, all ranks.
 
     A product of (m, k) and (k, n) takes 2mkn operations; the backward pass takes twice the forward
     pass. Per token and layer, with h the hidden size, q = heads x head size, r the ratio of
@@ -59,7 +58,7 @@ _BYTES_PER_MB = 1024 * 1024
 
 
 def memory_line(rank: int, iteration: int) -> str:
-    """Allocated and reserved memory of the GPU; on the CPU what is resident of the process."""
+    """Say what memory is allocated and reserved on the GPU; on the CPU what is resident."""
     if torch.cuda.is_available():
         values = {
             "allocated": torch.cuda.memory_allocated(),
@@ -110,7 +109,7 @@ class LogLine:
     num_nan: int
 
     def format(self) -> str:
-        """The line, without the time in front of it."""
+        """Return the line, without the time in front of it."""
         throughput = self.tflops_per_gpu
         digits = 1 if throughput >= 1 else 6
         parts = [
@@ -177,7 +176,7 @@ class TrainingLog:
             self.begin()
 
     def _report_timers(self, num_iterations: int) -> None:
-        """Megatron-Core's timers, ms an iteration; all ranks take part, the last one writes."""
+        """Write Megatron-Core's timers, ms an iteration; all ranks call it, the last one writes."""
         if self._timers is None:
             return
         text = self._timers.get_all_timers_string(normalizer=num_iterations)
@@ -309,7 +308,7 @@ def print_summary(
 
 
 def layout_line(sizes: Sizes, device: str) -> str:
-    """The parallel sizes; those that only some jobs have are left out where they are 1."""
+    """Say the parallel sizes; those that only some jobs have are left out where they are 1."""
     parts = [
         f"using world size: {sizes.world_size}",
         f"data-parallel size: {sizes.data_size}",
@@ -328,7 +327,7 @@ def layout_line(sizes: Sizes, device: str) -> str:
 
 
 def parameter_lines(shares: Iterable[Share]) -> list[str]:
-    """One line for each place in the model, stage by stage; replicas hold the same."""
+    """Return one line for each place in the model, stage by stage; replicas hold the same."""
     return [
         " > number of parameters on (tensor, pipeline) model parallel rank "
         f"({share.tensor_rank}, {share.pipeline_rank}): {share.num_parameters}"

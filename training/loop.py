@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: iterations, evaluations and checkpoints at their intervals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Trainer:
         self._streams: Streams = []
 
     def run(self, progress: Progress) -> Progress:
-        """Train from `progress` to the end; returns how far it came."""
+        """Train from `progress` to the end; return how far it came."""
         for chunk in self._state.chunks:
             chunk.train()
         # What was built so far lives to the end: no collection need look through it again.
@@ -97,7 +97,7 @@ class Trainer:
             self._streams = self._data.training(progress.consumed_samples, self.pipeline.deal)
             self._log.begin()
             saved = progress
-            while not self._is_done(progress):
+            while progress.iteration < self._sizes.train_iters:
                 progress = self._iterate(progress)
                 progress = self._evaluate_if_due(progress)
                 if self._is_save_due(progress):
@@ -109,9 +109,6 @@ class Trainer:
                 self._write_checkpoint(progress)
         self._log.close()
         return progress
-
-    def _is_done(self, progress: Progress) -> bool:
-        return progress.iteration >= self._sizes.train_iters
 
     def _exits_after(self, progress: Progress) -> bool:
         interval = self._settings.batch.exit_interval
@@ -171,7 +168,7 @@ class Trainer:
         )
 
     def _evaluate(self, progress: Progress) -> torch.Tensor | None:
-        """Average loss over the evaluation's iterations; None without the last stage."""
+        """Return the average loss over the evaluation's iterations; None without the last stage."""
         streams = self._data.validation(progress.consumed_validation_samples)
         for chunk in self._state.chunks:
             chunk.eval()
@@ -203,7 +200,7 @@ class Trainer:
 
 
 def _learning_rate(optimizer: MegatronOptimizer) -> float:
-    """The learning rate of the parameters that follow the schedule."""
+    """Return the learning rate of the parameters that follow the schedule."""
     for group in optimizer.param_groups:
         if group["default_config"]:
             return float(group["lr"])

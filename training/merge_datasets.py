@@ -36,7 +36,7 @@ _CHUNK = 1 << 18  # lengths copied at a time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     options = _parser().parse_args(arguments)
     inputs = [_without_ending(name) for name in options.input]
     _check_options(inputs, options.output_prefix, force=options.force)
@@ -105,7 +105,7 @@ def _check_options(inputs: Sequence[str], output_prefix: str, *, force: bool) ->
 
 
 def _common_id_type(inputs: Sequence[str]) -> np.dtype[np.integer]:
-    """Check every input from end to end of its index; gives the type that they share."""
+    """Check every input from end to end of its index; return the type that they share."""
     indices = [_document_index(prefix) for prefix in inputs]
     first = indices[0]
     for other in indices[1:]:
@@ -131,7 +131,7 @@ def _document_index(prefix: str) -> IndexSummary:
 
 
 def _common_meaning(inputs: Sequence[str]) -> Meaning | None:
-    """What all inputs say their ids mean; None, with a line for the user, when one is silent."""
+    """Return what all inputs say their ids mean; None, with a note, when one is silent."""
     described = [(prefix, read_description(prefix)) for prefix in inputs]
     known = [(prefix, meaning) for prefix, meaning in described if meaning is not None]
     for prefix, meaning in known[1:]:
@@ -158,7 +158,7 @@ def _append(writer: IndexedWriter, prefix: str) -> None:
 
 
 def _lengths(index: BinaryIO) -> Iterator[npt.NDArray[np.int32]]:
-    """The lengths in an index, in pieces."""
+    """Yield the lengths in an index, in pieces."""
     *_, num_left, _ = INDEX_HEADER.unpack(index.read(INDEX_HEADER.size))
     while num_left:
         piece = np.frombuffer(index.read(4 * min(num_left, _CHUNK)), dtype=np.int32)

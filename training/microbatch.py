@@ -77,7 +77,7 @@ class MicrobatchStream(Iterator[Microbatch]):
     def _load(
         self, samples: Iterator[Mapping[str, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(part, sample, position)`` and the mask: one tensor each means one broadcast each."""
+        """Load the integers, ``(part, sample, position)``, and the mask: two broadcasts."""
         loaded = next(samples)
         packed = torch.stack([loaded[part].to(torch.int64) for part in _PARTS])
         mask = self._empty_mask("cpu")
@@ -86,14 +86,13 @@ class MicrobatchStream(Iterator[Microbatch]):
         return self._moved(packed), self._moved(mask)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device; from pinned memory, for a copy from other memory waits for all
-        that the device has been given so far."""
+        """Move to the device from pinned memory: other copies wait for all work queued there."""
         if self._shape.device == "cpu":
             return tensor
         return tensor.pin_memory().to(self._shape.device, non_blocking=True)
 
     def _room(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tensors to receive into."""
+        """Make tensors to receive into."""
         shape, device = self._shape, self._shape.device
         size = (len(_PARTS), shape.num_samples, shape.seq_length)
         return torch.empty(size, dtype=torch.int64, device=device), self._empty_mask(device)

@@ -1,8 +1,7 @@
-"""The normalization of local layers.
+"""The model of this rank, its optimizer and learning-rate schedule, out of the flags.
 
-The GPT model of this rank, as Megatron-Core's chunks wrapped for data parallelism.
-
-Optimizer and learning-rate schedule out of the flags.
+Chunks of Megatron-Core's GPT model, wrapped for data parallelism; `ParallelNorm` is the norm of
+local layers.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ParallelNorm:
 
 
 def parameter_dtype(settings: Settings) -> torch.dtype:
-    """The number format of the weights."""
+    """Return the number format of the weights."""
     if settings.precision.bf16:
         return torch.bfloat16
     return torch.float16 if settings.precision.fp16 else torch.float32
@@ -149,60 +148,92 @@ def transformer_config(settings: Settings, sizes: Sizes, device: str) -> Transfo
     """Translate the flags into Megatron-Core's configuration."""
     from megatron.core.transformer import TransformerConfig
 
-    model, parallel, moe = settings.model, settings.parallel, settings.moe
-    recompute = settings.recompute
-    interleaved = sizes.virtual_pipeline_size is not None
-    dtype = parameter_dtype(settings)
     return TransformerConfig(
-        num_layers=sizes.num_layers,
-        hidden_size=sizes.hidden_size,
-        ffn_hidden_size=sizes.ffn_hidden_size,
-        num_attention_heads=sizes.num_attention_heads,
-        num_query_groups=sizes.num_query_groups,
-        kv_channels=sizes.kv_channels,
-        normalization=model.normalization,
-        layernorm_epsilon=model.norm_epsilon,
-        qk_layernorm=model.qk_layernorm,
-        gated_linear_unit=model.swiglu,
-        activation_func=_activation(settings),
-        add_bias_linear=model.add_bias_linear,
-        add_qkv_bias=model.add_qkv_bias,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        init_method_std=model.init_method_std,
-        transformer_impl=model.transformer_impl,
-        num_moe_experts=moe.num_experts,
-        moe_router_topk=moe.moe_router_topk,
-        moe_router_pre_softmax=moe.moe_router_pre_softmax,
-        moe_router_load_balancing_type=moe.moe_router_load_balancing_type,
-        moe_aux_loss_coeff=moe.moe_aux_loss_coeff,
-        moe_token_dispatcher_type=moe.moe_token_dispatcher_type,
-        moe_grouped_gemm=moe.moe_grouped_gemm,
-        recompute_granularity=recompute.recompute_granularity,
-        recompute_method=recompute.recompute_method,
-        recompute_num_layers=recompute.recompute_num_layers,
-        recompute_modules=list(recompute.recompute_modules or ("core_attn",)),
-        tensor_model_parallel_size=sizes.tensor_size,
-        pipeline_model_parallel_size=sizes.pipeline_size,
-        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline_size,
-        context_parallel_size=sizes.context_size,
-        expert_model_parallel_size=sizes.expert_size,
-        sequence_parallel=parallel.sequence_parallel,
-        use_cpu_initialization=device == "cpu" or parallel.use_cpu_initialization,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=settings.precision.bf16,
-        fp16=settings.precision.fp16,
-        overlap_p2p_comm=interleaved and parallel.overlap_p2p_comm,
-        batch_p2p_comm=not (interleaved and parallel.overlap_p2p_comm),
-        # Gloo may still be sending an output when the schedule would free it.
-        deallocate_pipeline_outputs=device != "cpu",
-        pipeline_model_parallel_layout=settings.pipeline.pipeline_model_parallel_layout,
-        microbatch_group_size_per_vp_stage=settings.pipeline.microbatch_group_size_per_vp_stage,
+        **_network(settings, sizes),
+        **_experts(settings),
+        **_recomputation(settings),
+        **_parallelism(settings, sizes, device),
+        **_number_formats(settings),
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
     )
+
+
+def _network(settings: Settings, sizes: Sizes) -> dict[str, object]:
+    model = settings.model
+    return {
+        "num_layers": sizes.num_layers,
+        "hidden_size": sizes.hidden_size,
+        "ffn_hidden_size": sizes.ffn_hidden_size,
+        "num_attention_heads": sizes.num_attention_heads,
+        "num_query_groups": sizes.num_query_groups,
+        "kv_channels": sizes.kv_channels,
+        "normalization": model.normalization,
+        "layernorm_epsilon": model.norm_epsilon,
+        "qk_layernorm": model.qk_layernorm,
+        "gated_linear_unit": model.swiglu,
+        "activation_func": _activation(settings),
+        "add_bias_linear": model.add_bias_linear,
+        "add_qkv_bias": model.add_qkv_bias,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "init_method_std": model.init_method_std,
+        "transformer_impl": model.transformer_impl,
+    }
+
+
+def _experts(settings: Settings) -> dict[str, object]:
+    moe = settings.moe
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.moe_router_topk,
+        "moe_router_pre_softmax": moe.moe_router_pre_softmax,
+        "moe_router_load_balancing_type": moe.moe_router_load_balancing_type,
+        "moe_aux_loss_coeff": moe.moe_aux_loss_coeff,
+        "moe_token_dispatcher_type": moe.moe_token_dispatcher_type,
+        "moe_grouped_gemm": moe.moe_grouped_gemm,
+    }
+
+
+def _recomputation(settings: Settings) -> dict[str, object]:
+    recompute = settings.recompute
+    return {
+        "recompute_granularity": recompute.recompute_granularity,
+        "recompute_method": recompute.recompute_method,
+        "recompute_num_layers": recompute.recompute_num_layers,
+        "recompute_modules": list(recompute.recompute_modules or ("core_attn",)),
+    }
+
+
+def _parallelism(settings: Settings, sizes: Sizes, device: str) -> dict[str, object]:
+    parallel, pipeline = settings.parallel, settings.pipeline
+    overlaps = sizes.virtual_pipeline_size is not None and parallel.overlap_p2p_comm
+    return {
+        "tensor_model_parallel_size": sizes.tensor_size,
+        "pipeline_model_parallel_size": sizes.pipeline_size,
+        "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline_size,
+        "context_parallel_size": sizes.context_size,
+        "expert_model_parallel_size": sizes.expert_size,
+        "sequence_parallel": parallel.sequence_parallel,
+        "use_cpu_initialization": device == "cpu" or parallel.use_cpu_initialization,
+        "overlap_p2p_comm": overlaps,
+        "batch_p2p_comm": not overlaps,
+        # Gloo may still be sending an output when the schedule would free it.
+        "deallocate_pipeline_outputs": device != "cpu",
+        "pipeline_model_parallel_layout": pipeline.pipeline_model_parallel_layout,
+        "microbatch_group_size_per_vp_stage": pipeline.microbatch_group_size_per_vp_stage,
+    }
+
+
+def _number_formats(settings: Settings) -> dict[str, object]:
+    dtype = parameter_dtype(settings)
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": settings.precision.bf16,
+        "fp16": settings.precision.fp16,
+    }
 
 
 def _activation(settings: Settings) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -251,7 +282,7 @@ def _build_chunk(
 def _layer_spec(
     settings: Settings, config: TransformerConfig, virtual_stage: int | None
 ) -> TransformerBlockSubmodules:
-    """The layers of one chunk: Megatron-Core's own, or Transformer Engine's."""
+    """Return the layers of one chunk: Megatron-Core's own, or Transformer Engine's."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     use_engine = settings.model.transformer_impl == "transformer_engine"
@@ -327,7 +358,7 @@ def _wrap_for_data_parallelism(
 def build_optimizer(
     settings: Settings, sizes: Sizes, chunks: list[DistributedDataParallel]
 ) -> MegatronOptimizer:
-    """Megatron-Core's optimizer over the chunks of this rank."""
+    """Make Megatron-Core's optimizer over the chunks of this rank."""
     from megatron.core.optimizer import get_megatron_optimizer
 
     return get_megatron_optimizer(_optimizer_config(settings, sizes), chunks)
@@ -365,7 +396,7 @@ def _optimizer_config(settings: Settings, sizes: Sizes) -> OptimizerConfig:
 def build_schedule(
     settings: Settings, sizes: Sizes, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler:
-    """The schedule of learning rate and weight decay; it counts in samples."""
+    """Make the schedule of learning rate and weight decay; it counts in samples."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     wanted, batch = settings.optimizer, sizes.global_batch_size

@@ -61,7 +61,7 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
-    """What a Hugging Face folder says of model and tokenizer, as defaults of flags."""
+    """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
     from training.hf import read_family
 
     tokenizer = hugging_face_tokenizer(folder)
@@ -69,7 +69,7 @@ def hugging_face_defaults(folder: Path) -> dict[str, object]:
 
 
 def hugging_face_tokenizer(folder: Path) -> TokenizerSettings | None:
-    """The tokenizer of a Hugging Face folder; None when it has none that can be read."""
+    """Return the tokenizer of a Hugging Face folder; None when it has none that can be read."""
     if (folder / "tokenizer.json").is_file():
         return TokenizerSettings(
             tokenizer_type=TokenizerType.HUGGING_FACE, tokenizer_model=str(folder)
@@ -83,7 +83,7 @@ def hugging_face_tokenizer(folder: Path) -> TokenizerSettings | None:
 
 
 def model_vocab_size(settings: Settings, of_tokenizer: int) -> int:
-    """The ids that the model knows: as many as its flags say, or as the tokenizer has."""
+    """Return how many ids the model knows: as its flags say, else as the tokenizer has."""
     wanted = settings.model.model_vocab_size
     if wanted is not None and wanted < of_tokenizer:
         raise ConfigError(
@@ -96,7 +96,7 @@ def model_vocab_size(settings: Settings, of_tokenizer: int) -> int:
 def describe_run(
     settings: Settings, sizes: Sizes, vocab_size: int, tokenizer: TokenizerSettings
 ) -> SavedSettings:
-    """What the checkpoints of this run say of themselves."""
+    """Return what the checkpoints of this run say of themselves."""
     from training.model import parameter_dtype
 
     return SavedSettings(
@@ -109,7 +109,7 @@ def describe_run(
 
 
 def _inherited_config(settings: Settings) -> dict[str, object] | None:
-    """The configuration of the Hugging Face folder that this run's model once came from."""
+    """Return the configuration of the Hugging Face folder that the model once came from."""
     from training.hf.config import read_config
 
     load, load_hf = settings.checkpoint.load, settings.checkpoint.load_hf
@@ -123,7 +123,7 @@ def _inherited_config(settings: Settings) -> dict[str, object] | None:
 def start_from(
     settings: Settings, sizes: Sizes, state: TrainState, described: SavedSettings
 ) -> Progress:
-    """Fill the model from the checkpoint or the folder that the flags name; how far it had come."""
+    """Fill the model from what the flags name; return how far it had come."""
     from training.checkpoint import load_checkpoint
     from training.hf import load_hf
 

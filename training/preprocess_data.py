@@ -37,7 +37,7 @@ _WORKERS_PER_CORE = 64  # no use, but no harm yet
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     options = _parser().parse_args(arguments)
     _check_options(options)
     # One process a core is what --workers says; the library would start as many threads in each.
@@ -64,7 +64,7 @@ def _told_what_is_kept(request: Request) -> Iterator[None]:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    """What the options ask for, once all that can be checked before the work is checked."""
+    """Return what the options ask for, once all that can be checked early is checked."""
     encoding = EncodingSettings(
         tokenizer=TokenizerSettings.from_arguments(options),
         json_keys=tuple(options.json_keys),

@@ -22,7 +22,7 @@ from training.job import parse_job
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train; returns the exit code."""
+    """Train; return the exit code."""
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)

@@ -1,14 +1,12 @@
-"""English text from the installed Python: documentation strings, manuals, licences, read-me files.
-
-For a machine without data. Modules are parsed with `ast`, never imported. The order is fixed
-(topics of the language reference, texts of the installed packages, documentation strings of the
-standard library, then of the packages, each sorted by path), so one installation always gives
-the same corpus; a limit on its size cuts the end.
-
-Build a small real corpus and its tokenizer from the texts of the installed Python.
+"""Build a small real corpus and its tokenizer from the texts of the installed Python.
 
 Writes DIR/corpus.jsonl, one document a line under "text" with its "source", and DIR/vocab.json
 and DIR/merges.txt, a byte-level BPE of GPT-2's kind trained on it.
+
+For a machine without data: documentation strings, manuals, licences, read-me files. Modules are
+parsed with `ast`, never imported. The order is fixed (topics of the language reference, texts of
+the installed packages, documentation strings of the standard library, then of the packages, each
+sorted by path), so one installation always gives the same corpus; a limit on its size cuts the end.
 """
 
 from __future__ import annotations
@@ -60,14 +58,14 @@ class Document:
 
 
 def installed_documents() -> Iterator[Document]:
-    """All documents of the running Python, the same text once, in a fixed order."""
+    """Yield all documents of the running Python, the same text once, in a fixed order."""
     standard = Path(sysconfig.get_path("stdlib"))
     packages = sorted({Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
     return distinct(documents_under(standard, packages))
 
 
 def documents_under(standard: Path, packages: Iterable[Path]) -> Iterator[Document]:
-    """Documents of a standard library folder and of package folders, repetitions included."""
+    """Yield documents of a standard library folder and of package folders, repetitions included."""
     roots = [root for root in packages if root.is_dir()]
     yield from _topics(standard / "pydoc_data" / "topics.py")
     for root in roots:
@@ -91,7 +89,7 @@ def distinct(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def is_prose(text: str) -> bool:
-    """Whether a text is long enough, mostly letters, and can be written as UTF-8."""
+    """Tell whether a text is long enough, mostly letters, and can be written as UTF-8."""
     letters = sum(
         character.isascii() and (character.isalpha() or character == " ") for character in text
     )
@@ -100,7 +98,7 @@ def is_prose(text: str) -> bool:
 
 
 def docstrings_of(source: bytes) -> Iterator[tuple[str, str]]:
-    """Qualified name and cleaned documentation string of everything a module defines.
+    """Yield qualified name and cleaned documentation string of everything a module defines.
 
     A module that this Python cannot parse gives nothing.
     """
@@ -148,7 +146,7 @@ def _docstrings(root: Path, label: str) -> Iterator[Document]:
 
 
 def _topics(path: Path) -> Iterator[Document]:
-    """The language reference as `help()` shows it: a dictionary of long strings."""
+    """Yield the language reference that `help()` shows: a dictionary of long strings."""
     if not path.is_file():
         return
     for node in ast.walk(ast.parse(_read(path))):
@@ -171,7 +169,7 @@ def _texts(root: Path) -> Iterator[Document]:
 
 
 def _files(root: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Files below a folder, sorted by their relative path, without the parts left out."""
+    """Yield files below a folder, sorted by relative path, without the parts left out."""
     found = []
     for path in root.rglob(f"*{suffix}"):
         relative = path.relative_to(root)
@@ -182,7 +180,7 @@ def _files(root: Path, suffix: str) -> Iterator[tuple[Path, str]]:
 
 
 def _read(path: Path) -> bytes:
-    """The file's bytes; nothing when it may not be read."""
+    """Return the file's bytes; nothing when it may not be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -200,7 +198,7 @@ _FILES = ("corpus.jsonl", "vocab.json", "merges.txt")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     options = _parser().parse_args(arguments)
     if options.vocab_size <= _NUM_BYTES:
         raise UsageError(
@@ -228,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def first_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
-    """Documents up to the one that would pass ``max_bytes`` of UTF-8 text."""
+    """Yield documents up to the one that would pass ``max_bytes`` of UTF-8 text."""
     total_bytes = 0
     for document in documents:
         total_bytes += len(document.text.encode())
@@ -261,7 +259,7 @@ def _prepare(folder: Path, *, force: bool) -> None:
 
 
 def _train_tokenizer(documents: Sequence[Document], vocab_size: int, folder: Path) -> int:
-    """Write vocab.json and merges.txt; returns the number of tokens learned."""
+    """Write vocab.json and merges.txt; return the number of tokens learned."""
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError as error:
@@ -282,7 +280,7 @@ def _train_tokenizer(documents: Sequence[Document], vocab_size: int, folder: Pat
 
 
 def _write_corpus(documents: Iterable[Document], path: Path) -> int:
-    """Write the documents under a name of their own, then the final one; returns the bytes."""
+    """Write the documents under a temporary name, then the final one; return the bytes."""
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
     with temporary.open("wb") as file:
         for document in documents:

@@ -62,7 +62,7 @@ class Address:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)

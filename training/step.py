@@ -44,7 +44,7 @@ def connect(
 def build_timers(
     settings: Settings, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer
 ) -> Timers | None:
-    """Megatron-Core's timers, put where schedules and optimizer look for them; None at level 0."""
+    """Make Megatron-Core's timers, where its schedules look for them; None at level 0."""
     from megatron.core.timers import Timers
 
     if settings.log.timing_log_level == 0:
@@ -87,7 +87,7 @@ def run_schedule(
 
 
 def _average(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """Sum of losses over number of tokens, over microbatches and data-parallel ranks."""
+    """Return the sum of losses over the number of tokens, over microbatches and replicas."""
     total = torch.stack([report[LOSS_NAME] for report in reports]).sum(dim=0)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     return total[0] / total[1]
@@ -96,7 +96,7 @@ def _average(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 def _forward_step(
     stream: Iterator[Microbatch] | None, model: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], LossParts]]:
-    """One microbatch through one chunk; chunks in the middle of the pipeline need no data."""
+    """Run one microbatch through one chunk; chunks in the middle of the pipeline need no data."""
     if stream is None:
         return model(None, None, None), _no_loss
     batch = next(stream)
@@ -105,7 +105,7 @@ def _forward_step(
 
 
 def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> LossParts:
-    """Sum of the losses that count, their number, and both again for the report.
+    """Return the sum of the losses that count, their number, and both again for the report.
 
     The schedule divides the sum by the number and by the microbatches, as in Megatron-LM.
     """

@@ -62,7 +62,7 @@ class StreamBuilder:
         )
 
     def describe(self) -> str:
-        """Samples that the run draws of each split, and those that there are, on this rank."""
+        """Say how many samples the run draws of each split, and how many there are."""
         parts = [
             f"{name} {num_samples} of {len(dataset)} samples"
             for name, dataset, num_samples in zip(
@@ -73,7 +73,7 @@ class StreamBuilder:
         return ", ".join(parts) or "none on this rank"
 
     def data(self, callback: Callback) -> Data:
-        """Streams that go on after the samples that were consumed."""
+        """Make streams that go on after the samples that were consumed."""
         return Data(
             training=lambda consumed, deal: self._streams(
                 self._datasets.train, consumed, callback, deal
@@ -133,7 +133,7 @@ class StreamBuilder:
 
 
 def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:
-    """Samples that training, validation and test draw in the whole run."""
+    """Return the samples that training, validation and test draw in the whole run."""
     batch = settings.batch
     evaluations = sizes.train_iters // batch.eval_interval
     validation = evaluations * batch.eval_iters * sizes.global_batch_size
@@ -141,14 +141,14 @@ def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:
 
 
 def _has_data_stage() -> bool:
-    """Whether this rank holds the first or the last pipeline stage."""
+    """Tell whether this rank holds the first or the last pipeline stage."""
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     return bool(first or last)
 
 
 def _chunks_with_data(sizes: Sizes) -> list[bool]:
-    """For each chunk of this rank, whether it holds the first or the last layers of the model."""
+    """Tell which chunks of this rank hold the first or the last layers of the model."""
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
     final_chunk = sizes.model_chunks - 1

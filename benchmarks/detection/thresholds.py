@@ -1,13 +1,14 @@
 """python -m benchmarks.detection.thresholds: what moving each threshold by a half does.
 
-Moves every number of `detect.thresholds` down and up by 50 %, one at a time, judges some cases of
-the quick detection benchmark again, and counts the faults found and the wrong names. What has been
-measured is kept in a file, so that a run that was stopped goes on where it was; the page lists
-every threshold, and says of those without figures that they are not measured.
+Moves every number of `detect.thresholds` down and up by 50 %, one at a time, judges one case of
+each kind of the quick detection benchmark again (the weakest fault of its kind, where a threshold
+decides most), and counts the faults found and the wrong names. A case is judged again only where
+it reads the number at all. What has been measured is kept in a file, so that a run that was stopped
+goes on where it was; the page says which numbers no case reads, and which are not measured.
 
 examples:
-  nice -n 19 python -m benchmarks.detection.thresholds
-  python -m benchmarks.detection.thresholds --subject pairs --every 40
+  nice -n 10 python -m benchmarks.detection.thresholds
+  python -m benchmarks.detection.thresholds --subject pairs --layout dp4
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from aggregate import build_timeline
 from benchmarks.detection.cases import QUICK, cases
-from benchmarks.detection.jobs import Case
+from benchmarks.detection.jobs import ALL_LAYOUTS, Case
 from benchmarks.detection.scoring import score
 from detect import DetectorSettings, detect
 from detect.thresholds import TABLES, Origin, Threshold, thresholds
@@ -30,12 +33,99 @@ from megascan.errors import ConfigError, report_errors
 from megascan.simulate import simulate_trace
 from megascan.timeline import Timeline
 
-FACTORS = {"as it is": 1.0, "half less": 0.5, "half more": 1.5}
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FACTORS = {"half less": 0.5, "half more": 1.5}
 RESULTS = Path(__file__).parents[1] / "results"
 
-Judged = Sequence[tuple[Case, Timeline]]
 Figures = dict[str, str]
-"""What was found, by "subject.name column"."""
+"""What was found, by "subject.name column"; that of no threshold moved under AS_IT_IS."""
+
+AS_IT_IS = "as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Counts over some cases."""
+
+    num_faults: int
+    num_found: int
+    num_false: int
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            num_faults=self.num_faults + other.num_faults,
+            num_found=self.num_found + other.num_found,
+            num_false=self.num_false + other.num_false,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.num_found} of {self.num_faults} found, {self.num_false} wrong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A case with its outcome as the thresholds are, and the names of those it reads."""
+
+    case: Case
+    timeline: Timeline
+    outcome: Outcome
+    reads: frozenset[str]
+
+    @classmethod
+    def of(cls, case: Case) -> Judged:
+        """Simulate a case, judge it, and note which thresholds are read on the way."""
+        timeline = build_timeline(simulate_trace(case.job, case.faults, case.seed))
+        with noted_reads() as (settings, reads):
+            outcome = outcome_of(case, timeline, settings)
+        return cls(case=case, timeline=timeline, outcome=outcome, reads=frozenset(reads))
+
+
+def outcome_of(case: Case, timeline: Timeline, settings: DetectorSettings) -> Outcome:
+    """Judge a case and count."""
+    one = score(case, detect(timeline, settings))
+    return Outcome(num_faults=one.num_faults, num_found=one.num_found, num_false=one.num_false)
+
+
+def weakest_cases(layout_name: str) -> list[Case]:
+    """Return one case of each kind on a layout, and of those with few peers: the weakest faults."""
+    weakest: dict[tuple[str, str, str, str], Case] = {}
+    for case in cases(QUICK):
+        few_peers = case.layout_name if case.group == "few_peers" else ""
+        key = case.group, case.duration, case.job_cause, few_peers
+        if (few_peers or case.layout_name == layout_name) and (
+            key not in weakest or case.severity < weakest[key].severity
+        ):
+            weakest[key] = case
+    return list(weakest.values())
+
+
+@contextmanager
+def noted_reads() -> Iterator[tuple[DetectorSettings, set[str]]]:
+    """Have all tables note which of their numbers are read; yield settings that do so, too."""
+    reads: set[str] = set()
+    originals = {subject: type(table) for subject, table in TABLES.items()}
+    settings = DetectorSettings()
+    try:
+        for subject, table in (("settings", settings), *TABLES.items()):
+            object.__setattr__(table, "__class__", _noting(subject, table, reads))
+        yield settings, reads
+    finally:
+        for subject, original in originals.items():
+            object.__setattr__(TABLES[subject], "__class__", original)
+
+
+def _noting(subject: str, table: DataclassInstance, reads: set[str]) -> type:
+    names = {one.name for one in fields(table)}
+
+    class Noting(type(table)):  # type: ignore[misc]  # of the class that it stands for
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                reads.add(f"{subject}.{name}")
+            return super().__getattribute__(name)
+
+    return Noting
 
 
 @contextmanager
@@ -53,35 +143,42 @@ def moved(row: Threshold, factor: float) -> Iterator[DetectorSettings]:
         object.__setattr__(table, row.name, row.value)
 
 
-def outcome(row: Threshold, factor: float, judged: Judged) -> str:
-    """Return the faults found and the wrong names with the threshold moved, in words."""
+def effect(row: Threshold, factor: float, judged: Sequence[Judged]) -> str:
+    """Say what is found, and wrongly named, with the threshold moved."""
+    name = f"{row.subject}.{row.name}"
+    if not any(name in one.reads for one in judged):
+        return "not read"
     try:
         with moved(row, factor) as settings:
-            scores = [score(case, detect(timeline, settings)) for case, timeline in judged]
+            outcomes = [
+                outcome_of(one.case, one.timeline, settings) if name in one.reads else one.outcome
+                for one in judged
+            ]
     except ConfigError:
         return "out of range"
     except (ValueError, IndexError, ZeroDivisionError) as error:
         return f"fails ({type(error).__name__})"
-    found, planted = sum(one.num_found for one in scores), sum(one.num_faults for one in scores)
-    return f"{found} of {planted} found, {sum(one.num_false for one in scores)} wrong"
+    before = [one.outcome for one in judged]
+    return "same" if outcomes == before else str(total(outcomes))
 
 
-def page(figures: Figures, num_cases: int) -> str:
+def total(outcomes: Sequence[Outcome]) -> Outcome:
+    """Add outcomes up."""
+    return sum(outcomes, Outcome(num_faults=0, num_found=0, num_false=0))
+
+
+def page(figures: Figures) -> str:
     """Return the table of all thresholds."""
     lines = [
         "# What each threshold of a verdict decides",
         "",
         "`python -m benchmarks.detection.thresholds` writes this page from `detect/thresholds.py`. "
-        + (
-            f"Figures are of {num_cases} cases of the quick detection benchmark. "
-            if figures
-            else ""
-        )
-        + "A dash means that nobody has measured it yet, `fixed` that the number follows from a "
-        "definition.",
+        f"{figures.get(AS_IT_IS, 'Nothing has been measured yet.')} `same` means that every case "
+        "comes out as before, `not read` that none of these cases uses the number, a dash that it "
+        "was not measured, `fixed` that it follows from a definition.",
         "",
-        "| threshold | value | unit | origin | meaning | as it is | half less | half more |",
-        "|---|---|---|---|---|---|---|---|",
+        "| threshold | value | unit | origin | meaning | half less | half more |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in thresholds():
         name = f"{row.subject}.{row.name}"
@@ -97,34 +194,42 @@ def page(figures: Figures, num_cases: int) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection.thresholds")
-    parser.add_argument("--every", type=int, default=20, metavar="N", help="take every Nth case")
+    parser.add_argument(
+        "--layout", default="tp2-pp2-dp2", choices=ALL_LAYOUTS, help="take the cases on this one"
+    )
     parser.add_argument("--subject", metavar="NAME", help="move the thresholds of one table only")
     parser.add_argument("--page-only", action="store_true", help="write the page, measure nothing")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "thresholds.md")
     return parser
 
 
-def main() -> int:
-    """Measure what is left to measure, and write the page."""
-    arguments = _parser().parse_args()
-    chosen = cases(QUICK)[:: arguments.every]
-    kept = arguments.output.with_suffix(".json")
+def measure(kept: Path, layout_name: str, subject: str | None) -> None:
+    """Measure what is left to measure, and keep each figure in the file as soon as it is there."""
     figures: Figures = orjson.loads(kept.read_bytes()) if kept.exists() else {}
-    judged = []
-    if not arguments.page_only:
-        for case in chosen:
-            trace = simulate_trace(case.job, case.faults, case.seed)
-            judged.append((case, build_timeline(trace)))
-    for row in thresholds() if judged else ():
-        if row.origin == Origin.MATHEMATICS or arguments.subject not in (None, row.subject):
+    judged = [Judged.of(case) for case in weakest_cases(layout_name)]
+    figures[AS_IT_IS] = (
+        f"Judged are {len(judged)} cases of the quick detection benchmark, the weakest of each "
+        f"kind on {layout_name}; as the numbers are, {total([one.outcome for one in judged])}."
+    )
+    for row in thresholds():
+        if row.origin == Origin.MATHEMATICS or subject not in (None, row.subject):
             continue
         for column, factor in FACTORS.items():
             name = f"{row.subject}.{row.name} {column}"
             if name not in figures:
-                figures[name] = outcome(row, factor, judged)
+                figures[name] = effect(row, factor, judged)
                 print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
                 kept.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
-    arguments.output.write_text(page(figures, len(chosen)), encoding="utf-8")
+
+
+def main() -> int:
+    """Measure what is left to measure, and write the page."""
+    arguments = _parser().parse_args()
+    kept = arguments.output.with_suffix(".json")
+    if not arguments.page_only:
+        measure(kept, arguments.layout, arguments.subject)
+    figures: Figures = orjson.loads(kept.read_bytes()) if kept.exists() else {}
+    arguments.output.write_text(page(figures), encoding="utf-8")
     print(f"wrote {arguments.output}", file=sys.stderr)
     return 0
 

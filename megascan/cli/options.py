@@ -54,9 +54,11 @@ def load_timeline(
 
     Rank files are read by `workers`; without any, by this machine's cores.
     """
-    from megascan.reader import MERGED_FORMATS, read_timeline, sniff
+    from megascan.reader import MERGED_FORMATS, sniff
 
     if path.is_file() and sniff(path) in MERGED_FORMATS:
+        from megascan.reader import read_timeline
+
         with stage(f"reading {path}"):
             return read_timeline(path)
     return aggregate_folder(path, arguments, workers or Cores.for_trace(size_bytes(path)))
@@ -271,15 +273,13 @@ def marks_of(report: Report, timeline: Timeline) -> list[Mark]:
     marks = []
     for finding in report.findings:
         for rank in finding.ranks:
-            for first, last in _stretches(finding):
+            for first, last in finding.episodes or [
+                (finding.first_iteration, finding.last_iteration)
+            ]:
                 inside = (ranks == rank) & (iterations >= first) & (iterations <= last)
                 if np.any(inside):
                     marks.append(_mark(finding, rank, starts[inside].min(), ends[inside].max()))
     return marks
-
-
-def _stretches(finding: Finding) -> Iterator[tuple[int, int]]:
-    yield from finding.episodes or [(finding.first_iteration, finding.last_iteration)]
 
 
 def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> Mark:

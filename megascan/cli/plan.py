@@ -128,7 +128,7 @@ def _outputs(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _slowdowns(timeline: Timeline) -> dict[int, float]:
-    """How slow the verdict says that ranks compute, by global rank."""
+    """Return how slow the verdict says that ranks compute, by global rank."""
     require("detect")
     from detect import detect
     from detect.report import Cause, Owner

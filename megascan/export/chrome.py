@@ -121,7 +121,7 @@ class Fragments:
 
 
 def fragments(columns: Sequence[Coded]) -> list[Fragments]:
-    """Return the texts of the columns in their order, as few columns of texts as sensible."""
+    """Return the texts of the columns in their order, in few columns of combined texts."""
     texts: list[Fragments] = []
     pending: list[Coded] = []
     for column in columns:

@@ -243,7 +243,7 @@ class TrackKey:
 
     @property
     def number(self) -> int:
-        """Its number within the rank."""
+        """Return its number within the rank."""
         return track_number(kind_number(self.kind), self.lane)
 
 
@@ -297,7 +297,7 @@ class Selection:
 
     @property
     def takes_all(self) -> bool:
-        """Whether nothing is left out."""
+        """Tell whether nothing is left out."""
         return self.ranks is None and self.iterations is None and self.kinds is None
 
     def words(self) -> str:

@@ -455,7 +455,7 @@ SUMMARY_ARGUMENTS = ("iteration", "num_ranks", "wait_ratio", "least_waiting_rank
 
 
 class Texts:
-    """Texts of one sort that packets refer to by number, from 1."""
+    """Texts of one kind that packets refer to by number, from 1."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.number = {text: place for place, text in enumerate(dict.fromkeys(texts), start=1)}

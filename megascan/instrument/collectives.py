@@ -73,7 +73,7 @@ OPERATIONS = (
 
 
 def argument_reader(function: Function, name: str | None) -> Callable[[Call], object]:
-    """Reads one argument of a call, by name or position; None where it is not given.
+    """Return a function that reads one argument of a call, by name or position; None if not given.
 
     Binding a call to the whole signature takes ten times as long.
     """
@@ -88,7 +88,7 @@ def argument_reader(function: Function, name: str | None) -> Callable[[Call], ob
 
 
 def argument_writer(function: Function, name: str) -> Callable[[Call, object], None]:
-    """Replaces one argument of a call, wherever it was given."""
+    """Return a function that replaces one argument of a call, by name or position."""
     position = _position(function, name)
 
     def write(call: Call, value: object) -> None:
@@ -107,7 +107,7 @@ def _position(function: Function, name: str | None) -> int:
 
 
 def size_bytes_of(payload: object) -> int:
-    """Bytes of a tensor or of a list of tensors."""
+    """Return the bytes of a tensor or of a list of tensors."""
     if isinstance(payload, (list, tuple)):
         return sum(size_bytes_of(item) for item in payload)
     return int(getattr(payload, "nbytes", 0))
@@ -134,7 +134,7 @@ class PendingWork:
         self._result: object = None
 
     def completes(self, result: object) -> None:
-        """The tensor that is complete once it is done."""
+        """Keep the tensor that is complete once the work is done."""
         self._result = result
 
     def wait(self, *arguments: object) -> object:
@@ -214,7 +214,7 @@ class Collectives:
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call
     ) -> bool:
-        """Whether the call belongs to a coalesced set, which will be recorded as one."""
+        """Tell whether the call belongs to a coalesced set, which will be recorded as one."""
         for coalescing in self._coalescing:
             if _same_group(coalescing.group, group):
                 coalescing.operation = operation.name
@@ -224,7 +224,7 @@ class Collectives:
         return False
 
     def _name_if_wanted(self, group: ProcessGroup | None) -> str | None:
-        """Id of a group that is to be recorded: not of one member, and in `base` data-parallel."""
+        """Return the id of a group to record: not of one member; in `base` data parallel only."""
         name = self._groups.name(group)
         if self._groups.num_members(name) < 2:
             return None
@@ -265,16 +265,16 @@ class Collectives:
         return traced
 
     def begin_set(self, group: ProcessGroup | None) -> _Coalescing:
-        """From now on, note down what is called on this group."""
+        """Begin a coalesced set: from now on, note down what is called on this group."""
         self._coalescing.append(_Coalescing(group))
         return self._coalescing[-1]
 
     def leave_set(self, coalescing: _Coalescing) -> None:
-        """Note nothing down any more."""
+        """End a coalesced set without recording it."""
         self._coalescing = [other for other in self._coalescing if other is not coalescing]
 
     def launch_set(self, coalescing: _Coalescing) -> tuple[Arguments, Mark] | None:
-        """The set is complete and about to be launched; None when it is not to be recorded."""
+        """Take the set that is about to be launched; None when it is not to be recorded."""
         name = self._name_if_wanted(coalescing.group)
         if name is None or not coalescing.operation or not self._tracer.active:
             return None
@@ -288,7 +288,7 @@ class Collectives:
         begin: Mark,
         coalescing: _Coalescing | None,
     ) -> None:
-        """The set was launched: record it now, or when its last work is done."""
+        """Record the launched set now, or when its last work is done."""
         name = str(arguments["op"])
         if works:
             works[-1] = self._follow(works[-1], name, begin, arguments, coalescing)
@@ -357,14 +357,14 @@ class _Bucket(Protocol):
     """What is used of torch.distributed.GradBucket."""
 
     def buffer(self) -> torch.Tensor:
-        """All gradients of the bucket, flat."""
+        """Return all gradients of the bucket as one flat tensor."""
 
 
 logger = logging.getLogger("megascan")
 
 
 def reduces_in_backward(model: torch.nn.Module) -> bool:
-    """Whether a backward pass of the model ends with waiting for reduced gradients."""
+    """Tell whether a backward pass of the model ends with waiting for reduced gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
@@ -372,12 +372,12 @@ def reduces_in_backward(model: torch.nn.Module) -> bool:
 
 
 def reduces_now(model: torch.nn.Module) -> bool:
-    """Whether the backward under way does so: not within DDP's `no_sync`."""
+    """Tell whether the backward pass under way reduces gradients: not inside DDP's `no_sync`."""
     return bool(getattr(uncompiled(model), "require_backward_grad_sync", True))
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """What `torch.compile` was given, where it has wrapped a model."""
+    """Return the model that `torch.compile` was given; other models as they are."""
     inside: torch.nn.Module = getattr(model, "_orig_mod", model)
     return inside
 

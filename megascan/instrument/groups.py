@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def axes_of(mesh: DeviceMesh) -> list[str]:
-    """The axis of each dimension, outermost first; ConfigError for names that mean nothing here."""
+    """Return the axis of each mesh dimension, outermost first; ConfigError for unknown names."""
     names = mesh.mesh_dim_names
     unknown = [name for name in names or () if name not in MESH_AXES]
     if not names or unknown:
@@ -34,7 +34,7 @@ def axes_of(mesh: DeviceMesh) -> list[str]:
 
 
 def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:
-    """Layout of a mesh over all ranks, and the place of a rank in it.
+    """Return the layout of a mesh over all ranks, and the place of a rank in it.
 
     Raises ConfigError when the mesh does not hold every rank, or not in the order of a grid.
     """
@@ -55,7 +55,7 @@ def topology_of(mesh: DeviceMesh, rank: int) -> tuple[Layout, Coordinates]:
 
 
 def _is_split(axes: list[str]) -> bool:
-    """Whether an axis stands in two places with another between."""
+    """Tell whether an axis stands in two places with another between."""
     runs = [axis for number, axis in enumerate(axes) if not number or axes[number - 1] != axis]
     return len(runs) != len(set(runs))
 
@@ -78,7 +78,7 @@ class Groups:
         self._read_others()
 
     def _read_mesh(self, mesh: DeviceMesh) -> None:
-        """Several dimensions of one axis have groups of their own names: `dp`, `dp-dp_shard`."""
+        """Name the groups of the mesh; dimensions of one axis differ: `dp`, `dp-dp_shard`."""
         names, axes = mesh.mesh_dim_names or (), axes_of(mesh)
         for name, axis in zip(names, axes, strict=True):
             self._enter(mesh.get_group(name), axis if axes.count(axis) == 1 else f"{axis}-{name}")
@@ -93,7 +93,7 @@ class Groups:
                 self._enter(group, axis)
 
     def _read_others(self) -> None:
-        """The world, and groups that the trainer made itself."""
+        """Name the world, and groups that the trainer made itself."""
         from torch.distributed import distributed_c10d, group
 
         if group.WORLD is not None:
@@ -113,7 +113,7 @@ class Groups:
         return self._names[group]
 
     def name(self, group: ProcessGroup | None) -> str:
-        """Id of a group; None is the world."""
+        """Return the id of a group; None is the world."""
         if group is None:
             from torch.distributed import group as groups
 
@@ -126,18 +126,18 @@ class Groups:
         return self._enter(group, f"{description}-{group.group_name}".lower())
 
     def backend(self, name: str) -> str:
-        """What carries a group's communication: nccl, gloo, …"""
+        """Return the backend of a group's communication: nccl, gloo, …"""
         return self._backends[name]
 
     def num_members(self, name: str) -> int:
-        """Size of a group."""
+        """Return the size of a group."""
         return len(self._members[name])
 
     def is_data_parallel(self, name: str) -> bool:
-        """Whether gradients and parameters travel over this group."""
+        """Tell whether gradients and parameters travel over this group."""
         return self._all_data_parallel or is_data_parallel(name)
 
     @property
     def members(self) -> dict[str, tuple[int, ...]]:
-        """Ordered global ranks by id."""
+        """Return ordered global ranks by group id."""
         return dict(self._members)

@@ -95,11 +95,11 @@ class _GradientHook:
         tensor.register_hook(self)  # type: ignore[no-untyped-call]
 
     def ends(self, backward: _Backward) -> None:
-        """The tensor is the module's input."""
+        """Add a backward that ends here: the tensor is its module's input."""
         self._ends.append(backward)
 
     def begins(self, backward: _Backward) -> None:
-        """The tensor is the module's output."""
+        """Add a backward that begins here: the tensor is its module's output."""
         self._begins.append(backward)
 
     def __call__(self, gradient: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ class BackwardSpans(IterationListener):
         self._hooks: dict[int, _GradientHook] = {}
 
     def iteration_begins(self) -> None:
-        """Nothing is open."""
+        """Start with nothing open."""
         self._stack.clear()
         self._hooks.clear()
 
@@ -142,14 +142,14 @@ class BackwardSpans(IterationListener):
         return hook
 
     def begin(self, backward: _Backward, gradient: torch.Tensor) -> None:
-        """The gradient of a module's output is complete."""
+        """Open a module's backward: the gradient of its output is complete."""
         if self._tracer.active:
             mark = self._tracer.mark_at(gradient)
             backward.opened = _Open(backward.name, dict(backward.arguments), mark)
             self._stack.append(backward.opened)
 
     def end(self, backward: _Backward, gradient: torch.Tensor) -> None:
-        """The gradient of a module's input is complete."""
+        """Close a module's backward: the gradient of its input is complete."""
         opened, backward.opened = backward.opened, None
         if opened is not None:
             self._end(opened, gradient)
@@ -170,7 +170,7 @@ class BackwardSpans(IterationListener):
         self._tracer.fail(error)
 
     def end_all(self) -> None:
-        """The whole backward is over: end what is still open."""
+        """End what is still open: the whole backward is over."""
         if self._stack:
             self._end(self._stack[0], None)
 
@@ -187,11 +187,11 @@ class Modules:
         self._patched: list[weakref.ref[torch.nn.Module]] = []
 
     def forward_of(self, name: str) -> Callable[[Function], Function]:
-        """Spans `name`, `name-recompute` and `name-backward` around a class's `forward`."""
+        """Record spans `name`, `name-recompute` and `name-backward` of a class's `forward`."""
         return lambda original: self._wrap(name, original)
 
     def recompute_of(self, name: str) -> Callable[[Function], Function]:
-        """Spans `name-recompute` around a function whose calls are recorded in the backward only.
+        """Record spans `name-recompute` of a function, for its calls inside a backward pass only.
 
         For what selective recomputation repeats and nobody needs to see in the first pass.
         """
@@ -279,7 +279,7 @@ class Modules:
 
 
 def _first_activation(values: tuple[object, ...]) -> torch.Tensor | None:
-    """The first argument with a gradient; not a weight, on which a hook would stay for ever."""
+    """Return the first argument with a gradient; not a weight, on which a hook would stay."""
     import torch
 
     for value in values:
@@ -331,7 +331,7 @@ class Passes:
         self._updates = updates
 
     def forward_step(self, original: Function) -> Function:
-        """`forward`: one microbatch through one chunk, loss included; not in an evaluation."""
+        """Record `forward`: one microbatch through one chunk, loss included; no evaluation."""
         import torch
 
         microbatch_of = argument_reader(original, "current_microbatch")
@@ -368,7 +368,7 @@ class Passes:
         return around(tracer, original, enter, leave)
 
     def calculate_loss(self, original: Function) -> Function:
-        """`loss`: the trainer's loss function, on the stage that has one."""
+        """Record `loss`: the trainer's loss function, on the stage that has one."""
         function_of = argument_reader(original, "loss_func")
         set_function = argument_writer(original, "loss_func")
 
@@ -384,7 +384,7 @@ class Passes:
         return around(self._tracer, original, enter, lambda call, result: result)
 
     def backward_step(self, original: Function) -> Function:
-        """`backward`: the gradients of one microbatch through one chunk."""
+        """Record `backward`: the gradients of one microbatch through one chunk."""
         output_of = argument_reader(original, "output_tensor")
         gradient_of = argument_reader(original, "output_tensor_grad")
         position, tracer = self._position, self._tracer
@@ -410,7 +410,7 @@ class Passes:
         return around(tracer, original, enter, leave)
 
     def weight_gradients(self, original: Function) -> Function:
-        """`backward-weights`: the second half of a backward pass that a plan has split."""
+        """Record `backward-weights`: the second half of a backward pass that a plan has split."""
         microbatch_of = argument_reader(original, "microbatch")
         chunk_of = argument_reader(original, "chunk")
         position, tracer = self._position, self._tracer
@@ -441,7 +441,7 @@ def simple(
     kind: Kind,
     arguments: Callable[[], Arguments] = dict,
 ) -> Function:
-    """One span around each call."""
+    """Record one span around each call."""
 
     def enter(call: Call) -> bool:
         call.memory = tracer.mark()
@@ -491,7 +491,7 @@ class PointToPoint:
         self._groups = groups
 
     def communicate(self, original: Function) -> Function:
-        """Spans send_forward, recv_forward, send_backward, recv_backward."""
+        """Record send_forward, recv_forward, send_backward and recv_backward."""
         previous_of = argument_reader(original, "tensor_send_prev")
         next_of = argument_reader(original, "tensor_send_next")
         tracer = self._tracer
@@ -515,7 +515,7 @@ class PointToPoint:
         return around(tracer, original, enter, leave)
 
     def transfer(self, original: Function) -> Function:
-        """The same spans, of messages that a plan sends one by one (`training.pipeline`).
+        """Record the same spans for messages that a plan sends one by one (`training.pipeline`).
 
         Each channel is a group of its own; the spans say the pipeline's, as all messages do.
         """
@@ -601,7 +601,7 @@ class PointToPoint:
         return arguments
 
     def _place(self, message: _Message, arguments: Arguments) -> None:
-        """Microbatch and chunk: of a sent tensor known, of a received one learned later."""
+        """Set microbatch and chunk: known of a sent tensor, learned later of a received one."""
         identity = id(message.tensor)
         if message.operation == RECV:
             self._position.received[identity] = arguments
@@ -637,7 +637,7 @@ class Host:
         self._tracer = tracer
 
     def save_checkpoint(self, original: Function) -> Function:
-        """`save-checkpoint`, in and between iterations; it is written with the next window."""
+        """Record `save-checkpoint`, also between iterations; it is written with the next window."""
         tracer = self._tracer
 
         @functools.wraps(original)

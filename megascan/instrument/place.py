@@ -137,12 +137,12 @@ def _replace(owner: object, name: str, original: Function, replacement: Function
 
 
 def _is_in_use(module: str) -> bool:
-    """Whether the trainer has imported the library (megatron.core, torch.distributed) at all."""
+    """Tell whether the trainer has imported the library (megatron.core, torch.distributed)."""
     return ".".join(module.split(".")[:2]) in sys.modules
 
 
 def _references(original: Function) -> Iterator[tuple[ModuleType, str]]:
-    """Where else a module-level function is bound: `from x import f`, `alias = x.f`."""
+    """Find where else a module-level function is bound: `from x import f`, `alias = x.f`."""
     for module_name, module in list(sys.modules.items()):
         if module is None or module_name.partition(".")[0] in _NOT_REBOUND:
             continue
@@ -187,14 +187,14 @@ class Position(IterationListener):
             memory.clear()
 
     def number(self, group: str, operation: str) -> int:
-        """Running number of an operation within (iteration, group)."""
+        """Return the running number of an operation within (iteration, group)."""
         key = (group, operation)
         number = self._numbers[key]
         self._numbers[key] = number + 1
         return number
 
     def arguments(self) -> Arguments:
-        """Microbatch, chunk, layer and phase as far as they apply here."""
+        """Return microbatch, chunk, layer and phase as far as they apply here."""
         arguments: Arguments = {}
         if self.slot is not None:
             arguments["microbatch"], arguments["chunk"] = self.slot
@@ -206,7 +206,7 @@ class Position(IterationListener):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether what runs now is an evaluation: it needs no gradients and belongs to no pass."""
+        """Tell whether an evaluation runs now: it needs no gradients, belongs to no pass."""
         if not self.passes_known or self.phase is not None:
             return False
         import torch
@@ -214,12 +214,12 @@ class Position(IterationListener):
         return not torch.is_grad_enabled()
 
     def learn(self, tensor: object, slot: Slot) -> None:
-        """A received tensor is used: its message now has a microbatch and chunk."""
+        """Give a received tensor's message its microbatch and chunk, now that it is used."""
         arguments = self.received.pop(id(tensor), None)
         if arguments is not None:
             arguments["microbatch"], arguments["chunk"] = slot
 
 
 def first_of(value: object) -> object:
-    """The tensor of a schedule's slot, which is a tensor or a list that holds one."""
+    """Return the tensor of a schedule's slot, which is a tensor or a list that holds one."""
     return value[0] if isinstance(value, list) and value else value

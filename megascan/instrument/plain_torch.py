@@ -88,7 +88,7 @@ class WatchedModels(IterationListener):
             reduce_visibly(model)
 
     def iteration_begins(self) -> None:
-        """Microbatches count from 0 in every iteration."""
+        """Count microbatches from 0 again."""
         self._num_forwards = [0] * len(self._num_forwards)
         self._depth = 0
         for forwards in self._open_forwards:  # calls that ended with an exception
@@ -134,7 +134,7 @@ class WatchedModels(IterationListener):
         self._handles += self._hook(model, lambda _: begin(), end)
 
     def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
-        """When its gradient comes, the backward that is under way is that of this microbatch."""
+        """Learn from an output's gradient which microbatch the backward under way belongs to."""
         tensor = _first_tensor(output)
         if tensor is not None and tensor.grad_fn is not None:
             self._position.outputs[id(tensor)] = slot
@@ -150,7 +150,7 @@ class WatchedModels(IterationListener):
             Variable._execution_engine.queue_callback(callback)
 
     def _compute_ended(self) -> None:
-        """Called by autograd after the last gradient, before DDP and FSDP wait for theirs."""
+        """Note that autograd has computed the last gradient; DDP and FSDP now wait for theirs."""
         if self._depth == 1:
             self._backward_spans.end_all()
             self._compute_end = self._tracer.mark()
@@ -233,7 +233,7 @@ class WatchedModels(IterationListener):
         return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Do it if tracing is on; an error of ours stops tracing, never training."""
+        """Call it if tracing is on; an error of ours stops tracing, never training."""
         if not self._tracer.active:
             return
         try:
@@ -243,7 +243,8 @@ class WatchedModels(IterationListener):
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What a model repeats: the members of its outermost lists of modules, else its children.
+    """Return what a model repeats: the members of its outermost lists of modules, else its
+    children.
 
     Wrappers that hold one module only (DDP, a compiled or a half-precision model) are seen through.
     """
@@ -259,7 +260,7 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Modules that `torch.compile` sees whole: a hook of ours would cut its graphs in pieces."""
+    """Return the modules that `torch.compile` compiles: a hook of ours would break their graphs."""
     return {
         inner
         for module in model.modules()
@@ -269,7 +270,7 @@ def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
 
 
 def _first_tensor(value: object) -> torch.Tensor | None:
-    """The first tensor with a gradient, in a value or in the tuples and dicts it consists of."""
+    """Return the first tensor with a gradient in a value, also inside tuples and dicts."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -312,7 +313,7 @@ class Exchanges:
         self._depth = 0
 
     def batch(self, original: Function) -> Function:
-        """Spans of all messages of a batch; a batch that another one calls is the same batch."""
+        """Record all messages of a batch; a batch that another one calls is the same batch."""
         tracer = self._tracer
 
         def enter(call: Call) -> bool:
@@ -332,7 +333,7 @@ class Exchanges:
     def _follow(
         self, batch: Sequence[P2POp], works: list[AsyncWork], begin: Mark
     ) -> list[PendingWork]:
-        """Each message until its work is done; a coalesced batch has one work for all."""
+        """Record each message until its work is done; a coalesced batch has one work for all."""
         followed = list[PendingWork]()
         for number, message in enumerate(batch):
             work = works[min(number, len(works) - 1)]

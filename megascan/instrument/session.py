@@ -79,18 +79,18 @@ class StoreBoard:
         return StoreBoard(self._store, f"{self._prefix}/{name}")
 
     def publish(self, number: int, text: str) -> None:
-        """Announcement `number`, from 0."""
+        """Write announcement `number`, from 0."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._prefix}/announcement/{number}", text)
 
     def claim(self, topic: str) -> bool:
-        """Whether this rank is the first with a topic; where that cannot be told, it is."""
+        """Tell whether this rank is the first with a topic; true when the store cannot tell."""
         with contextlib.suppress(RuntimeError):
             return self._store.add(f"{self._prefix}/claim/{topic}", 1) == 1
         return True
 
     def read(self, number: int) -> str | None:
-        """The announcement, None when there is none."""
+        """Return the announcement, None when there is none."""
         key = f"{self._prefix}/announcement/{number}"
         with contextlib.suppress(RuntimeError):
             return self._store.get(key).decode() if self._store.check([key]) else None
@@ -98,12 +98,12 @@ class StoreBoard:
 
 
 def new_run_id() -> str:
-    """UTC time and a few random digits: ``20261121-084512-3f9a``."""
+    """Return UTC time and a few random digits: ``20261121-084512-3f9a``."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def agree(store: Store, rank: int, world_size: int, *, resumed: bool) -> Agreement:
-    """Agree with the other ranks, which all must come here. Raises when one of them does not.
+    """Agree on run and clock with the other ranks, all of which call it; raise when one does not.
 
     The job goes on from an earlier run as soon as one rank says so: where torchrun has put a new
     host in the place of a lost one, only the launchers of the old hosts count the restart. Every
@@ -144,7 +144,7 @@ def describe(
     origin_unix_ns: int,
     mesh: DeviceMesh | None = None,
 ) -> RankHeader:
-    """Header of this rank."""
+    """Make the header of this rank."""
     import torch.distributed as dist
 
     layout, coordinates = read_topology() if mesh is None else topology_of(mesh, dist.get_rank())
@@ -173,7 +173,7 @@ def describe(
 
 
 def read_topology() -> tuple[Layout, Coordinates]:
-    """Sizes and this rank's place; a job without megatron.core is data parallel all over."""
+    """Return sizes and this rank's place; a job without megatron.core is data parallel all over."""
     import torch.distributed as dist
 
     parallel_state = sys.modules.get("megatron.core.parallel_state")
@@ -199,7 +199,7 @@ def read_topology() -> tuple[Layout, Coordinates]:
 
 
 def _expert_tensor_size(parallel_state: ModuleType) -> int:
-    """1 without expert parallelism, where it says nothing."""
+    """Return the size of tensor parallelism inside experts; 1 without expert parallelism."""
     if parallel_state.get_expert_model_parallel_world_size() == 1:
         return 1
     size: int = parallel_state.get_expert_tensor_parallel_world_size()
@@ -207,7 +207,7 @@ def _expert_tensor_size(parallel_state: ModuleType) -> int:
 
 
 def own_groups() -> dict[str, tuple[int, ...]]:
-    """Ordered members of this rank's group on each axis."""
+    """Return ordered members of this rank's group on each axis."""
     import torch.distributed as dist
     from megatron.core import parallel_state
 
@@ -223,7 +223,7 @@ def own_groups() -> dict[str, tuple[int, ...]]:
 
 
 def find_order(layout: Layout, groups: dict[str, tuple[int, ...]], rank: int) -> str:
-    """The rank order that explains this rank's groups; the default one if it does.
+    """Find the rank order that explains this rank's groups; the default one if it does.
 
     megatron.core takes the order as an argument and does not keep it.
     """
@@ -241,7 +241,7 @@ def _orders() -> Iterator[str]:
 
 
 def read_device() -> Device:
-    """What this rank computes on."""
+    """Describe what this rank computes on."""
     import torch
 
     if not uses_cuda():
@@ -254,7 +254,7 @@ def read_device() -> Device:
 
 
 def uses_cuda() -> bool:
-    """Whether this rank computes on a GPU: NCCL needs one, other backends may use one."""
+    """Tell whether this rank computes on a GPU: NCCL needs one, other backends may use one."""
     import torch
     import torch.distributed as dist
 
@@ -364,7 +364,7 @@ def _begin(
 def _budget_of(
     tracer: RecordingTracer, config: TraceConfig, board: StoreBoard
 ) -> Callable[[WindowRecord], None] | None:
-    """What looks after the budget, if there is one."""
+    """Make the budget that the settings ask for, if any."""
     import torch.distributed as dist
 
     if not config.budget_ratio:
@@ -394,7 +394,7 @@ def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) 
 
 
 def make_timer(clock: HostClock, *, full: bool) -> Timer:
-    """The timer for what this rank computes on."""
+    """Make the timer for what this rank computes on."""
     if not uses_cuda():
         return CpuTimer(clock)
     from megascan.tracer.cuda import CudaTimer, TorchDevice
@@ -403,7 +403,7 @@ def make_timer(clock: HostClock, *, full: bool) -> Timer:
 
 
 def _restarted() -> bool:
-    """Whether torchrun, as far as the launcher of this host knows, has restarted the job."""
+    """Tell whether torchrun, as far as the launcher of this host knows, has restarted the job."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 

@@ -14,9 +14,10 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
     lines.py            files as blocks of lines, lines as columns; templates.py does it fast
 """
 
+from typing import TYPE_CHECKING
+
 from megascan.reader.rank_files import file_batches
 from megascan.reader.segments import Packed, Segment
-from megascan.reader.timeline_files import read_timeline
 from megascan.reader.trace import (
     MERGED_FORMATS,
     Format,
@@ -26,6 +27,9 @@ from megascan.reader.trace import (
     read_trace,
     sniff,
 )
+
+if TYPE_CHECKING:
+    from megascan.reader.timeline_files import read_timeline
 
 __all__ = [
     "MERGED_FORMATS",
@@ -40,3 +44,11 @@ __all__ = [
     "read_trace",
     "sniff",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "read_timeline":  # the one that a folder of rank files does not need
+        raise AttributeError(f"module 'megascan.reader' has no attribute {name!r}")
+    from megascan.reader.timeline_files import read_timeline
+
+    return read_timeline

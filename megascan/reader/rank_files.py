@@ -92,7 +92,7 @@ class FileRuns:
 
     @property
     def rank(self) -> int | None:
-        """Whose spans these are; None before the first header."""
+        """Return the rank whose spans these are; None before the first header."""
         return self._current.header.rank if self._current else None
 
     def take(self, spans: pa.Table) -> None:

@@ -12,6 +12,7 @@ most of them were traced with. The rank files keep the others.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,11 +29,7 @@ from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Spread, across_threads
 from megascan.rankfile import RANK_FILE_PATTERNS
-from megascan.reader.kineto import read_kineto
 from megascan.reader.lines import read_start
-from megascan.reader.original import read_original
-from megascan.reader.original_timeline import read_original_timelines
-from megascan.reader.rank_files import read_rank_files
 from megascan.reader.segments import Importer, Segment, in_order
 from megascan.schema import Granularity
 from megascan.timeline import Completeness, Trace, codes
@@ -558,7 +555,7 @@ def load_segments(
 ) -> list[Segment]:
     """Read what all files of one format hold, on this machine."""
     pa.array([0])  # Arrow looks for pandas at its first array: here, not in every forked reader
-    return _IMPORTERS[found](files, spread)
+    return _importer(found)(files, spread)
 
 
 def read_trace(
@@ -598,12 +595,19 @@ def read_trace(
     )
 
 
-_IMPORTERS: dict[Format, Importer] = {
-    Format.RANK_FILES: read_rank_files,
-    Format.ORIGINAL: read_original,
-    Format.KINETO: read_kineto,
-    Format.ORIGINAL_TIMELINE: read_original_timelines,
+_IMPORTERS = {
+    Format.RANK_FILES: ("megascan.reader.rank_files", "read_rank_files"),
+    Format.ORIGINAL: ("megascan.reader.original", "read_original"),
+    Format.KINETO: ("megascan.reader.kineto", "read_kineto"),
+    Format.ORIGINAL_TIMELINE: ("megascan.reader.original_timeline", "read_original_timelines"),
 }
+
+
+def _importer(found: Format) -> Importer:
+    """Load the reader of a format; those of the others stay unloaded."""
+    module, name = _IMPORTERS[found]
+    importer: Importer = getattr(importlib.import_module(module), name)
+    return importer
 
 
 def _check_format(found: Format, path: Path) -> None:

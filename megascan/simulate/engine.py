@@ -62,7 +62,7 @@ class Join:
 
 
 def partners(programs: list[StageProgram]) -> dict[PostKey, tuple[Partner, ...]]:
-    """The other ends of every exchange, by (stage, slot)."""
+    """Return the other ends of every exchange, by (stage, slot)."""
     where = {
         (program.stage, end.peer_stage, end.op, end.direction, end.sequence): (slot, end)
         for program in programs
@@ -85,7 +85,7 @@ def partners(programs: list[StageProgram]) -> dict[PostKey, tuple[Partner, ...]]
 
 
 def joins(programs: list[StageProgram]) -> dict[str, Join]:
-    """Collectives across stages, one of each axis an iteration."""
+    """Return collectives across stages, one of each axis an iteration."""
     found: dict[str, Join] = {}
     for program in programs:
         for instruction in program.instructions:
@@ -109,7 +109,7 @@ class Dependencies:
         return cls(partners(programs), joins(programs))
 
     def needs(self, stage: int, instruction: Instruction) -> list[PostKey]:
-        """Posts that must be there before an instruction can be taken."""
+        """Return the posts that must be there before an instruction can be taken."""
         if instruction.code == Code.WAIT:
             return [partner.post for partner in self.partners[stage, instruction.slot]]
         if instruction.code == Code.JOIN:
@@ -120,7 +120,7 @@ class Dependencies:
 def feasible_order(
     programs: list[StageProgram], dependencies: Dependencies
 ) -> list[tuple[int, Instruction]]:
-    """An order in which every instruction finds what it needs: each stage as far as it can."""
+    """Find an order in which every instruction finds what it needs: each stage as far as it can."""
     order: list[tuple[int, Instruction]] = []
     posted: set[PostKey] = set()
     position = [0] * len(programs)
@@ -185,7 +185,7 @@ class Draws:
         self.loader = np.array([place.tp == 0 for place in places])
 
     def iteration(self, iteration: int) -> list[StageDraws]:
-        """Values of every stage for an iteration (from 1)."""
+        """Draw the values of every stage for an iteration (from 1)."""
         lengths = self._lengths()
         pauses = self._pauses(iteration)
         saves = self._saves(iteration)
@@ -206,7 +206,7 @@ class Draws:
         return lengths[:, self.replica]
 
     def _pauses(self, iteration: int) -> Floats:
-        """Collector pause of every rank in this iteration, ns."""
+        """Draw the collector pause of every rank in this iteration, ns."""
         imbalance = self.job.imbalance
         compute = np.zeros(self.job.layout.world_size)
         for ranks, table in zip(self.grid.ranks, self.tables, strict=True):
@@ -262,7 +262,7 @@ class Draws:
         )
 
     def _launches(self, nominal: Floats, host: Floats) -> Floats:
-        """Host time to launch each row, shape (row, place); none on the CPU, which computes."""
+        """Draw the host time to launch each row, shape (row, place); none on the CPU."""
         shape = (len(nominal), len(host))
         if self.job.device == "cpu":
             return np.zeros(shape)
@@ -273,7 +273,7 @@ class Draws:
     def _compute(
         self, table: _RowTable, ranks: Integers, iteration: int, lengths: Floats
     ) -> Floats:
-        """Computation with everything that touches it."""
+        """Draw the computation, with faults, noise and imbalance."""
         noise, imbalance = self.job.noise, self.job.imbalance
         shape = (len(table.nominal), len(ranks))
         values: Floats = table.nominal[:, None] * self._noise(noise.compute_ratio, shape)
@@ -290,7 +290,7 @@ class Draws:
         return values * touched
 
     def _transfers(self, table: _RowTable, ranks: Integers, iteration: int) -> Floats:
-        """Transfers: one draw a group, slowed by the worst link inside it."""
+        """Draw transfers, one a group, slowed by the worst link inside it."""
         noise = self._noise(self.job.noise.transfer_ratio, (len(table.axes), len(ranks)))
         links = _Links(self.grid, self.faults, iteration)
         values = table.transfer_nominal[:, None] * noise
@@ -336,7 +336,7 @@ class _Links:
         ]
 
     def between(self, stage: int, peer_stage: int) -> Floats:
-        """Factor of p2p between two stages, shape (place)."""
+        """Return the factor on messages between two stages, shape (place)."""
         ours, theirs = self.grid.ranks[stage], self.grid.ranks[peer_stage]
         factors: Floats = np.maximum(self.ranks[ours], self.ranks[theirs])
         for rank, peer, factor in self.pairs:
@@ -345,7 +345,7 @@ class _Links:
         return factors
 
     def within(self, stage: int, axis: str) -> Floats:
-        """Factor of a collective, shape (place): its slowest member's; pairs slow a ring too."""
+        """Return the factor on a collective, shape (place): its slowest member's or pair's."""
         grid = self.grid
         factors = self.ranks[grid.ranks]
         for rank, peer, factor in self.pairs:
@@ -411,7 +411,7 @@ class Engine:
     def _advance(
         self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
     ) -> None:
-        """What ranks do by themselves."""
+        """Carry out an instruction that needs no other stage."""
         code, span = instruction.code, instruction.span
         if code == Code.COMPUTE:
             self._compute(stage, instruction, draws, recording)
@@ -433,7 +433,7 @@ class Engine:
             self._save(stage, instruction, draws, recording)
 
     def _host(self, stage: int, draws: StageDraws) -> Floats:
-        """Where the host is: ahead of a GPU, or itself what computes."""
+        """Return where the host is: ahead of a GPU, or itself what computes."""
         now: Floats = self.time[stage] if draws.host_is_device else self.launch[stage]
         return now
 
@@ -476,7 +476,7 @@ class Engine:
     def _compute(
         self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
     ) -> None:
-        """The device works through a train of kernels while the host launches them."""
+        """Let the device work through a train of kernels while the host launches them."""
         row, time, launch = instruction.row, self.time[stage], self.launch[stage]
         duration = draws.compute[row]
         if not draws.on_device[row]:
@@ -594,7 +594,7 @@ class Engine:
     def _pause(
         self, stage: int, instruction: Instruction, draws: StageDraws, recording: Recording
     ) -> None:
-        """The host stands still; the device goes on with what was launched."""
+        """Let the host stand still; the device goes on with what was launched."""
         pauses = draws.pause
         if not pauses.any():
             return
@@ -620,7 +620,7 @@ class Engine:
 
 
 def empty_recording(num_spans: int, num_places: int) -> Recording:
-    """Arrays that say "absent" until a span is written."""
+    """Make arrays that say "absent" until a span is written."""
     blank: list[npt.NDArray[np.float64]] = [
         np.full((num_spans, num_places), np.nan) for _ in range(4)
     ]

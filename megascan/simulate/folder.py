@@ -74,7 +74,7 @@ class _Rows:
 
     @classmethod
     def of(cls, start: Floats, recorded_places: npt.NDArray[np.bool_]) -> _Rows:
-        """Spans that are there, by start within each iteration; parents stay before children.
+        """Return the spans that are there, by start within each iteration; parents before children.
 
         The host of a GPU is ahead of it, so that its spans can start before earlier ones.
         """
@@ -85,7 +85,7 @@ class _Rows:
         return cls(place, iteration, span[there])
 
     def pick(self, values: Floats) -> Floats:
-        """Values of shape (place, iteration, span), one a row."""
+        """Return values of shape (place, iteration, span), one a row."""
         picked: Floats = values[self.place, self.iteration, self.span]
         return picked
 
@@ -105,7 +105,7 @@ class TableBuilder:
     def add_stage(
         self, program: StageProgram, iterations: list[int], recordings: list[Recording]
     ) -> None:
-        """Spans of a stage's ranks; `recordings` hold one traced iteration each."""
+        """Add the spans of a stage's ranks; `recordings` hold one traced iteration each."""
         ranks = self.grid.ranks[program.stage]
         start, end, launch, cpu = (
             np.stack([getattr(recording, name) for recording in recordings]).transpose(2, 0, 1)
@@ -130,7 +130,7 @@ class TableBuilder:
         self.columns[name].append(values.astype(dtype, copy=False))
 
     def _device_times(self, launch: Floats, cpu: Floats) -> None:
-        """CPU runs know CPU time, GPU runs when a span was launched."""
+        """Add CPU times of CPU runs, launch times of GPU runs."""
         absent = np.full(len(launch), NOT_APPLICABLE, dtype=np.int64)
         self._put("end_is_bound", absent)  # a model knows when its communication ends
         if self.job.device == "cpu":
@@ -153,7 +153,7 @@ class TableBuilder:
             self._put(name, numbers[rows.span])
 
     def _place_columns(self, program: StageProgram, rows: _Rows) -> None:
-        """Peer and group: the same operation has other names for every rank of the stage."""
+        """Add peer and group, whose names differ between the ranks of a stage."""
         shape = (self.grid.num_places, len(program.spans))
         peers = np.full(shape, NOT_APPLICABLE, dtype=np.int64)
         groups = np.full(shape, self.texts["group"].code(""), dtype=np.int32)
@@ -175,7 +175,7 @@ class TableBuilder:
         )
 
     def table(self) -> pa.Table:
-        """All spans, ordered by (rank, start_ns, -duration_ns)."""
+        """Return all spans, ordered by (rank, start_ns, -duration_ns)."""
         merged = {name: np.concatenate(parts) for name, parts in self.columns.items()}
         order = _order(merged["rank"], merged["start_ns"], merged["duration_ns"])
         arrays = []
@@ -193,7 +193,7 @@ def _order(
     starts: npt.NDArray[np.generic],
     durations: npt.NDArray[np.generic],
 ) -> Integers | None:
-    """Row order of a trace, or None when the rows are in order already."""
+    """Return the row order of a trace, or None when the rows are in order already."""
     rank, start = ranks.astype(np.int64), starts.astype(np.int64)
     duration = durations.astype(np.int64)
     same = rank[1:] == rank[:-1]
@@ -207,7 +207,7 @@ def _order(
 def rank_headers(
     job: JobModel, grid: Grid, clocks: RankClocks, run_id: str
 ) -> dict[int, RankHeader]:
-    """Headers of the recorded ranks."""
+    """Make the headers of the recorded ranks."""
     groups: dict[int, dict[str, tuple[int, ...]]] = {}
     for axis in (*STAGE_AXES, *CROSS_STAGE_AXES):
         for name, ranks in grid.members(axis).items() if grid.size(axis) > 1 else ():
@@ -262,7 +262,7 @@ def _rank_header(
 def rank_windows(
     job: JobModel, run_id: str, iterations: list[int], table: pa.Table
 ) -> dict[int, tuple[WindowRecord, ...]]:
-    """Finished windows of every recorded rank, with their span counts."""
+    """Make the finished windows of every recorded rank, with their span counts."""
     ranks = table.column("rank").to_numpy()
     numbers = (table.column("iteration").to_numpy() - 1) // job.interval
     num_windows = (iterations[-1] - 1) // job.interval + 1
@@ -291,13 +291,13 @@ def rank_windows(
 
 
 def run_id_of(job: JobModel, faults: object, seed: int) -> str:
-    """The same job, faults and seed have the same run id."""
+    """Return a run id that is the same for the same job, faults and seed."""
     digest = hashlib.sha256(repr((job, faults, seed)).encode()).hexdigest()
     return f"simulated-{digest[:12]}"
 
 
 def completeness_of(job: JobModel, num_spans: int) -> Completeness:
-    """What the trace holds."""
+    """Say what the trace holds."""
     world = job.layout.world_size
     missing = tuple(sorted(set(job.missing_ranks)))
     return Completeness(
@@ -309,7 +309,7 @@ def completeness_of(job: JobModel, num_spans: int) -> Completeness:
 
 
 def trace_of(builder: TableBuilder, run_id: str, iterations: list[int]) -> Trace:
-    """The finished trace of the stages that were added."""
+    """Return the finished trace of the stages that were added."""
     job = builder.job
     table = builder.table()
     return Trace(
@@ -396,14 +396,14 @@ def _write_rank(trace: Trace, folder: Path, rank: int) -> Path:
 
 
 def _rows_of(spans: pa.Table, rank: int) -> pa.Table:
-    """A rank's rows; the table is ordered by rank."""
+    """Return a rank's rows; the table is ordered by rank."""
     ranks = spans.column("rank").to_numpy()
     first, last = ranks.searchsorted([rank, rank + 1])
     return spans.slice(first, last - first)
 
 
 def _span_records(spans: pa.Table, origin_unix_ns: int) -> list[SpanRecord]:
-    """Rows as the writer takes them: arguments hold only what applies."""
+    """Return rows as the writer takes them: arguments hold only what applies."""
     columns = {name: spans.column(name).to_pylist() for name in spans.column_names}
     arguments: list[dict[str, int | str]] = [{} for _ in range(spans.num_rows)]
     for column in _ARGUMENTS:
@@ -422,7 +422,7 @@ def _span_records(spans: pa.Table, origin_unix_ns: int) -> list[SpanRecord]:
 def ground_truth(
     trace: Trace, job: JobModel, faults: Sequence[Fault], seed: int
 ) -> Mapping[str, Json]:
-    """What is really wrong with a simulated job; no analysis ever reads it."""
+    """Return what is really wrong with a simulated job; no analysis ever reads it."""
     return {
         "schema": 1,
         "run_id": trace.run_id,
@@ -435,7 +435,7 @@ def ground_truth(
 
 
 def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
-    """Write `ground-truth.json` beside the rank files; an earlier run's is moved aside.
+    """Write `ground-truth.json` next to the rank files; an earlier run's is moved aside.
 
     Raises OutputError when it cannot.
     """

@@ -107,15 +107,14 @@ class ModelSize:
 
 
 def _ring(size: int, payload_bytes: float, gbytes_per_s: float, latency_ns: float) -> float:
-    """One pass around a ring of `size`, (n - 1) / n of the payload; an all_reduce takes two."""
+    """Return the time of one pass around a ring, (n - 1) / n of the payload."""
     if size < 2:
         return 0.0
     return latency_ns + payload_bytes * (size - 1) / size / gbytes_per_s
 
 
 def derive_costs(layout: Layout, model: ModelSize, machine: Machine) -> CostModel:
-    """Costs from sizes: FLOPs of dense layers (2 a weight and token, plus the attention matrix),
-    bytes over bandwidths for everything else.
+    """Derive costs from sizes: FLOPs of dense layers, bytes over bandwidths for the rest.
 
     Source of the FLOP counts: Narayanan et al., arXiv 2104.04473, appendix; 24 B s h² + 4 B s² h
     a layer forward, split here into attention (8 B s h² + 4 B s² h) and MLP (16 B s h²).
@@ -163,13 +162,12 @@ def derive_costs(layout: Layout, model: ModelSize, machine: Machine) -> CostMode
 
 
 def compute_bound(layout: Layout, model: ModelSize | None = None) -> CostModel:
-    """A job on fast links: computation is most of every step."""
+    """Return costs of a job on fast links: computation is most of every iteration."""
     return derive_costs(layout, model or ModelSize(), Machine())
 
 
 def communication_heavy(layout: Layout, model: ModelSize | None = None) -> CostModel:
-    """A job on slow links (TP over PCIe at 20 GB/s, 100 Gbit/s NICs): transfers take a third and
-    more of the step."""
+    """Return costs of a job on slow links: transfers take a third of the time or more."""
     machine = Machine(node_gbytes_per_s=20.0, network_gbytes_per_s=9.0, latency_ns=30_000.0)
     return derive_costs(layout, model or ModelSize(), machine)
 
@@ -226,7 +224,7 @@ class Fault:
             raise ConfigError(f"fault period is {self.period}, expected 1 iteration or more")
 
     def active(self, iteration: int) -> bool:
-        """Whether the fault slows an iteration (from 1)."""
+        """Tell whether the fault slows an iteration (from 1)."""
         last = self.last_iteration
         inside = self.first_iteration <= iteration and (last is None or iteration <= last)
         if not inside or self.period is None:
@@ -249,7 +247,7 @@ class Fault:
             )
 
     def to_json(self) -> dict[str, Json]:
-        """As it stands in the ground truth, with the keys of `parse_fault`."""
+        """Return the fault as it stands in the ground truth, with the keys of `parse_fault`."""
         record: dict[str, Json] = {
             "rank": self.rank,
             "kind": str(self.kind),
@@ -262,7 +260,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault from `rank=3,kind=compute,factor=1.5[,from=5][,to=10][,peer=7][,period=4]`.
+    """Read a fault: `rank=3,kind=compute,factor=1.5[,from=5][,to=10][,peer=7][,period=4]`.
 
     Raises UsageError naming the part that cannot be read.
     """
@@ -307,7 +305,7 @@ def _fault_of(values: dict[str, str]) -> Fault:
 def rank_factors(
     faults: Iterable[Fault], kind: FaultKind, iteration: int, world_size: int
 ) -> npt.NDArray[np.float64]:
-    """Product of the active whole-rank faults of a kind, shape (rank,); 1 where there is none."""
+    """Return the product of a kind's active whole-rank faults, shape (rank,); 1 without any."""
     factors = np.ones(world_size)
     for fault in faults:
         if fault.kind == kind and fault.peer is None and fault.active(iteration):
@@ -330,7 +328,7 @@ class RankClocks:
 
     @classmethod
     def draw(cls, job: JobModel, seed: int) -> RankClocks:
-        """One draw a host; the ranks of a host share its clock."""
+        """Draw one clock a host; the ranks of a host share it."""
         generator = np.random.default_rng([seed, 1])
         world = job.layout.world_size
         hosts = np.arange(world) // job.ranks_per_host
@@ -341,12 +339,12 @@ class RankClocks:
         )
 
     def local(self, true_ns: Floats, ranks: Integers) -> Integers:
-        """Whole ns since each rank's origin, of one time and rank a row."""
+        """Return whole ns since each rank's origin, of one time and rank a row."""
         own_ns = true_ns * (1.0 + self.drift_ratio[ranks])
         return np.rint(own_ns).astype(np.int64) + _SETTLE_NS
 
     def origins(self) -> Integers:
-        """Unix time of every rank's origin by its own clock, shape (rank)."""
+        """Return the unix time of every rank's origin by its own clock, shape (rank)."""
         return ORIGIN_UNIX_NS - _SETTLE_NS + self.offset_ns.astype(np.int64)
 
 
@@ -425,7 +423,7 @@ class Imbalance:
         check_range(pauses, most=1e12)
 
     def to_json(self) -> list[Json]:
-        """As it stands in the ground truth; empty for an even job."""
+        """Return it as it stands in the ground truth; empty for an even job."""
         stages: list[Json] = [
             {"kind": "stage_imbalance", "stage": stage, "ratio": ratio}
             for stage, ratio in sorted(self.stage_ratio.items())
@@ -440,7 +438,7 @@ class Imbalance:
 
 
 def parse_stage_imbalance(text: str, num_stages: int) -> tuple[int, float]:
-    """(stage, ratio) from `last=1.4`, `first=1.2` or `3=1.1`. Raises UsageError otherwise."""
+    """Read (stage, ratio) from `last=1.4`, `first=1.2` or `3=1.1`. Raises UsageError otherwise."""
     name, _, value = text.partition("=")
     names = {"first": 0, "last": num_stages - 1} | {str(s): s for s in range(num_stages)}
     try:
@@ -506,7 +504,7 @@ class JobModel:
         self.trace_config()
 
     def trace_config(self) -> TraceConfig:
-        """The tracer's window logic for this job."""
+        """Return the tracer's window logic for this job."""
         return TraceConfig(
             enabled=True,
             interval=self.interval,
@@ -516,5 +514,5 @@ class JobModel:
 
     @property
     def layers_per_chunk(self) -> int:
-        """Transformer layers of one model chunk."""
+        """Return the number of transformer layers of one model chunk."""
         return self.num_layers // (self.layout.pp * self.layout.vpp)

@@ -62,7 +62,7 @@ class Grid:
 
     @cached_property
     def ranks(self) -> Integers:
-        """Global ranks, shape (stage, place)."""
+        """Return global ranks, shape (stage, place)."""
         layout = self.layout
         stages = [[] for _ in range(layout.pp)]  # type: list[list[int]]
         for rank in range(layout.world_size):
@@ -71,12 +71,12 @@ class Grid:
 
     @property
     def num_places(self) -> int:
-        """Ranks of one stage."""
+        """Return the number of ranks of one stage."""
         return self.layout.world_size // self.layout.pp
 
     @cached_property
     def _strides(self) -> dict[str, tuple[int, int]]:
-        """Stride and size of an axis among the places of a stage."""
+        """Return stride and size of an axis among the places of a stage."""
         strides: dict[str, tuple[int, int]] = {}
         stride = 1
         for axis in self.layout.order.split("-"):
@@ -87,7 +87,7 @@ class Grid:
         return strides | {"ep": (1, self.layout.ep)}
 
     def size(self, axis: str) -> int:
-        """Members of a group on an axis."""
+        """Return the number of members of a group on an axis."""
         sizes = {
             "dp_cp": self.layout.dp * self.layout.cp,
             "mp": self.layout.tp * self.layout.pp,
@@ -99,7 +99,7 @@ class Grid:
 
     @staticmethod
     def _axes(axis: str) -> tuple[str, ...]:
-        """Axes within a stage that a group spans."""
+        """Return the axes within a stage that a group spans."""
         spanned = {
             "dp_cp": ("dp", "cp"),
             "mp": ("tp",),
@@ -110,8 +110,7 @@ class Grid:
         return spanned.get(axis, (axis,))
 
     def group_max(self, values: Floats, axis: str) -> Floats:
-        """Largest value of each place's group within the stage, on the last dimension of
-        `values`."""
+        """Return the largest value of each place's group, over the last dimension of `values`."""
         for single in self._axes(axis):
             stride, size = self._strides[single]
             if size > 1:
@@ -127,7 +126,7 @@ class Grid:
         return spread
 
     def first_member(self, values: Floats, axis: str) -> Floats:
-        """Each group's first member's value for all its members (one draw a group)."""
+        """Give every member the value of its group's first member (one draw a group)."""
         for single in self._axes(axis):
             stride, size = self._strides[single]
             if size > 1:
@@ -137,12 +136,12 @@ class Grid:
         return values
 
     def stages_of(self, axis: str) -> tuple[int, ...]:
-        """Stages that a cross-stage axis joins."""
+        """Return the stages that a cross-stage axis joins."""
         last = self.layout.pp - 1
         return (0, last) if axis == "embd" else tuple(range(last + 1))
 
     def smallest_members(self, axis: str) -> Integers:
-        """Smallest rank of each rank's group, shape (stage, place)."""
+        """Return the smallest rank of each rank's group, shape (stage, place)."""
         ranks = self.ranks
         if axis in CROSS_STAGE_AXES:
             ranks = np.broadcast_to(ranks[list(self.stages_of(axis))].min(axis=0), ranks.shape)
@@ -150,7 +149,7 @@ class Grid:
         return smallest.astype(np.int64)
 
     def members(self, axis: str) -> dict[str, tuple[int, ...]]:
-        """All groups of an axis by id (`tp@4`), their members in ascending order."""
+        """Return all groups of an axis by id (`tp@4`), their members in ascending order."""
         smallest = self.smallest_members(axis)
         stages = list(self.stages_of(axis)) if axis in CROSS_STAGE_AXES else slice(None)
         groups: dict[str, list[int]] = {}
@@ -301,7 +300,7 @@ class StageProgram:
         work: Work = Work.DEVICE,
         leaf: SpanTemplate | None = None,
     ) -> int:
-        """A computation; `leaf` is a span that starts with it. Returns that span's number."""
+        """Add a computation; `leaf` is a span that starts with it. Returns that span's number."""
         span = NO_SPAN
         if leaf is not None:
             self.spans.append(leaf)
@@ -323,7 +322,7 @@ class StageProgram:
     def collective(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> None:
-        """A collective among ranks of this stage; unrecorded without a template."""
+        """Add a collective among ranks of this stage; unrecorded without a template."""
         span = self._collective_span(op, axis, template)
         self.transfer_rows.append(TransferRow(nominal_ns, axis))
         row = len(self.transfer_rows) - 1
@@ -332,7 +331,7 @@ class StageProgram:
     def launch(
         self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None
     ) -> Instruction:
-        """Begin a collective beside the computation; returns what `finish` takes."""
+        """Begin a collective next to the computation; returns what `finish` takes."""
         span = self._collective_span(op, axis, template)
         self.transfer_rows.append(TransferRow(nominal_ns, axis))
         row, slot = len(self.transfer_rows) - 1, self.num_slots
@@ -346,7 +345,7 @@ class StageProgram:
         self.instructions.append(pending)
 
     def join(self, op: str, axis: str, nominal_ns: float, template: SpanTemplate | None) -> None:
-        """A collective across stages."""
+        """Add a collective across stages."""
         span = self._collective_span(op, axis, template)
         self.transfer_rows.append(TransferRow(nominal_ns, axis))
         row, slot = len(self.transfer_rows) - 1, self.num_slots
@@ -357,7 +356,7 @@ class StageProgram:
         )
 
     def exchange(self, ends: tuple[ExchangeEnd, ...], templates: list[SpanTemplate]) -> None:
-        """A batch of sends and receives; their spans share start and end."""
+        """Add a batch of sends and receives; their spans share start and end."""
         span, slot = len(self.spans), self.num_slots
         self.num_slots += 1
         self.spans.extend(templates)
@@ -366,7 +365,7 @@ class StageProgram:
             self.instructions.append(Instruction(code, span, len(templates), slot=slot))
 
     def simple(self, code: Code, template: SpanTemplate | None = None) -> None:
-        """An instruction without a row (PAUSE, SYNCHRONIZE, SAVE)."""
+        """Add an instruction without a row (PAUSE, SYNCHRONIZE, SAVE)."""
         span = NO_SPAN
         if template is not None:
             self.spans.append(template)
@@ -382,7 +381,7 @@ class Communications:
         self._full = job.granularity == Granularity.FULL
 
     def _template(self, op: str, axis: str, size_bytes: int) -> SpanTemplate | None:
-        """Span of a collective; base granularity records only those over data parallelism."""
+        """Describe a collective's span; `base` records only those over data parallelism."""
         if not self._full and axis != "dp_cp":
             return None
         return SpanTemplate(
@@ -399,7 +398,7 @@ class Communications:
         step: Pass | None = None,
         layer: int = NOT_APPLICABLE,
     ) -> None:
-        """One within the stage; `step` and `layer` say where in the iteration it stands."""
+        """Add one within the stage; `step` and `layer` say where in the iteration it stands."""
         if self._grid.size(axis) < 2:
             return
         template = self._template(op, axis, size_bytes)
@@ -414,14 +413,14 @@ class Communications:
         self._program.collective(op, axis, nominal_ns, template)
 
     def tensor_all_reduce(self, step: Pass, layer: int = NOT_APPLICABLE) -> None:
-        """The sum of partial activations over tensor parallelism."""
+        """Add the sum of partial activations over tensor parallelism."""
         costs = self._costs
         self.collective(
             "all_reduce", "tp", costs.tensor_ns, costs.activation_bytes, step=step, layer=layer
         )
 
     def launch_tensor_all_reduce(self, step: Pass) -> Instruction | None:
-        """The sum of partial gradients, beside the weights' gradients; None without TP."""
+        """Begin the sum of partial gradients next to the weights' gradients; None without TP."""
         if self._grid.size("tp") < 2:
             return None
         template = self._template("all_reduce", "tp", self._costs.activation_bytes)
@@ -436,7 +435,7 @@ class Communications:
         return self._program.launch("all_reduce", "tp", self._costs.tensor_ns, template)
 
     def join(self, axis: str, nominal_ns: float, size_bytes: int) -> None:
-        """An all_reduce across stages."""
+        """Add an all_reduce across stages."""
         if self._grid.size(axis) > 1:
             template = self._template("all_reduce", axis, size_bytes)
             self._program.join("all_reduce", axis, nominal_ns, template)
@@ -464,7 +463,7 @@ class Passes:
         self.layers_extra_ns, self.ends_extra_ns = self._stage_extra()
 
     def _stage_extra(self) -> tuple[float, float]:
-        """Uneven stage: extra forward time a chunk, (in its layers, in embedding or output)."""
+        """Return extra forward time a chunk: (in its layers, in embedding or output)."""
         ratio = self.job.imbalance.stage_ratio.get(self.stage, 1.0)
         costs = self.costs
         layer = 2 * costs.norm_ns + costs.attention_ns + costs.mlp_ns
@@ -492,7 +491,7 @@ class Passes:
         )
 
     def forward(self, step: Pass) -> None:
-        """Load, embedding, layers, output layer, loss; as far as the stage has them."""
+        """Add load, embedding, layers, output layer and loss, as far as the stage has them."""
         program = self.program
         whole = program.open(self._compute_span(step, FORWARD))
         if self._is_first(step) or self._is_last(step):
@@ -507,7 +506,7 @@ class Passes:
         program.close(whole)
 
     def backward(self, step: Pass) -> None:
-        """The same in reverse."""
+        """Add the same in reverse."""
         program = self.program
         whole = program.open(self._compute_span(step, BACKWARD))
         if self._is_last(step):
@@ -519,7 +518,7 @@ class Passes:
         program.close(whole)
 
     def _layers(self, step: Pass) -> list[int]:
-        """Global numbers, from 1, of the layers of a chunk."""
+        """Return the global numbers, from 1, of the layers of a chunk."""
         per_chunk = self.job.layers_per_chunk
         first = (step.chunk * self.job.layout.pp + self.stage) * per_chunk
         return [first + index + 1 for index in range(per_chunk)]
@@ -528,7 +527,7 @@ class Passes:
         return forward_ns * (self.costs.backward_ratio if step.phase == Phase.BACKWARD else 1.0)
 
     def _load(self, step: Pass) -> None:
-        """TP rank 0 loads a microbatch and hands it to its TP peers, who wait for it."""
+        """Add the load: TP rank 0 loads a microbatch, its TP peers wait for it."""
         program, costs = self.program, self.costs
         template = SpanTemplate(
             kind=Kind.DATA,
@@ -547,7 +546,7 @@ class Passes:
     def _module(
         self, step: Pass, name: str, forward_ns: float, layer: int = -1, extra_ns: float = 0.0
     ) -> int:
-        """Compute of a module and its span, which stays open; NO_SPAN at base granularity."""
+        """Add a module's compute and its span, which stays open; NO_SPAN at base granularity."""
         leaf = self._compute_span(step, name, layer) if self.full else None
         if step.phase == Phase.BACKWARD:
             extra_ns *= _EXTRA_BACKWARD_RATIO
@@ -578,7 +577,7 @@ class Passes:
         extra_ns: float = 0.0,
         weight_share: float = _WEIGHT_SHARE,
     ) -> None:
-        """A module's backward; its first layer's weight gradients hide the TP all_reduce."""
+        """Add a module's backward; its first weight gradients hide the TP all_reduce."""
         early = 1.0 - weight_share
         span = self._module(step, name, forward_ns * early, layer, extra_ns * early)
         pending = self.communications.launch_tensor_all_reduce(step)
@@ -589,7 +588,7 @@ class Passes:
         self.program.close(span)
 
     def _loss(self, step: Pass) -> None:
-        """Cross entropy over the split vocabulary, then the trainer's own loss function."""
+        """Add cross entropy over the split vocabulary, then the trainer's own loss function."""
         program, costs = self.program, self.costs
         program.compute(costs.loss_ns * (1 - _LOSS_FUNCTION_SHARE), step.microbatch)
         for _ in range(3):  # largest logit, the label's logit, sum of exponentials
@@ -635,7 +634,7 @@ class Passes:
             self.program.close(span)
 
     def _experts(self, step: Pass, layer: int) -> None:
-        """Router, all_to_all to the experts, experts, all_to_all back."""
+        """Add the router, all_to_all to the experts, the experts, and all_to_all back."""
         costs = self.costs
         span = self._module(step, MOE, costs.mlp_ns * _ROUTER_SHARE, layer)
         self.communications.collective(
@@ -655,7 +654,7 @@ def _recorded_order(transfer: Transfer) -> int:
 
 
 def compile_job(job: JobModel) -> list[StageProgram]:
-    """One program a stage. Raises ConfigError for sizes that the schedule refuses."""
+    """Compile one program a stage. Raises ConfigError for sizes that the schedule refuses."""
     layout = job.layout
     orders = stage_steps(layout.pp, layout.vpp, job.num_microbatches)
     programs = []
@@ -677,7 +676,7 @@ class _StageCompiler:
         self.communications = Communications(job, self.program)
 
     def iteration(self, order: tuple[Pass | Exchange, ...]) -> None:
-        """All of it, from first load to checkpoint."""
+        """Write all of an iteration, from first load to checkpoint."""
         program = self.program
         whole = program.open(SpanTemplate(kind=Kind.ITERATION, name=ITERATION))
         pause = (
@@ -705,7 +704,7 @@ class _StageCompiler:
         program.simple(Code.SYNCHRONIZE)
 
     def _exchange(self, step: Exchange) -> None:
-        """Spans of a batch stand in the tracer's order: previous stage first, sends first."""
+        """Add a batch in the tracer's order: previous stage first, sends first."""
         ends, templates = [], []
         for transfer in sorted(step.transfers, key=_recorded_order):
             if transfer.op == RECV:
@@ -749,7 +748,7 @@ class _StageCompiler:
             self.communications.collective("all_reduce", "dp_cp", costs.norm_sync_ns, 8)
 
     def _optimizer(self) -> None:
-        """Gradient norm, update, and the gathering of parameters that were updated in shards."""
+        """Add gradient norm, update, and the gathering of sharded parameters."""
         program, costs = self.program, self.costs
         span = program.open(SpanTemplate(kind=Kind.OPTIMIZER, name=OPTIMIZER))
         axis = "intra_dist_opt" if self.job.distributed_optimizer else "mp"

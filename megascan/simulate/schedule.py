@@ -54,7 +54,7 @@ Step = Pass | Exchange
 def stage_steps(
     num_stages: int, num_chunks: int, num_microbatches: int
 ) -> tuple[tuple[Step, ...], ...]:
-    """Steps of every stage for one iteration.
+    """Return the steps of every stage for one iteration.
 
     Raises ConfigError for sizes that Megatron-Core refuses too.
     """
@@ -160,7 +160,7 @@ class _Interleaved:
         return min(warmup, self._total)
 
     def _slot(self, k: int, phase: Phase) -> tuple[int, int]:
-        """(chunk, microbatch) of slot k: groups of `num_stages` microbatches visit each chunk."""
+        """Return (chunk, microbatch) of slot k: `num_stages` microbatches visit each chunk."""
         group, within = divmod(k, self.num_stages * self.num_chunks)
         chunk, offset = divmod(within, self.num_stages)
         if phase == Phase.BACKWARD:
@@ -171,7 +171,7 @@ class _Interleaved:
         return Pass(phase, *self._slot(k, phase))
 
     def _sends(self, k: int, phase: Phase) -> list[Transfer]:
-        """What leaves after slot k; nothing at the model's end."""
+        """Return what leaves after slot k; nothing at the model's end."""
         chunk, microbatch = self._slot(k, phase)
         forward = phase == Phase.FORWARD
         end_stage, end_chunk = (self.num_stages - 1, self.num_chunks - 1) if forward else (0, 0)
@@ -181,7 +181,7 @@ class _Interleaved:
         return [Transfer("send", phase, peer, chunk, microbatch)]
 
     def _receives(self, k: int, phase: Phase) -> list[Transfer]:
-        """What arrives beside slot k for a later slot.
+        """Return what arrives next to slot k for a later slot.
 
         The leading stage (first in forward, last in backward) is ahead of the one that feeds it
         by `num_stages` - 1 slots; the others receive for their next slot.

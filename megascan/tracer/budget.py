@@ -50,10 +50,10 @@ class Board(Protocol):
     """Where rank 0 writes what the other ranks read; neither waits."""
 
     def publish(self, number: int, text: str) -> None:
-        """Announcement `number`, from 0."""
+        """Write announcement `number`, from 0."""
 
     def read(self, number: int) -> str | None:
-        """The announcement, None when there is none yet."""
+        """Return the announcement, None when there is none yet."""
 
 
 class Budget:
@@ -110,7 +110,7 @@ class Budget:
         )
 
     def _decide(self, record: WindowRecord) -> Level | None:
-        """The next level down when this one is beyond doubt too dear."""
+        """Announce the next level down when this one is beyond doubt too dear."""
         since = max(
             self._level.from_iteration,
             record.last_iteration - _MEMORY_CYCLES * self._level.interval,
@@ -145,7 +145,7 @@ class Budget:
         )
 
     def _first_of_next_level(self) -> int:
-        """Where an interval begins, far enough ahead for all ranks to know."""
+        """Return where an interval begins, far enough ahead for all ranks to know."""
         interval = self._level.interval
         cycle_ns = interval * statistics.median(duration_ns for _, _, duration_ns in self._timings)
         ahead = max(_CYCLES_AHEAD, math.ceil(_AHEAD_NS / max(cycle_ns, 1)))

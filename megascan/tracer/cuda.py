@@ -1,10 +1,8 @@
-"""Readings of a GPU by NVML: clocks, power, temperature, and why the clock is what it is.
+"""GPU time: CUDA events from a pool, tied to the host's clock once a window.
 
-What the timer needs of a GPU, and the events that it takes time with.
-
-From the events of a window to times on the host's clock.
-
-GPU time: CUDA events from a pool, tied to the host's clock once a window.
+    CudaTimer      the timer: marks are events, recorded on the stream that training uses
+    DeviceTimes    from the events of a window to times on the host's clock
+    TorchDevice    the GPU of this process, as torch.cuda shows it; Nvml reads clock, power, heat
 
 Nothing in here waits for the device inside a traced iteration. Events are recorded on the current
 stream while training runs, and read back by the writer's thread after the window.
@@ -20,8 +18,6 @@ differs from rank to rank: every rank's GPU is a clock domain of its own.
 An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
 share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
 done in between.
-
-The GPU of this process, as torch.cuda and NVML show it.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ class Nvml:
             self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def read(self) -> dict[str, float]:
-        """What this device tells; a reading that it does not support is left out."""
+        """Read what this device tells; a reading that it does not support is left out."""
         values: dict[str, float] = {}
         for name, reading in self._readings.items():
             with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device
@@ -84,20 +80,20 @@ class Event(Protocol):
         """Take the time when the stream (the current one) gets here."""
 
     def query(self) -> bool:
-        """Whether the time is taken."""
+        """Tell whether the time is taken."""
 
     def synchronize(self) -> None:
         """Wait until the time is taken."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds until another event."""
+        """Return milliseconds until another event."""
 
 
 class TensorState(Protocol):
     """A tensor's memory and what was done to it, at some time."""
 
     def is_that_of(self, tensor: object) -> bool:
-        """Whether a tensor lies in the same memory, and nothing was done to it since."""
+        """Tell whether a tensor lies in the same memory, and nothing was done to it since."""
 
 
 class Device(Protocol):
@@ -108,13 +104,13 @@ class Device(Protocol):
     """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
 
     def new_event(self) -> Event:
-        """An event that takes time."""
+        """Return an event that takes time."""
 
     def record(self, event: Event) -> None:
-        """Record on the current stream, with as little ado as can be."""
+        """Record on the current stream, as cheaply as possible."""
 
     def state_of(self, tensor: object) -> TensorState | None:
-        """What tells whether anything is done to a tensor; None for what is none."""
+        """Return what tells whether a tensor is changed later; None for what is no tensor."""
 
     def record_aside(self, event: Event) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
@@ -123,7 +119,7 @@ class Device(Protocol):
         """Record when `work` is done, on a stream of the timer's own, one for each lane."""
 
     def counters(self) -> dict[str, float]:
-        """Readings of the device, empty without NVML."""
+        """Read the device; empty without NVML."""
 
 
 class EventPool:
@@ -137,14 +133,14 @@ class EventPool:
         self._free: deque[Event] = deque()
 
     def take(self) -> Event:
-        """A free event, or a new one."""
+        """Return a free event, or a new one."""
         try:
             return self._free.popleft()
         except IndexError:
             return self._make()
 
     def give_back(self, events: Sequence[Event]) -> None:
-        """These have been read."""
+        """Take back events that have been read."""
         self._free.extend(events)
 
     def __len__(self) -> int:
@@ -195,7 +191,8 @@ class DeviceTimes:
     def _read(
         self, events: Sequence[Event], opened: Event, closed: Event, step: Step
     ) -> tuple[dict[int, float], float]:
-        """Milliseconds from the opening tie, by the identity of the event and to the closing tie.
+        """Return milliseconds from the opening tie, by identity of the event, and to the closing
+        tie.
 
         Waits for those events that are still to come.
         Launch order is nearly device order, so the reference moves forward along with the events.
@@ -212,7 +209,7 @@ class DeviceTimes:
         return times, reference_ms + reference.elapsed_time(closed)
 
     def host_ns(self, mark: Mark) -> int:
-        """Host time of a mark, rounded to ns."""
+        """Return the host time of a mark, rounded to ns."""
         if isinstance(mark, HostMark):
             return mark.time_ns
         elapsed_ms = self._times[id(cast(CudaMark, mark).event)]
@@ -226,7 +223,7 @@ def wait_for(event: Event) -> None:
 
 
 def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
-    """Host time of the opening tie, and ns a device millisecond.
+    """Return the host time of the opening tie, and ns a device millisecond.
 
     The rate is taken from the ties only when they are far enough apart for their width to leave it
     accurate; before that both clocks are taken to run alike, and the ties are averaged.
@@ -238,7 +235,7 @@ def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
 
 
 def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
-    """Each mark once: the messages of one exchange share theirs."""
+    """Return each mark once: the messages of one exchange share theirs."""
     marks = {
         id(mark): mark
         for span in spans
@@ -272,37 +269,37 @@ class CudaTimer:
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
 
     def mark(self) -> Mark:
-        """An event on the current stream, and the host time of its launch."""
+        """Record an event on the current stream, and the host time of its launch."""
         event = self._pool.take()
         self._device.record(event)
         self._complete = None
         return CudaMark(event, now_ns())
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """The newest mark if the same tensor was complete at it, else a new one."""
+        """Return the newest mark if the same tensor was complete at it, else a new one."""
         state, newest = self._complete, self._newest
         if state is not None and newest is not unless and state.is_that_of(tensor):
             return newest
         return self.mark_after(tensor)
 
     def mark_before(self, tensor: object) -> Mark:
-        """As `mark_at`; from now on the tensor no longer counts as complete."""
+        """Mark as `mark_at` does; from now on the tensor no longer counts as complete."""
         mark = self.mark_at(tensor)
         self._complete = None
         return mark
 
     def mark_after(self, tensor: object) -> Mark:
-        """A new mark, at which this tensor is complete."""
+        """Return a new mark, at which this tensor is complete."""
         mark = self.mark()
         self._newest, self._complete = cast(CudaMark, mark), self._device.state_of(tensor)
         return mark
 
     def mark_host(self) -> Mark:
-        """Now, on the host."""
+        """Mark now, on the host."""
         return HostMark(now_ns())
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
-        """Record the work's end on a stream of our own that waits for it, which costs no one time.
+        """Record the work's end on a stream of our own that waits for it, which holds nobody up.
 
         Waiting makes torch drop its own protection of the work's tensors, so whoever hands on the
         work keeps them until the trainer's own wait. Only NCCL's works wait in a stream; waiting
@@ -353,7 +350,7 @@ class CudaTimer:
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
 
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
-        """Device time between two marks; waits for the last one."""
+        """Return the device time between two marks; waits for the last one."""
         durations = []
         for begin, end in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
             wait_for(end.event)
@@ -362,7 +359,7 @@ class CudaTimer:
         return durations
 
     def check(self, times: WindowTimes) -> ClockCheck:
-        """Drift between the ties; 0 where it is less than their widths can tell."""
+        """Return the drift between the ties; 0 where it is less than their widths can tell."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         host_ns = closed.host_ns - opened.host_ns
         surplus_ns = opened.event.elapsed_time(closed.event) * 1e6 - host_ns
@@ -373,12 +370,12 @@ class CudaTimer:
         )
 
     def counters(self) -> dict[str, float]:
-        """Readings of the device for the window's record."""
+        """Read the device for the window's record."""
         return self._device.counters()
 
 
 def _in_lanes(spans: Sequence[Span], records: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Asynchronous work of one communicator runs one after the other: cut off the queueing.
+    """Cut queueing off: asynchronous work of one communicator runs one after the other.
 
     It is launched long before its turn comes; its span starts when the one before has ended.
     """
@@ -416,7 +413,7 @@ class TorchDevice:
         self._nvml = Nvml(self.name)
 
     def new_event(self) -> Event:
-        """An event that takes time."""
+        """Return an event that takes time."""
         event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,assignment]
         return event
 
@@ -426,7 +423,7 @@ class TorchDevice:
 
     @staticmethod
     def state_of(tensor: object) -> TensorState | None:
-        """Of a plain tensor; what others hold is in the memory of others."""
+        """Return the state of a plain tensor; None for subclasses, whose memory others hold."""
         if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
             return None
         return _TensorState(tensor, _WEAK_REFERENCE(tensor))
@@ -452,7 +449,7 @@ class TorchDevice:
             event.record()
 
     def counters(self) -> dict[str, float]:
-        """Clock, power and temperature."""
+        """Read clock, power and temperature."""
         return self._nvml.read()
 
 
@@ -480,7 +477,7 @@ class _TensorState:
         self._reference = reference
 
     def is_that_of(self, tensor: object) -> bool:
-        """Whether it is the same memory, or a part of it from its begin on, and unchanged."""
+        """Tell whether it is the same memory, or a part of it from its begin on, and unchanged."""
         return (
             type(tensor) is torch.Tensor
             and tensor.data_ptr() == self._pointer
@@ -505,7 +502,7 @@ class CurrentStream:
         self._known: dict[int, torch.cuda.Stream] = {}
 
     def find(self) -> torch.cuda.Stream:
-        """The stream on which the calling thread launches now."""
+        """Return the stream on which the calling thread launches now."""
         if self._handle_of is None:
             return torch.cuda.current_stream(self._device)
         handle = self._handle_of(self._device)
@@ -516,7 +513,7 @@ class CurrentStream:
 
 
 def can_wait_aside() -> bool:
-    """Not where a wait stops the host, nor where all streams share one hardware queue.
+    """Tell whether a stream of ours may wait for this work without stopping host or kernels.
 
     Megatron sets CUDA_DEVICE_MAX_CONNECTIONS=1 to order its kernels; a wait on any stream then
     holds up the kernels launched after it, and the overlap that the setting is there for is gone.

@@ -32,7 +32,7 @@ _TRACKS = dict.fromkeys(Kind, Track.COMPUTE) | {
 
 
 def track_of(kind: Kind) -> Track:
-    """Track of a synchronous span."""
+    """Return the track of a synchronous span."""
     return _TRACKS[kind]
 
 
@@ -95,22 +95,22 @@ class Timer(Protocol):
     domain: str
 
     def mark(self) -> Mark:
-        """Now, where the work is executed."""
+        """Mark now, where the work is executed."""
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """Now, when a tensor is complete; it may be the newest mark, if that says the same.
+        """Mark when a tensor is complete; may return the newest mark, if that says the same.
 
         Not where the newest mark is `unless`.
         """
 
     def mark_before(self, tensor: object) -> Mark:
-        """The same as `mark_at` before something is done to the tensor that it may not show."""
+        """Mark as `mark_at`, before something is done to the tensor that its state may not show."""
 
     def mark_after(self, tensor: object) -> Mark:
-        """Now, behind what has just been done to a tensor."""
+        """Mark now, behind what has just been done to a tensor."""
 
     def mark_host(self) -> Mark:
-        """Now, on the host."""
+        """Mark now, on the host."""
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Have `span.end` set when the work completes; False where that cannot be arranged."""
@@ -121,19 +121,19 @@ class Timer(Protocol):
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
     ) -> list[SpanRecord]:
-        """Spans in ns relative to the origin; marks may be used again afterwards.
+        """Return spans in ns relative to the origin; marks may be used again afterwards.
 
         Calls `step` after every small piece of the work.
         """
 
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
-        """From one mark to another where the work is executed; marks may be used again."""
+        """Return the time from one mark to another where the work is executed."""
 
     def check(self, times: WindowTimes) -> ClockCheck:
-        """How well a window's clock was tied to the host's; before `resolve`."""
+        """Say how well a window's clock was tied to the host's; call it before `resolve`."""
 
     def counters(self) -> dict[str, float]:
-        """Device readings for the window's record."""
+        """Read the device for the window's record."""
 
 
 _CpuMark: TypeAlias = tuple[int, int]
@@ -141,7 +141,7 @@ _CpuMark: TypeAlias = tuple[int, int]
 
 
 class CpuTimer:
-    """The monotonic clock, with the CPU time of the calling thread beside it.
+    """The monotonic clock, with the CPU time of the calling thread next to it.
 
     Asynchronous work ends when its future completes (gloo calls back from its own thread).
     """
@@ -153,18 +153,18 @@ class CpuTimer:
         self.domain = clock.domain
 
     def mark(self) -> Mark:
-        """Now: wall time and this thread's CPU time."""
+        """Mark wall time and this thread's CPU time."""
         return now_ns(), thread_time_ns()
 
     mark_host = mark
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """Now: time goes on between any two moments on the CPU."""
+        """Mark now: on the CPU no two moments are the same."""
         del tensor, unless
         return self.mark()
 
     def mark_after(self, tensor: object) -> Mark:
-        """Now."""
+        """Mark now."""
         del tensor
         return self.mark()
 
@@ -192,7 +192,7 @@ class CpuTimer:
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
     ) -> list[SpanRecord]:
-        """Times less the origin; CPU time where one thread ran the span from begin to end."""
+        """Return times relative to the origin; CPU time where one thread ran the whole span."""
         del times
         return [self._resolve(span, step) for span in spans]
 
@@ -207,11 +207,11 @@ class CpuTimer:
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
 
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
-        """Wall time."""
+        """Return wall time."""
         return [cast(_CpuMark, end)[0] - cast(_CpuMark, begin)[0] for begin, end in moments]
 
     def check(self, times: WindowTimes) -> ClockCheck:
-        """Nothing to check: there is only one clock."""
+        """Return a perfect check: there is only one clock."""
         del times
         return ClockCheck()
 

@@ -70,7 +70,7 @@ class IterationListener:
         """Start from nothing: numbering and memory are per iteration."""
 
     def granularity_lowered(self) -> None:
-        """From now on only what `base` records is wanted."""
+        """Stop recording what `base` does not record."""
 
     def tracing_ends(self) -> None:
         """Leave no trace in the process."""
@@ -82,11 +82,11 @@ class _Scope(AbstractContextManager[None]):
     _tracer: RecordingTracer
 
     def begin(self) -> None:
-        """The enclosed code is about to run."""
+        """Open the scope: the enclosed code is about to run."""
         raise NotImplementedError
 
     def end(self, failed: bool) -> None:
-        """It is done, or has `failed` with an exception of its own."""
+        """Close the scope; `failed` tells that the enclosed code raised an exception."""
         raise NotImplementedError
 
     def __enter__(self) -> None:
@@ -148,7 +148,7 @@ class UntracedScope(_Scope):
         self._entered = self._tracer.mark()
 
     def end(self, failed: bool) -> None:
-        """Keep the duration, and whether the writer was at work beside it."""
+        """Keep the duration, and whether the writer was at work next to it."""
         tracer = self._tracer
         if failed or not tracer.waiting:
             return
@@ -246,22 +246,22 @@ class RecordingTracer(Tracer):
 
     @property
     def waiting(self) -> bool:
-        """Whether tracing goes on, now or in a later iteration."""
+        """Tell whether tracing goes on, now or in a later iteration."""
         return not (self._failed or self._closed)
 
     @property
     def full(self) -> bool:
-        """Whether modules, all collectives and host events are wanted too."""
+        """Tell whether modules, all collectives and host events are wanted too."""
         return self._config.granularity is Granularity.FULL
 
     @property
     def current_iteration(self) -> int:
-        """The iteration that training is in, or was in last."""
+        """Return the iteration that training is in, or was in last."""
         return self._iteration
 
     @property
     def num_writer_steps(self) -> int:
-        """Odd while the writer's thread is at work; changes whenever it begins or ends."""
+        """Return a counter of the writer thread's begins and ends: odd while it works."""
         return self._writer.num_steps
 
     def add(
@@ -320,11 +320,11 @@ class RecordingTracer(Tracer):
         self._listeners.append(listener)
 
     def speak_with(self, voice: Voice) -> None:
-        """Who says warnings; before anything can fail."""
+        """Set who says warnings; call it before anything can fail."""
         self._voice = voice
 
     def record_with(self, timer: Timer, writer: TraceWriter) -> None:
-        """How time is taken and where finished windows go; before the first iteration."""
+        """Set timer and writer; call it before the first iteration."""
         self._timer, self._writer = timer, writer
         self.mark, self.mark_host = timer.mark, timer.mark_host
         self.mark_at, self.mark_before = timer.mark_at, timer.mark_before
@@ -425,7 +425,7 @@ class RecordingTracer(Tracer):
             self._end_window()
 
     def add_timing(self, number: int, activity: Activity, begin: Mark) -> None:
-        """How long an iteration took, until now."""
+        """Note how long an iteration took, until now."""
         self._timed.append((number, activity, begin, self.mark()))
 
     def _change_level(self, level: Level) -> None:
@@ -451,7 +451,7 @@ class RecordingTracer(Tracer):
                 self._end_window()
 
     def _end_unwatched(self) -> None:
-        """Sends that the trainer never waits for end, at the latest, with the iteration."""
+        """End sends that the trainer never waits for, at the latest with the iteration."""
         for span in self._unwatched:
             if span.end is None and span.arguments["iteration"] == self._iteration:
                 span.end = self.mark()
@@ -489,7 +489,7 @@ class RecordingTracer(Tracer):
             self._num_dropped = window.num_dropped + len(finished)
 
     def _forget_in_children(self) -> None:
-        """A forked child (a data-loader worker) neither traces nor writes."""
+        """Stop tracing in forked children (data-loader workers): they neither trace nor write."""
         reference = weakref.ref(self)
 
         def silence() -> None:

@@ -103,7 +103,7 @@ class Pace:
         self._since_ns = time.perf_counter_ns()
 
     def step(self) -> None:
-        """A piece of the work is done."""
+        """Rest if it is time to: a piece of the work is done."""
         if time.perf_counter_ns() - self._since_ns > SLICE_NS:
             if not self._hurried():
                 time.sleep(REST_S)
@@ -172,12 +172,12 @@ class TraceWriter:
 
     @property
     def path(self) -> Path:
-        """The rank file."""
+        """Return the path of the rank file."""
         return rank_file_path(self._folder, self._header)
 
     @property
     def run_id(self) -> str:
-        """Id of the run that is written."""
+        """Return the id of the run that is written."""
         return self._header.run_id
 
     def submit(self, window: Window) -> bool:
@@ -248,12 +248,12 @@ class TraceWriter:
         return LimitedFile(self.path, compress=settings.compress, max_bytes=settings.max_bytes)
 
     def _own_paths(self) -> list[Path]:
-        """This rank's file, plain and compressed."""
+        """Return this rank's file names, plain and compressed."""
         plain = self._folder / rank_file_name(self._header.layout, self._header.coordinates)
         return [plain, plain.with_name(f"{plain.name}.gz")]
 
     def _set_strangers_aside(self) -> None:
-        """Files of an earlier, larger or differently laid out run that no rank of this one owns."""
+        """Move files of an earlier run that no rank of this one owns (other sizes)."""
         layout = self._header.layout
         ours = {
             rank_file_name(layout, layout.coordinates(rank)) for rank in range(layout.world_size)
@@ -303,7 +303,7 @@ class TraceWriter:
             self._pace.step()
 
     def _leave_out(self, record: WindowRecord) -> None:
-        """A window that is larger than the limit allows; the next record counts its spans."""
+        """Leave a window out that is larger than the limit; the next record counts its spans."""
         self._num_lost_spans = record.num_spans + record.num_dropped
         self._voice.warn(
             "window too large",

@@ -9,8 +9,7 @@ import pytest
 
 from megascan.errors import MegaScanError
 from training.arguments import parse_settings, resolve_sizes
-from training.arguments.layer_layout import stages_of
-from training.arguments.pipeline import add_original_arguments, notes_on_original
+from training.arguments.pipeline import add_original_arguments, notes_on_original, stages_of
 from training.arguments.settings import build_parser
 from training.pipeline.memory import peak_memory
 from training.pipeline.plan import Plan

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,31 +103,51 @@ def test_nodes_without_any_fault_are_rarely_accused(health: None) -> None:
     assert accused <= 3
 
 
-@pytest.fixture
-def hog() -> Iterator[int]:
-    """Keep one core busy with several processes."""
-    core = sorted(os.sched_getaffinity(0))[-1]
-    text = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", text]) for _ in range(6)]
-    time.sleep(0.5)
-    yield core
-    for process in hogs:
-        process.kill()
-        process.wait()
+class StandInMachine:
+    """Four cores and a clock that only their work moves; a shared core gets a part of the time."""
+
+    def __init__(self, share_of_core: dict[int, float]) -> None:
+        self.now_s = 0.0
+        self.cores = {0, 1, 2, 3}
+        self._share = share_of_core
+        self._random = random.Random(3)
+
+    def work(self) -> None:
+        """Take a millisecond of a core's time, however many matrices or bytes that may be."""
+        (core,) = self.cores
+        self.now_s += 1e-3 / self._share.get(core, 1.0) * self._random.uniform(0.98, 1.02)
+
+    def set_affinity(self, _process: int, cores: set[int]) -> None:
+        self.cores = cores
 
 
-@pytest.mark.distributed
-@pytest.mark.alone
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_core_that_something_else_keeps_busy_is_named(health: None, hog: int) -> None:
-    from health.cpu_probe import CpuProbe
+@pytest.mark.parametrize(
+    ("share_of_core", "named"),
+    [({}, set()), ({2: 0.3}, {"core 2"}), ({0: 0.96}, set())],
+    ids=["a quiet machine", "one core is shared", "one core is a little slow"],
+)
+def test_a_core_that_something_else_keeps_busy_is_named(
+    health: None,
+    monkeypatch: pytest.MonkeyPatch,
+    share_of_core: dict[int, float],
+    named: set[str],
+) -> None:
+    from health import cpu_probe
     from health.sweep import check_sweep, sweep
 
-    for _ in range(5):  # neighbours may make the other cores as slow for a while
-        checks = {check.name: check for check in check_sweep(sweep(CpuProbe(), 6, 0.05))}
-        if checks[f"core {hog}"].status == "problem":
-            break
-    assert "WEAK: " in checks[f"core {hog}"].text, checks
+    machine = StandInMachine(share_of_core)
+    monkeypatch.setattr(cpu_probe, "time", SimpleNamespace(perf_counter=lambda: machine.now_s))
+    affinity = SimpleNamespace(
+        sched_getaffinity=lambda _: machine.cores, sched_setaffinity=machine.set_affinity
+    )
+    monkeypatch.setattr(cpu_probe, "os", affinity)
+    for kind in ("_multiply", "_copy"):
+        monkeypatch.setattr(cpu_probe.CpuProbe, kind, lambda _: machine.work())
+
+    checks = check_sweep(sweep(cpu_probe.CpuProbe(), 6, 0.05))
+    assert [check.name for check in checks] == [f"core {core}" for core in range(4)]
+    assert {check.name for check in checks if "WEAK: " in check.text} == named
+    assert machine.cores == {0, 1, 2, 3}, "the probe left its thread tied to a core"
 
 
 @pytest.mark.distributed

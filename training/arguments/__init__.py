@@ -1,4 +1,14 @@
-"""The trainer's flags, their groups, and the check that they fit together."""
+"""The trainer's flags, their groups, and the check that they fit together.
+
+Owns every flag of the trainer's own, and the sizes that follow. Fed by a command line; hands
+`Settings` (what was asked for) and `Sizes` (complete, checked) to all other rooms.
+
+    settings.py       the groups of flags: start reading here, add a flag to its group
+    flags.py          how a dataclass becomes flags
+    sizes.py          the rules between flags; sizes that are derived from them
+    pipeline.py       the pipeline's schedule, and which layers a stage holds
+    model_values.py   the values that make two models the same
+"""
 
 from training.arguments.settings import (
     Settings,

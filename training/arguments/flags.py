@@ -56,7 +56,7 @@ def read_group(group: type[Group], values: Mapping[str, object]) -> Group:
 
 
 def option_of(group: type, name: str) -> str:
-    """The option string of a field, for messages: ``num_layers`` -> ``--num-layers``."""
+    """Return the option string of a field, for messages: ``num_layers`` -> ``--num-layers``."""
     entry = next(entry for entry in fields(group) if entry.name == name)
     return _option(entry)
 
@@ -90,7 +90,7 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Field[object], hint: obje
 
 
 def _value_type(hint: object) -> tuple[type, bool]:
-    """Type of a value, and whether there may be several: ``int | None``, ``tuple[str, ...]``."""
+    """Return the type of a value, and whether there may be several (a tuple)."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     repeated = typing.get_origin(hint) is tuple

@@ -35,7 +35,7 @@ _MAY_DIFFER = frozenset(
 
 
 def model_values(settings: Settings, sizes: Sizes, vocab_size: int) -> ModelValues:
-    """The values of this run's model, derived sizes filled in."""
+    """Return the values of this run's model, derived sizes filled in."""
     values = asdict(settings.model)
     for name in _OF_RUN:
         del values[name]
@@ -48,7 +48,7 @@ def model_values(settings: Settings, sizes: Sizes, vocab_size: int) -> ModelValu
 def differences(
     there: Mapping[str, object], here: Mapping[str, object]
 ) -> Iterator[tuple[str, object, object]]:
-    """Name and both values of whatever makes two descriptions two models.
+    """Yield name and both values of whatever makes two descriptions two models.
 
     A value that one of them does not have says nothing. Values without a use (the base of a
     rotation that does not take place) are not compared.
@@ -76,7 +76,7 @@ def _is_used(name: str, values: Mapping[str, object]) -> bool:
 
 
 def settings_to_use(values: Mapping[str, object], dtype: str, **choices: object) -> Settings:
-    """Settings of a model that is used, not trained: its values, and some more fields by name.
+    """Return settings of a model that is used, not trained: its values, and more fields by name.
 
     `dtype` is torch's name of the weights' number format. Whatever only a training needs (batches,
     learning rate) is set to the smallest that is valid; `resolve_sizes` must be told.

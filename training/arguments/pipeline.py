@@ -1,10 +1,19 @@
-"""In which order the microbatches of a step pass the pipeline."""
+"""The pipeline's flags: its schedule, and which layers a stage holds.
+
+`--pipeline-model-parallel-layout` has Megatron's notation. A letter a layer, `|` between stages: E
+embedding, t transformer layer, L loss; ``x*4`` and ``(tt|)*3`` repeat, commas are for the eye.
+Stages are in the order in which a microbatch passes them, so with V chunks on each of P ranks there
+are P·V.
+
+    Ettt|ttt|t|tL    four stages of 3, 3, 1, 1 layers
+"""
 
 # ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +114,7 @@ def add_original_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
-    """A sentence for each of these flags that is given; ConfigError for what would change sums."""
+    """Yield a sentence for each of these flags; raise ConfigError for what would change sums."""
     if getattr(given, _REFUSED):
         raise ConfigError(
             "--ignore-forward-tensor-parallel is refused: forwards with another tensor-parallel "
@@ -115,3 +124,41 @@ def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
     for name, reason in _OF_THE_ORIGINAL.items():
         if getattr(given, name) is not None:
             yield f"--{name.replace('_', '-')} has no effect: {reason}"
+
+
+_REPEATED = re.compile(r"\(([^()]+)\)\*(\d{1,4})|([EtmL|])\*(\d{1,4})")
+_OPTION = "--pipeline-model-parallel-layout"
+_MOST_LETTERS = 100_000
+
+
+def stages_of(layout: str) -> list[str]:
+    """Return the letters of each stage; ConfigError for what is no layout."""
+    text = layout.replace(",", "").replace(" ", "")
+    while (found := _REPEATED.search(text)) is not None:
+        letters = found[1] or found[3]
+        text = text[: found.start()] + letters * int(found[2] or found[4]) + text[found.end() :]
+        if len(text) > _MOST_LETTERS:
+            raise ConfigError(f"{_OPTION} {layout} is too long; give fewer layers")
+    if not re.fullmatch(r"[EtL|]+", text):
+        raise ConfigError(
+            f"{_OPTION} {layout} is no layout; write E for the embedding, t for each layer, L for "
+            "the loss and | between stages, as in 'Ett|ttL'"
+        )
+    return text.split("|")
+
+
+def check_layout(layout: str, num_layers: int, pipeline_size: int) -> list[str]:
+    """Return the letters of each stage of a layout that fits the job; ConfigError otherwise."""
+    stages = stages_of(layout)
+    whole = "".join(stages)
+    if whole != f"E{'t' * num_layers}L":
+        raise ConfigError(
+            f"{_OPTION} {layout} has {whole.count('t')} layers, and it must be E, the "
+            f"--num-layers {num_layers} layers as t, then L"
+        )
+    if len(stages) % pipeline_size:
+        raise ConfigError(
+            f"{_OPTION} {layout} has {len(stages)} stages, expected a multiple of "
+            f"--pipeline-model-parallel-size {pipeline_size}"
+        )
+    return stages

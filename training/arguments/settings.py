@@ -1,12 +1,7 @@
-"""What the network looks like.
+"""All flags of the trainer, in groups: model, parallel axes, batches, optimizer, outputs.
 
-How the job is spread over ranks.
-
-How long, on what, and at which learning rate is trained.
-
-What a run leaves behind: checkpoints, log lines, TensorBoard events.
-
-All flags of the trainer in one value.
+A group is a dataclass; each field declares its flag with default and help. `Settings` holds all
+groups as they were given, unchecked; `training.arguments.sizes` checks them.
 """
 
 # ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
@@ -298,7 +293,7 @@ class TrainerParser(argparse.ArgumentParser):
 
 
 def build_parser(prog: str, description: str) -> TrainerParser:
-    """A parser with the trainer's own flags; other parts add theirs to it."""
+    """Make a parser with the trainer's own flags; other parts add theirs to it."""
     parser = TrainerParser(prog=prog, description=description, allow_abbrev=False)
     for _, title, group in _GROUPS:
         add_group(parser, title, group)
@@ -306,7 +301,7 @@ def build_parser(prog: str, description: str) -> TrainerParser:
 
 
 def read_settings(namespace: argparse.Namespace) -> Settings:
-    """The trainer's own flags out of a parsed command line."""
+    """Take the trainer's own flags out of a parsed command line."""
     values = vars(namespace)
     return Settings(**{name: read_group(group, values) for name, _, group in _GROUPS})
 

@@ -1,16 +1,12 @@
-"""Rules over flags as they were given, before any size is derived from them.
+"""Check that the flags fit together, and derive every size that was not given.
 
-Rules between sizes: does the model fit the parallel axes, the schedule the length of the run.
+    check_flags     rules over the flags as they were given
+    resolve_sizes   the divisions that make the sizes: data-parallel size, microbatches, chunks
+    check_fit       rules between the finished sizes: model, parallel axes, schedule, experts
+    idle_flags      flags that do nothing, because the one that would use them is not given
 
-From flags and a number of ranks to sizes that are known to fit, every value filled in.
-
-Rules over the flags alone are in `rules`, those between the finished sizes in `fit`; here are the
-divisions that make the sizes. Each rule that is broken is a ConfigError of one sentence.
-
-Flags that are given and do nothing, because the one that would use them is not.
-
-They end no run: the scripts of other trainers pass `--split` beside `--mock-data`, or the flags of
-`--fp16` to a run in bf16. They are said, one line each, so that nobody believes in them.
+Each rule that is broken is a ConfigError of one sentence. An idle flag is only noted: the scripts
+of other trainers pass `--split` next to `--mock-data`, or the flags of `--fp16` to a run in bf16.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from typing import TypeAlias
 
 from megascan.errors import ConfigError
 from training.arguments.flags import option_of
-from training.arguments.layer_layout import check_layout, stages_of
+from training.arguments.pipeline import check_layout, stages_of
 from training.arguments.settings import (
     ModelSettings,
     OptimizerSettings,
@@ -73,7 +69,7 @@ _MAY_BE_ZERO = frozenset(
 
 
 def _require_positive(settings: Settings) -> None:
-    """Numbers are above zero, or at least not below it where zero has a meaning."""
+    """Check that numbers are above zero, or not below it where zero has a meaning."""
     for part in fields(settings):
         group = getattr(settings, part.name)
         for entry in fields(group):
@@ -91,7 +87,7 @@ def _require_positive(settings: Settings) -> None:
 
 
 def _check_switches(settings: Settings) -> None:
-    """Flags that exclude or need one another."""
+    """Check flags that exclude or need one another."""
     parallel, precision = settings.parallel, settings.precision
     if precision.bf16 and precision.fp16:
         raise ConfigError("--bf16 and --fp16 exclude each other; keep one")
@@ -168,7 +164,8 @@ def _check_checkpoint(settings: Settings) -> None:
 
 def check_fit(settings: Settings, sizes: Sizes, *, is_trained: bool = True) -> None:
     """Raise ConfigError, one sentence, for the first rule that is broken."""
-    _check_model(settings, sizes)
+    _check_width(settings, sizes)
+    _check_lengths(settings, sizes)
     _check_rotation(settings, sizes)
     _check_recompute(settings, sizes)
     _check_experts(settings, sizes)
@@ -177,8 +174,8 @@ def check_fit(settings: Settings, sizes: Sizes, *, is_trained: bool = True) -> N
         _check_schedule(settings, sizes)
 
 
-def _check_model(settings: Settings, sizes: Sizes) -> None:
-    """Rules between the model's sizes and the parallel axes."""
+def _check_width(settings: Settings, sizes: Sizes) -> None:
+    """Check that heads and hidden sizes divide by each other and by the tensor-parallel size."""
     heads, tensor = sizes.num_attention_heads, sizes.tensor_size
     if settings.model.kv_channels is None and sizes.hidden_size % heads:
         raise ConfigError(
@@ -213,6 +210,11 @@ def _check_model(settings: Settings, sizes: Sizes) -> None:
                 f"{option} {size} is not divisible by --tensor-model-parallel-size {tensor}; "
                 "change one of them"
             )
+
+
+def _check_lengths(settings: Settings, sizes: Sizes) -> None:
+    """Check that sequences and microbatches divide by the parallel axes that share them."""
+    tensor = sizes.tensor_size
     if sizes.max_position_embeddings < sizes.seq_length:
         raise ConfigError(
             f"--max-position-embeddings {sizes.max_position_embeddings} is less than --seq-length "
@@ -307,7 +309,7 @@ def _check_experts(settings: Settings, sizes: Sizes) -> None:
 
 
 def _check_training_of_experts(settings: Settings, sizes: Sizes) -> None:
-    """Rules that only the backward pass needs."""
+    """Check rules that only the backward pass needs."""
     if settings.moe.num_experts is None:
         return
     if sizes.tensor_size > 1 and not settings.parallel.sequence_parallel:
@@ -322,7 +324,7 @@ def _check_training_of_experts(settings: Settings, sizes: Sizes) -> None:
 
 
 def _check_schedule(settings: Settings, sizes: Sizes) -> None:
-    """Rules of the learning-rate schedule."""
+    """Check the learning-rate schedule."""
     optimizer = settings.optimizer
     decay = optimizer.lr_decay_iters or sizes.train_iters
     if optimizer.min_lr > sizes.lr:
@@ -386,7 +388,7 @@ class Sizes:
 
     @property
     def model_chunks(self) -> int:
-        """Chunks of the model on one rank."""
+        """Return the number of model chunks on one rank."""
         return self.virtual_pipeline_size or 1
 
 
@@ -456,7 +458,7 @@ def _data_size(settings: Settings, world_size: int) -> int:
 
 
 def _default_ffn_size(hidden_size: int, swiglu: bool) -> int:
-    """Megatron's rule: 4 h, or with SwiGLU 8/3 h, as a multiple of 64."""
+    """Return Megatron's default: 4 h, or with SwiGLU 8/3 h, as a multiple of 64."""
     return int(4 * hidden_size * 2 / 3 / 64) * 64 or 64 if swiglu else 4 * hidden_size
 
 
@@ -504,7 +506,7 @@ def _virtual_pipeline_size(settings: Settings, num_layers: int) -> int | None:
 
 
 def _chunks_of_layout(layout: str, num_layers: int, parallel: ParallelSettings) -> int | None:
-    """Chunks on a rank where a layout says what each stage holds."""
+    """Return the chunks on a rank where a layout says what each stage holds."""
     if (
         parallel.num_layers_per_virtual_pipeline_stage is not None
         or parallel.num_virtual_stages_per_pipeline_rank is not None
@@ -614,7 +616,7 @@ _RULES = (
 
 
 def idle_flags(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Iterator[str]:
-    """A sentence for every flag that is given, not as it is by default, and has no effect."""
+    """Yield a sentence for every flag that is given, differs from its default and has no effect."""
     for rule in _RULES:
         for name in () if rule.used(given) else rule.names:
             if getattr(given, name) != parser.get_default(name):

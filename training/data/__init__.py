@@ -1,9 +1,13 @@
-"""From text to batches: tokenizers, JSON Lines, Megatron's indexed files, datasets, sampling.
+"""From text to batches: tokenizers, JSON Lines, Megatron's indexed files, datasets, samplers.
 
-Rooms: `tokenizers` and `subword` (text to ids), `documents` (files to lines to texts), `encoding`
-(lines to ids, in worker processes), `indexed` and `index_writer` (``.bin``/``.idx`` read and
-written), `description` (what their ids mean), `work_folder` and `restart` (outputs in the making,
-continued after an interruption), `preprocessing` (all of these in order), `corpus` (English from
-the installed Python), `settings` (the data flags), `datasets` (indexed files to samples),
-`batches` (samples to microbatches). Only the last two import torch.
+Owns the files that hold a data set, and how samples are drawn from them. Fed by the commands
+`preprocess_data`, `merge_datasets` and `sample_corpus`, which write; by `training.streams`, which
+reads. Only `datasets` imports torch.
+
+    preprocessing.py   all steps from JSON Lines to a finished data set: start reading here
+    documents.py       files to lines to token ids, in worker processes
+    tokenizers.py      text to ids and back
+    indexed.py         ``.bin`` and ``.idx``, read and written; PREFIX.json says what the ids mean
+    settings.py        the data flags: a blend's parts, a split's bounds
+    datasets.py        indexed files to samples to microbatches
 """

@@ -1,11 +1,11 @@
-"""Indexed files, or made-up ones, to training samples, through megatron.core's own builder.
+"""Turn indexed files, or made-up data, into samples and microbatches.
 
-Everything a user can get wrong is checked here, on every rank and with the same result, before
-the builder runs: its own checks are assertions, and for a split without documents it computes
-the number of epochs for ever. The builder makes the sample indices on rank 0 and lets the other
-ranks read them after a barrier.
+Samples come from megatron.core's builder. Everything a user can get wrong is checked here, on every
+rank and with the same result, before the builder runs: its own checks are assertions, and for a
+split without documents it computes the number of epochs for ever. The builder makes the sample
+indices on rank 0 and lets the other ranks read them after a barrier.
 
-Samples to microbatches: in order, dealt to the data-parallel ranks, from any point on.
+Samplers deal samples to the data-parallel ranks in order, from any sample on.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _configuration(
 
 
 def _cache_path(settings: DataSettings, indices: Sequence[IndexSummary]) -> str | None:
-    """Folder of the sample indices; None where megatron.core keeps none or chooses its own."""
+    """Return the folder of the sample indices; None where megatron.core keeps or chooses it."""
     if settings.mock_data:
         return None
     if len(indices) > 1 and not torch.distributed.is_initialized():
@@ -141,7 +141,7 @@ def _cache_path(settings: DataSettings, indices: Sequence[IndexSummary]) -> str 
 
 
 def _check_splits(settings: DataSettings, index: IndexSummary) -> None:
-    """Every split that samples are asked of must have tokens."""
+    """Check that every split that samples are asked of has tokens."""
     bounds = split_bounds(settings.split, index.num_documents)
     for name, (begin, end), num_samples in zip(
         SPLIT_NAMES, bounds, settings.num_samples, strict=True
@@ -156,7 +156,7 @@ def _check_splits(settings: DataSettings, index: IndexSummary) -> None:
 
 
 def _check_vocabulary(tokenizer: Tokenizer, index: IndexSummary) -> None:
-    """Data of another tokenizer would look past the end of the embedding, far into training."""
+    """Refuse data of another tokenizer, which would look past the end of the embedding."""
     largest = index.largest_id()
     if largest >= tokenizer.vocab_size:
         raise ConfigError(
@@ -166,7 +166,7 @@ def _check_vocabulary(tokenizer: Tokenizer, index: IndexSummary) -> None:
 
 
 def _check_sizes(settings: DataSettings, datasets: Datasets) -> None:
-    """A blend without weights is one epoch, however many samples are asked."""
+    """Check that there are as many samples as asked: a blend without weights is one epoch."""
     for name, dataset, num_samples in zip(SPLIT_NAMES, datasets, settings.num_samples, strict=True):
         if dataset is not None and len(dataset) < num_samples:
             raise ConfigError(
@@ -265,7 +265,7 @@ class DealtSampler:
 def build_dealt_iterator(
     dataset: TokenDataset, sampler: DealtSampler, *, num_workers: int = 0
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Microbatches as `build_data_iterator` gives them, those that `sampler` names."""
+    """Make microbatches as `build_data_iterator` does, those that `sampler` names."""
     loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(
         _as_torch_dataset(dataset), batch_sampler=sampler, num_workers=num_workers
     )
@@ -282,7 +282,7 @@ def build_data_iterator(
     num_workers: int = 0,
     drop_last: bool = True,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Microbatches of one data-parallel rank, starting after ``consumed_samples``.
+    """Make the microbatches of one data-parallel rank, starting after ``consumed_samples``.
 
     Each is a dict of tensors on the CPU with the leading shape (micro_batch_size,):
     tokens, labels, loss_mask, position_ids (…, seq_length) and, unless it is left to the kernel,
@@ -308,7 +308,7 @@ def build_data_iterator(
 
 
 def _as_torch_dataset(dataset: TokenDataset) -> Dataset[dict[str, torch.Tensor]]:
-    """The same object under torch's type; megatron.core's datasets are torch datasets."""
+    """Return the same object under torch's type; megatron.core's datasets are torch datasets."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{type(dataset).__name__} is not a torch dataset")
     return dataset

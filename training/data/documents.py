@@ -97,7 +97,7 @@ def read_line_batches(
 
 
 def texts_of_line(line: bytes, keys: Sequence[str]) -> list[str]:
-    """Give the text under each key of one line.
+    """Return the text under each key of one line.
 
     Raises InputError that says what is wrong with the line, without its place.
     """
@@ -111,7 +111,7 @@ def texts_of_line(line: bytes, keys: Sequence[str]) -> list[str]:
 
 
 def _buffered(unpacking: object) -> BinaryIO:
-    """Lines at the speed of C: the unpacking classes split lines in Python."""
+    """Read lines at the speed of C: the unpacking classes split lines in Python."""
     return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, unpacking), 1 << 20))
 
 
@@ -235,12 +235,12 @@ def encode_batches(
 
 @functools.cache
 def _tokenizer(settings: TokenizerSettings) -> Tokenizer:
-    """One tokenizer a process: loading it takes longer than a batch."""
+    """Return this process's tokenizer: loading it takes longer than encoding a batch."""
     return build_tokenizer(settings)
 
 
 def _encode_line(settings: EncodingSettings, tokenizer: Tokenizer, line: bytes) -> list[list[int]]:
-    """Ids by key; all keys of a line are good or none is used."""
+    """Return ids by key; all keys of a line are good or none is used."""
     encoded = [tokenizer.tokenize(text) for text in texts_of_line(line, settings.json_keys)]
     if settings.append_eod:
         return [[*ids, tokenizer.eod] if ids else ids for ids in encoded]

@@ -1,18 +1,17 @@
-"""Megatron's indexed files: how they are laid out, and described without opening the data.
+"""Read and write Megatron's indexed files.
 
 A data set is ``PREFIX.bin`` (the ids of all documents one after the other) and ``PREFIX.idx``:
 a header (magic, version, type code, counts), then of each sequence its length in ids (int32) and
 its offset in bytes (int64), then the document ends as numbers of sequences (int64, the first is
-0). `read_index` looks at the lengths alone, so that a wrong path or a cut-off copy is a sentence
+0). ``PREFIX.json`` adds what Megatron's two files do not say: which tokenizer the ids are of.
+
+`read_index` looks at the lengths alone, so that a wrong path or a cut-off copy is a sentence
 instead of an assertion on every rank.
 
-Writing Megatron's indexed files piece by piece, in memory that does not grow with the data.
-
-megatron.core's own builder keeps the length of every document as a Python object until the end.
-Here lengths go to a file of their own as they come, which also makes a file that was cut off
-continuable: cut both back to a known size and go on.
-
-PREFIX.json: what the ids of a data set mean, which Megatron's own two files do not say.
+`IndexedWriter` writes piece by piece, in memory that does not grow with the data (megatron.core's
+builder keeps the length of every document as a Python object until the end). Lengths go to a file
+of their own as they come, so that a file that was cut off can be continued: cut both back to a
+known size and go on.
 """
 
 from __future__ import annotations
@@ -60,21 +59,21 @@ class IndexSummary:
 
     @property
     def num_documents(self) -> int:
-        """Number of sequences, which for GPT data are documents."""
+        """Return the number of sequences, which for GPT data are documents."""
         return len(self.lengths)
 
     def fingerprint(self) -> int:
-        """Checksum of the lengths, which decide every sample index built over this data."""
+        """Return a checksum of the lengths, which decide every sample index."""
         return zlib.crc32(self.lengths.data)
 
     def largest_id(self, max_tokens: int = 1 << 20) -> int:
-        """Largest id among the first ``max_tokens`` tokens."""
+        """Return the largest id among the first ``max_tokens`` tokens."""
         ids = np.memmap(f"{self.prefix}.bin", mode="r", dtype=self.id_type)
         return int(ids[:max_tokens].max())
 
 
 def output_paths(prefix: str) -> tuple[Path, Path]:
-    """Give the ``.bin`` and the ``.idx`` of a prefix."""
+    """Return the ``.bin`` and the ``.idx`` of a prefix."""
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
@@ -134,7 +133,7 @@ class DataSize:
 
 
 def id_type_for(vocab_size: int) -> np.dtype[np.integer]:
-    """Type that ids below ``vocab_size`` are stored in, the same as megatron.core's choice."""
+    """Return the type that ids below ``vocab_size`` are stored in, megatron.core's choice."""
     return np.dtype(np.uint16 if vocab_size < _SMALL_VOCABULARY else np.int32)
 
 
@@ -193,7 +192,7 @@ class IndexedWriter:
             self._grow(num_documents=len(piece), num_tokens=num_tokens)
 
     def flush(self) -> DataSize:
-        """Put everything on the disk for good; returns how much that is."""
+        """Put everything on the disk for good; return how much that is."""
         with reported(self._paths[0]):
             for file in (self._bin, self._lengths):
                 file.flush()
@@ -201,7 +200,7 @@ class IndexedWriter:
         return self.size
 
     def finish(self) -> tuple[Path, Path]:
-        """Write the index and end writing; returns where the ``.bin`` and the ``.idx`` are."""
+        """Write the index and end writing; return where the ``.bin`` and the ``.idx`` are."""
         self.flush()
         bin_path, lengths_path = self._paths
         idx_path = bin_path.with_name(f"{self.name}.idx")
@@ -221,7 +220,7 @@ class IndexedWriter:
 def publish(folder: Path, name: str, prefix: str) -> None:
     """Give a finished data set its final names; can be repeated after it was cut short.
 
-    An older index goes first and the new one comes last: at no moment does an index stand beside
+    An older index goes first and the new one comes last: at no moment does an index stand next to
     data that is not its own.
     """
     with reported(Path(f"{prefix}.bin")):

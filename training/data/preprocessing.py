@@ -1,20 +1,17 @@
-"""The folder beside an output in which it is made: one process at a time, gone when it is done.
-
-What a preprocessing run has done so far, on the disk, so that a killed one can be continued.
-
-The state names a position in the input and what belongs to the documents before it: so many bytes
-of each output. It is written after those bytes are safe, and replaced as a whole. Whatever was
-written later is cut off when the run goes on, so the result has the bytes of a run that was never
-interrupted.
-
-From JSON Lines files to finished data sets, going on where an earlier run was ended.
+"""From JSON Lines files to finished data sets, going on where an earlier run was ended.
 
     input files ─ read_line_batches ─► encode_batches (N processes) ─► writers, one a key
                                                                        │  Keeper: checkpoints
     PREFIX.partial/  ◄──────────────────────────────────────────────────┘
     PREFIX_KEY_document.{bin,json,idx}  ◄── publish, when all is there
 
-This process reads, unpacks and writes, which is little work against tokenizing.
+This process reads, unpacks and writes, which is little work against tokenizing. The folder
+PREFIX.partial (`WorkFolder`) belongs to one process at a time and is gone when the work is done.
+
+A `Checkpoint` names a position in the input and what belongs to the documents before it: so many
+bytes of each output. It is written after those bytes are safe, and replaced as a whole. Whatever
+was written later is cut off when the run goes on, so the result has the bytes of a run that was
+never interrupted.
 """
 
 from __future__ import annotations
@@ -151,7 +148,7 @@ def inputs_of(paths: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run left something to go on with."""
+    """Tell whether a run left something to go on with."""
     return (folder / _NAME).exists()
 
 
@@ -275,10 +272,10 @@ class Progress(Protocol):
     """Is told how the work goes."""
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Work goes on from here."""
+        """Take note that work goes on from here."""
 
     def add(self, batch: EncodedBatch) -> None:
-        """A batch is written."""
+        """Take note that a batch is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,17 +291,17 @@ class Request:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The input files."""
+        """Return the input files."""
         return tuple(Path(path) for path, *_ in self.run.inputs)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Name of each output without its ending, by key."""
+        """Return the name of each output without its ending, by key."""
         return tuple(f"{self.output_prefix}_{key}_document" for key in self.run.json_keys)
 
     @property
     def folder(self) -> Path:
-        """Where the outputs are made."""
+        """Return the folder in which the outputs are made."""
         return Path(f"{self.output_prefix}.partial")
 
 
@@ -340,7 +337,7 @@ def preprocess(request: Request, progress: Progress) -> Outcome:
 
 
 def _begin(request: Request, folder: WorkFolder) -> Checkpoint:
-    """Where to begin: at what an earlier run left, or at the start with an empty folder."""
+    """Return where to begin: at what an earlier run left, or at the start with an empty folder."""
     try:
         found = read_checkpoint(folder.path, request.run)
     except InputError:

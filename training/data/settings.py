@@ -128,7 +128,7 @@ def parse_blend(data_path: Sequence[str]) -> tuple[list[float] | None, list[str]
 
 
 def split_shares(split: str) -> tuple[float, float, float]:
-    """Shares of training, validation and test, summing to 1; UsageError for anything else."""
+    """Return shares of training, validation and test, with sum 1; UsageError otherwise."""
     numbers = [_number(word) for word in split.split(",")]
     shares = [number for number in numbers if number is not None and number >= 0]
     if len(shares) != len(numbers) or len(shares) > len(SPLIT_NAMES) or sum(shares) <= 0:
@@ -138,7 +138,7 @@ def split_shares(split: str) -> tuple[float, float, float]:
 
 
 def split_bounds(split: str, num_documents: int) -> list[tuple[int, int]]:
-    """First and past-the-last document of each split, rounded as megatron.core rounds."""
+    """Return first and past-the-last document of each split, rounded as megatron.core rounds."""
     bounds = []
     begin = 0.0
     for share in split_shares(split):

@@ -1,9 +1,8 @@
-"""Tokenizers of the ``tokenizers`` library: GPT-2's byte-level BPE, and any tokenizer.json.
+"""Text to token ids and back, under Megatron-LM's tokenizer names and flags.
 
-Text to token ids and back, under Megatron-LM's tokenizer names and flags.
-
-Importing this module needs neither torch nor megatron.core, so that preprocessing workers
-start quickly.
+GPT-2's byte-level BPE and any tokenizer.json go through the ``tokenizers`` library; ids as text and
+bytes as ids need none. Importing this module needs neither torch nor megatron.core, so that
+preprocessing workers start quickly.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ class SubwordTokenizer:
 
 
 def tokenizer_identifiers(name: str, vocab_size: int) -> OrderedDict[str, str]:
-    """What megatron.core writes into the key of its index caches."""
+    """Return what megatron.core writes into the key of its index caches."""
     return OrderedDict(tokenizer=name, vocab_size=str(vocab_size))
 
 
 def load_gpt2(vocab_file: str, merge_file: str) -> SubwordTokenizer:
-    """Byte-level BPE of a vocab.json and a merges.txt; InputError when they are not one."""
+    """Load a byte-level BPE from vocab.json and merges.txt; InputError when they are not one."""
     _require_library()
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
@@ -92,7 +91,7 @@ def load_gpt2(vocab_file: str, merge_file: str) -> SubwordTokenizer:
 
 
 def load_hugging_face(path: Path) -> SubwordTokenizer:
-    """A tokenizer.json, or the folder of one; InputError when it is damaged or has no end."""
+    """Load a tokenizer.json, or that of a folder; InputError when it is damaged or has no end."""
     _require_library()
     from tokenizers import Tokenizer as Library
 
@@ -118,7 +117,7 @@ def load_hugging_face(path: Path) -> SubwordTokenizer:
 
 
 def _declared_end_tokens(folder: Path) -> Iterable[str]:
-    """The ``eos_token`` of the files that Hugging Face keeps beside a tokenizer.json."""
+    """Yield the ``eos_token`` of the files that Hugging Face keeps next to a tokenizer.json."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         file = folder / name
         if not file.is_file():
@@ -172,21 +171,21 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the end-of-document id included; ids lie in [0, vocab_size)."""
+        """Return the number of ids, the end-of-document id included; ids lie in [0, vocab_size)."""
 
     @property
     def eod(self) -> int:
-        """Id that ends a document."""
+        """Return the id that ends a document."""
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, str]:
-        """What megatron.core writes into the key of its index caches."""
+        """Return what megatron.core writes into the key of its index caches."""
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids of a text, without an end-of-document id; InputError when it cannot be coded."""
+        """Return the ids of a text, without an end-of-document id; raise InputError."""
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ids; the inverse of `tokenize` up to the tokenizer's own normalisation."""
+        """Return the text of ids: the inverse of `tokenize`, up to normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +202,8 @@ class TokenizerSettings:
     def from_arguments(cls, arguments: argparse.Namespace) -> TokenizerSettings:
         """Take over what `add_tokenizer_arguments` declared; UsageError without a type."""
         if arguments.tokenizer_type is None:
-            raise UsageError(f"no tokenizer is chosen: pass --tokenizer-type, one of {_choices()}")
+            choices = ", ".join(kind.value for kind in TokenizerType)
+            raise UsageError(f"no tokenizer is chosen: pass --tokenizer-type, one of {choices}")
         return cls(
             tokenizer_type=TokenizerType(arguments.tokenizer_type),
             vocab_file=arguments.vocab_file,
@@ -213,7 +213,7 @@ class TokenizerSettings:
         )
 
     def flags(self) -> list[str]:
-        """Give the settings back as command line arguments, for a command to be typed next."""
+        """Return the settings as command-line arguments, for a command to be typed next."""
         named = {
             "--tokenizer-type": self.tokenizer_type.value,
             "--vocab-file": self.vocab_file,
@@ -310,11 +310,11 @@ class ByteTokenizer:
         self.unique_identifiers = tokenizer_identifiers("ByteTokenizer", self.vocab_size)
 
     def tokenize(self, text: str) -> list[int]:
-        """Give the bytes of the text."""
+        """Return the bytes of the text."""
         return list(text.encode("utf-8"))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Give the text of the bytes; end-of-document ids vanish, broken UTF-8 becomes U+FFFD."""
+        """Return the text of the bytes; end-of-document ids vanish, broken UTF-8 becomes U+FFFD."""
         return bytes(token for token in ids if token < self.eod).decode("utf-8", errors="replace")
 
 
@@ -344,10 +344,6 @@ def _check_flags(settings: TokenizerSettings) -> None:
 
 def _as_flags(names: Iterable[str]) -> str:
     return " and ".join("--" + name.replace("_", "-") for name in names)
-
-
-def _choices() -> str:
-    return ", ".join(kind.value for kind in TokenizerType)
 
 
 def _shortened(text: str, num_characters: int = 40) -> str:

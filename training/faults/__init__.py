@@ -1,7 +1,13 @@
 """Planted faults: what is wrong with which rank, when, and how it is brought about.
 
-`spec` reads ``--inject-fault``; `compute`, `link`, `host`, `loader` and `garbage` each bring one
-kind about; `plan` installs those of this rank; `ground_truth` writes down what was planted.
+Owns the meaning of ``--inject-fault``. Fed by the flags; acts on this process only, through
+`plan.FaultCallback`, and leaves ground-truth.json for whoever checks a verdict.
+
+    spec.py      reads the flag, writes the ground truth: start reading here
+    plan.py      puts this rank's faults in place, turns them on and off by iteration
+    compute.py   slow operations, on CPU and GPU
+    host.py      a busy host, a pressed garbage collector, a slow loader
+    link.py      slow messages and collectives
 """
 
 from megascan.vocabulary import FaultKind

@@ -1,16 +1,13 @@
-"""Wrapping functions of other packages in place.
-
-Two ways of making an operation take longer: burning CPU time, or letting the GPU spin.
-
-Both see operations as calls that may hold other operations, and the backward pass as a walk from
-boundary to boundary (the tensors between modules).
-
-A rank that computes slowly: every operation takes ``factor`` times as long.
+"""A rank that computes slowly: every operation takes ``factor`` times as long.
 
 Wrapped are classes of Megatron-Core, before any object is made and before a tracer wraps its own
 places around them, so that traced spans contain the added time: the model, its layers, attention,
 MLP, embedding, output layer, and the optimizer's step; in the backward pass the way between
-the outputs and inputs of these. Communication is not slowed: see `slowness` for what is measured.
+the outputs and inputs of these. Communication is not slowed.
+
+An operation takes longer in one of two ways: `CpuSlowness` burns CPU time, `GpuSlowness` lets the
+GPU spin. Both see operations as calls that may hold other operations, and the backward pass as a
+walk from boundary to boundary (the tensors between modules).
 """
 
 from __future__ import annotations
@@ -223,7 +220,7 @@ class GpuSlowness:
             spin(cycles)
 
     def _take_stock(self) -> None:
-        """Turn measured times into spinning cycles, each operation less what it held."""
+        """Turn measured times into spinning cycles, each operation minus what it held."""
         torch.cuda.synchronize()
         totals_ms = {key: measured.shortest_ms() for key, measured in self._measured.items()}
         for key, measured in self._measured.items():
@@ -244,7 +241,7 @@ def _record_event() -> torch.cuda.Event:
 
 
 def spin_cycles_per_ms() -> float:
-    """How many cycles the spinning kernel counts in a millisecond, on this GPU, at this clock."""
+    """Measure how many cycles a millisecond the spinning kernel counts, on this GPU."""
     cycles = 20_000_000
     spin(cycles)  # the first launch loads the kernel
     begin = _record_event()
@@ -296,7 +293,7 @@ def _slow_forward(original: Function, slowness: Slowness) -> Function:
 
 
 def _slow_model(original: Function, slowness: Slowness, output_layers: set[int]) -> Function:
-    """What a model does besides its modules: the loss, above all; and notes its output layer."""
+    """Slow what a model does besides its modules (the loss above all); note its output layer."""
     slow = _slow_forward(original, slowness)
 
     def forward(model: torch.nn.Module, *arguments: object, **options: object) -> object:
@@ -307,7 +304,7 @@ def _slow_model(original: Function, slowness: Slowness, output_layers: set[int])
 
 
 def _slow_output_layer(original: Function, slowness: Slowness, output_layers: set[int]) -> Function:
-    """Of the linear layers only the output layer: the others belong to a module that is slow."""
+    """Slow of the linear layers the output layer only: the others belong to a slow module."""
     slow = _slow_forward(original, slowness)
 
     def forward(layer: torch.nn.Module, *arguments: object, **options: object) -> object:
@@ -331,9 +328,9 @@ def _mark_boundary(slowness: Slowness, key: tuple[int, str], values: tuple[objec
 
 
 def _activations(values: tuple[object, ...]) -> Iterator[torch.Tensor]:
-    """Tensors that get a gradient and live for one microbatch.
+    """Yield tensors that get a gradient and live for one microbatch.
 
-    Parameters live on, and a hook on one would stay: modules return their bias beside the output,
+    Parameters live on, and a hook on one would stay: modules return their bias next to the output,
     and under ``no_grad``, in the first pass of recomputed layers, it alone has a gradient. What a
     stage received is a leaf as a parameter is, but none, and new in each microbatch.
     """

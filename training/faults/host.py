@@ -1,14 +1,13 @@
-"""A host that is busy with something else: stalls of random length between operations.
+"""A rank whose host is the trouble: busy, collecting garbage, or late with its data.
 
-The launching thread is put to sleep before layers (forward and backward) and before the optimizer
-step. It sleeps as if other work had its core: over many stalls, ``factor - 1`` times the CPU time
-that the thread itself has used since the last one, each time a random share of it. No CPU time is
-used, and no operation takes longer: what grows are the gaps between operations, on a GPU the time
-it waits for the next launch.
+`BusyHost` puts the launching thread to sleep before layers (forward and backward) and before the
+optimizer step. It sleeps as if other work had its core: over many stalls, ``factor - 1`` times the
+CPU time that the thread itself has used since the last one, each time a random share of it. No CPU
+time is used, and no operation takes longer: what grows are the gaps between operations, on a GPU
+the time it waits for the next launch.
 
-A rank on which Python's garbage collector has much to look through, in every iteration.
-
-A rank whose data come late: a slow disk, a busy file server, too few loader processes.
+`GarbagePressure` gives Python's collector much to look through in every iteration. `SlowLoader`
+delays the data: a slow disk, a busy file server, too few loader processes.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Transfer:
     bytes_per_ms: float
 
     def time_ms(self, num_bytes: int) -> float:
-        """Latency and bytes over bandwidth."""
+        """Return latency plus bytes over bandwidth."""
         return self.latency_ms + num_bytes / self.bytes_per_ms
 
 
@@ -85,7 +85,7 @@ class SlowLink:
         self._coalesced_bytes.clear()
 
     def concerns(self, group: dist.ProcessGroup | None) -> bool:
-        """Whether collectives of a group cross the slow link."""
+        """Tell whether collectives of a group cross the slow link."""
         if not self._acts:
             return False
         members = set(dist.get_process_group_ranks(group))
@@ -93,7 +93,7 @@ class SlowLink:
         return len(members) > 1 and (self._fault.peer is None or members == pair)
 
     def concerns_peer(self, peer: int) -> bool:
-        """Whether messages from or to a rank cross the slow link."""
+        """Tell whether messages from or to a rank cross the slow link."""
         return self._acts and self._fault.peer in (None, peer)
 
     def take(self, num_bytes: int) -> None:
@@ -107,7 +107,7 @@ class SlowLink:
             time.sleep(extra_ms * 1e-3)
 
     def note_coalesced(self, num_bytes: int) -> bool:
-        """Inside a coalescing manager nothing is sent yet: note the bytes; False elsewhere."""
+        """Note the bytes inside a coalescing manager, which sends later; False elsewhere."""
         if not self._coalesced_bytes:
             return False
         self._coalesced_bytes[-1] += num_bytes
@@ -115,7 +115,7 @@ class SlowLink:
 
     @contextmanager
     def coalescing(self) -> Iterator[Callable[[], int]]:
-        """Surround a coalescing manager; gives a call that tells the bytes noted in it."""
+        """Surround a coalescing manager; yield a call that tells the bytes noted in it."""
         self._coalesced_bytes.append(0)
         depth = len(self._coalesced_bytes)
         total = 0
@@ -151,7 +151,7 @@ class SlowWork:
         return done
 
     def is_completed(self) -> bool:
-        """Whether it is complete, delay included."""
+        """Tell whether it is complete, delay included."""
         return not self._is_late
 
 
@@ -184,7 +184,7 @@ def _slow_collective(original: Function, link: SlowLink) -> Function:
 
 
 def _slow_set(original: Function, link: SlowLink) -> Function:
-    """Collectives that are launched together: one transfer of all their bytes."""
+    """Slow collectives that are launched together: one transfer of all their bytes."""
 
     @contextmanager
     def manager(
@@ -207,7 +207,7 @@ def _slow_set(original: Function, link: SlowLink) -> Function:
 
 
 def _slow_p2p(original: Function, link: SlowLink) -> Function:
-    """Messages between pipeline stages, all of which go through one method."""
+    """Slow messages between pipeline stages, all of which go through one method."""
 
     def communicate(communicator: object, *arguments: object, **options: object) -> object:
         peers = {

@@ -1,9 +1,9 @@
-"""Installing the faults of this rank, and turning them on and off by iteration."""
+"""Put the faults of this rank in place, and turn them on and off by iteration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from megascan.vocabulary import FaultKind
@@ -32,19 +32,14 @@ class FaultCallback(Callback):
             fault.begin_iteration(acts=spec.acts_in(iteration))
         yield
 
-    def loading(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def loading(self) -> Iterator[None]:
         """Load slowly where a loader fault acts."""
-        stack = ExitStack()
-        for _, fault in self._faults:
-            if isinstance(fault, SlowLoader):
-                stack.enter_context(fault.loading())
-        return _closing(stack)
-
-
-@contextmanager
-def _closing(stack: ExitStack) -> Iterator[None]:
-    with stack:
-        yield
+        with ExitStack() as stack:
+            for _, fault in self._faults:
+                if isinstance(fault, SlowLoader):
+                    stack.enter_context(fault.loading())
+            yield
 
 
 def install_faults(faults: Sequence[FaultSpec], rank: int, seed: int) -> FaultCallback:

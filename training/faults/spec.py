@@ -1,6 +1,7 @@
-"""Reading and checking ``--inject-fault rank=3,kind=compute,factor=1.5,from=20,to=60``.
+"""Read and check ``--inject-fault rank=3,kind=compute,factor=1.5,from=20,to=60``.
 
-Writing down which faults were planted, for whoever checks a verdict; no analysis reads it.
+`write_ground_truth` writes down which faults were planted, for whoever checks a verdict; no
+analysis reads it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class FaultSpec:
     last_iteration: int | None = None
 
     def acts_in(self, iteration: int) -> bool:
-        """Whether the fault acts in an iteration."""
+        """Tell whether the fault acts in an iteration."""
         last = math.inf if self.last_iteration is None else self.last_iteration
         return self.first_iteration <= iteration <= last
 
     @property
     def excess(self) -> float:
-        """Extra time as a multiple of the normal time."""
+        """Return extra time as a multiple of the normal time."""
         return 0.0 if self.factor is None else self.factor - 1.0
 
 
@@ -142,7 +143,7 @@ def _check(text: str, fault: FaultSpec, sizes: Sizes) -> None:
 
 
 def loading_ranks(sizes: Sizes) -> list[int]:
-    """Ranks that load data: the first of each tensor-parallel group, first and last stage.
+    """Return the ranks that load data: the first of each TP group, on first and last stage.
 
     Ranks are numbered as Megatron-Core does by default: tensor parallel innermost, pipeline
     outermost.
@@ -167,7 +168,7 @@ FILE_NAME = "ground-truth.json"
 def write_ground_truth(
     folder: Path, run_id: str | None, world_size: int, faults: Sequence[FaultSpec]
 ) -> Path:
-    """Write ``ground-truth.json`` beside the rank files; an earlier run's is set aside.
+    """Write ``ground-truth.json`` next to the rank files; an earlier run's is set aside.
 
     Without faults it says so, so that no earlier run's file is taken for this one's. Raises
     OutputError when the folder cannot be written.
@@ -189,7 +190,7 @@ def write_ground_truth(
 
 
 def _record(fault: FaultSpec) -> dict[str, object]:
-    """One fault; what does not apply is left out."""
+    """Return one fault as JSON; what does not apply is left out."""
     values: dict[str, object | None] = {
         "rank": fault.rank,
         "kind": str(fault.kind),
