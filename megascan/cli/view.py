@@ -17,7 +17,6 @@ from megascan.errors import InputError
 from megascan.reader import Format, sniff
 from megascan.viewer import Spot, serve
 
-
 _SHOWN = (
     Format.TIMELINE,
     Format.PERFETTO,
