@@ -23,6 +23,7 @@ install_chromium() { # the report page is drawn in it; without it those tests ar
         echo "note: no Chromium, so the report page is not tested in a browser (Debian: apt-get install chromium)" >&2
         return
     fi
+    mkdir -p .venv
     echo "installing Chromium, for the tests of the report page" >&2
     if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } \
         >.venv/chromium.log 2>&1; then

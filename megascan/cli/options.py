@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,8 +236,8 @@ class Look:
     """
 
     command: str
-    ranks: frozenset[int] | None = None
-    iterations: frozenset[int] | None = None
+    ranks: Collection[int] | None = None
+    iterations: Collection[int] | None = None
 
     @classmethod
     def at(cls, path: Path, arguments: argparse.Namespace) -> Look | None:

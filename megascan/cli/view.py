@@ -17,6 +17,15 @@ from megascan.errors import InputError
 from megascan.reader import Format, sniff
 from megascan.viewer import Spot, serve
 
+_SHOWN = (
+    Format.TIMELINE,
+    Format.PERFETTO,
+    Format.RANK_FILES,
+    Format.KINETO,
+    Format.ORIGINAL_TIMELINE,
+)
+"""What Perfetto draws as it stands."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
@@ -58,7 +67,7 @@ def _check(path: Path) -> None:
     """Raise InputError for what Perfetto would open as an empty page."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
-    if sniff(path) not in (Format.TIMELINE, Format.PERFETTO, Format.RANK_FILES, Format.KINETO):
+    if sniff(path) not in _SHOWN:
         raise InputError(
             f"{path} is no trace that Perfetto opens; make a timeline with megascan aggregate"
         )

@@ -118,12 +118,17 @@ class Switch:
     # The thread
 
     def _run(self) -> None:
-        while not self._ends:
+        while True:
             self._look.wait()
             self._look.clear()
-            if not self._ends:
+            if self._ends:
+                return
+            try:
                 self.look()
-                time.sleep(_LEAST_PAUSE_S)
+            except Exception as error:  # whatever it is, training goes on, and tracing as it is
+                logger.warning("tracing can no longer be switched: %s", error)
+                return
+            time.sleep(_LEAST_PAUSE_S)
 
     def look(self) -> None:
         """Look once for the file, or for what rank 0 has announced of it."""

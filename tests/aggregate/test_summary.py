@@ -74,6 +74,17 @@ def test_a_gap_is_the_hosts_when_it_launched_after_the_device_had_finished(build
     assert found == {"compute": 40, "dispatch": 30, "idle": 30}
 
 
+def test_rare_words_are_explained_where_they_are_printed(build):
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.collective(0, "tp@0", 10, 80),
+    ]
+    timeline = build_timeline(build.trace(rows, PAIR, domains=["host"] * 8))
+    text = render_text(summarise(timeline))
+    assert "unsplit: communication whose partners are not in the trace" in text
+    assert "dispatch" not in text and "preempted" not in text
+
+
 def test_communication_without_a_match_is_unsplit(build):
     rows = [
         build.span(0, "iteration", "iteration", 0, 100),
