@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from benchmarks.pipeline_runs_ranks import Case
 from training.arguments import parse_settings, resolve_sizes
 from training.pipeline.costs import Costs, StageCost, even_costs
 from training.pipeline.disaggregation import best_share
-from training.pipeline.plan import PipelineShape
+from training.pipeline.plan import PipelineShape, Plan
 from training.pipeline.schedule import deal_for, plan_for
 from training.pipeline.simulator import predict, predict_megatron
 
@@ -237,7 +238,7 @@ def replayed_s(scene: Scene, case: Case, diaries: Sequence[dict[str, object]]) -
     if plan is None or is_guided or helps or sizes.data_size > 1 or scene.late_ratio:
         return None
     stages = tuple(
-        _measured_stage(diaries[plan.shape.rank_of(stage)], plan.splits_backward)
+        _measured_stage(diaries[plan.shape.rank_of(stage)], plan)
         for stage in range(plan.shape.num_stages)
     )
     last = diaries[-1]["overheads_s"]
@@ -249,15 +250,15 @@ def replayed_s(scene: Scene, case: Case, diaries: Sequence[dict[str, object]]) -
     return predict(plan, costs.table(plan.shape)).step_s + _edges_s(diaries)
 
 
-def _measured_stage(diary: dict[str, object], splits_backward: bool) -> StageCost:
+def _measured_stage(diary: dict[str, object], plan: Plan) -> StageCost:
     """What passes took on a rank; its chunks are alike."""
     passes: Diary = diary["passes_s"]  # type: ignore[assignment]
     backward_s = statistics.median(passes["backward"])
     return StageCost(
         forward_s=statistics.median(passes["forward"]),
         input_gradient_s=backward_s,
-        weight_gradient_s=statistics.median(passes["weights"]) if splits_backward else 0.0,
-        recompute_s=statistics.median(passes["forward"]),
+        weight_gradient_s=statistics.median(passes["weights"]) if plan.splits_backward else 0.0,
+        recompute_s=statistics.median(passes["forward"]) if plan.recomputes else 0.0,
     )
 
 
@@ -354,7 +355,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_runs", description=__doc__)
     parser.add_argument("--forward-ms", type=float, default=80.0)
     parser.add_argument("--iterations", type=int, default=9)
-    parser.add_argument("--only", default="", help="scenes whose name holds this")
+    parser.add_argument("--only", default="", help="scenes whose name this fits (re)")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args(arguments)
     parts = [
@@ -363,7 +364,7 @@ def main(arguments: Sequence[str]) -> int:
         f"and 0.95 F); medians of {given.iterations - WARM_UP} steps.\n",
     ]
     for scene in scenes():
-        if given.only in scene.name:
+        if re.search(given.only, scene.name):
             results = run_scene(scene, given.forward_ms / 1e3, given.iterations)
             parts.append(table_of(scene, results))
             print(parts[-1], file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,26 +25,35 @@ Found = dict[str, list[dict[str, object]]]
 """By run: losses, norms and hash of the parameters on each rank."""
 TrainTraced = Callable[[Path, Sequence[str]], None]
 Compare = Callable[[int, Sequence[str], Mapping[str, Sequence[str]]], Found]
+CompareIn = Callable[[Path, int, Sequence[str], Mapping[str, Sequence[str]]], Found]
 
 
 @pytest.fixture
-def compare(tmp_path: Path) -> Compare:
+def compare(tmp_path: Path, compare_in: CompareIn) -> Compare:
     """Train all runs on some ranks; `flags` are those that all have, after the model's."""
+    return partial(compare_in, tmp_path)
 
-    def train(num_ranks: int, flags: Sequence[str], runs: Mapping[str, Sequence[str]]) -> Found:
+
+@pytest.fixture(scope="session")
+def compare_in() -> CompareIn:
+    """The same in a folder that is named, for fixtures that several tests share."""
+
+    def train(
+        folder: Path, num_ranks: int, flags: Sequence[str], runs: Mapping[str, Sequence[str]]
+    ) -> Found:
         named = {name: [*MODEL.split(), *flags, *own] for name, own in runs.items()}
-        (tmp_path / "runs.json").write_text(json.dumps(named), encoding="utf-8")
+        (folder / "runs.json").write_text(json.dumps(named), encoding="utf-8")
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         program = str(Path(__file__).with_name("compare_ranks.py"))
-        words = [program, str(tmp_path / "runs.json"), str(tmp_path / "found")]
+        words = [program, str(folder / "runs.json"), str(folder / "found")]
         done = subprocess.run(
             [sys.executable, *launcher, str(num_ranks), *words], cwd=ROOT, check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=550,
+            capture_output=True, text=True, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         of_rank = [
-            json.loads((tmp_path / f"found.{rank}.json").read_text(encoding="utf-8"))
+            json.loads((folder / f"found.{rank}.json").read_text(encoding="utf-8"))
             for rank in range(num_ranks)
         ]
         return {name: [found[name] for found in of_rank] for name in runs}

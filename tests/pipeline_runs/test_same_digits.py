@@ -13,9 +13,9 @@ from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
 from training.pipeline.validity import check
 
 if TYPE_CHECKING:
-    from conftest import Compare, Found
+    from conftest import Compare, CompareIn, Found
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1000)]
 
 PIPELINE = ["--pipeline-model-parallel-size", "2"]
 CHUNKS = ["--num-virtual-stages-per-pipeline-rank", "2"]
@@ -49,48 +49,41 @@ def repeating(plan: Plan) -> Plan:
     return Plan(name="repeating", shape=plan.shape, actions=tuple(rows))
 
 
-def test_any_plan_of_one_chunk_computes_what_megatron_core_computes(
-    compare: Compare, tmp_path: Path
-) -> None:
-    """With dropout: a file's plan names its messages, repeats forwards, or mixes whole and split
-    backward passes; half precision, recomputation and experts change nothing in that."""
+KINDS = {
+    "fp32": [],
+    "bf16": ["--bf16"],
+    "fp16": ["--fp16", "--initial-loss-scale", "1024"],
+    "recompute": [
+        *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+        *("--recompute-num-layers", "1"),
+    ],
+    "experts": ["--num-experts", "4", "--disable-bias-linear", "--moe-aux-loss-coeff", "0.01"],
+}
+
+
+def runs_of_one_chunk(folder: Path) -> dict[str, list[str]]:
+    """Every kind of model by every kind of plan, with dropout."""
     shape = PipelineShape(num_ranks=2, num_microbatches=4)
     named = zero_bubble_h1(shape).with_transfers(ahead=1)
     again = repeating(zero_bubble_h1(shape))
     for name, plan in (("named", named), ("again", again)):
         check(plan)
-        (tmp_path / f"{name}.csv").write_text(format_plan(plan))
+        (folder / f"{name}.csv").write_text(format_plan(plan))
     mixed = "0F0,0F1,0B0,0I1,0W1,0F2,0F3,0B2,0I3,0W3\n1F0,1B0,1F1,1I1,1W1,1F2,1B2,1F3,1B3\n"
-    (tmp_path / "mixed.csv").write_text(mixed)
-    flags = [*PIPELINE, *DROPOUT, "--global-batch-size", "4"]
-    kinds = {
-        "fp32": [],
-        "bf16": ["--bf16"],
-        "fp16": ["--fp16", "--initial-loss-scale", "1024"],
-        "recompute": [
-            *("--recompute-granularity", "full", "--recompute-method", "uniform"),
-            *("--recompute-num-layers", "1"),
-        ],
-        "experts": ["--num-experts", "4", "--disable-bias-linear", "--moe-aux-loss-coeff", "0.01"],
-    }
-    runs: dict[str, list[str]] = dict(kinds)
-    runs |= {f"{name} zb-h1": [*own, *by("zb-h1")] for name, own in kinds.items()}
+    (folder / "mixed.csv").write_text(mixed)
+    runs: dict[str, list[str]] = dict(KINDS)
+    runs |= {f"{name} zb-h1": [*own, *by("zb-h1")] for name, own in KINDS.items()}
     for name in ("named", "again", "mixed"):
-        runs[f"fp32 {name}"] = by(tmp_path / f"{name}.csv")
+        runs[f"fp32 {name}"] = by(folder / f"{name}.csv")
     runs["fp32 1f1b"] = by("1f1b")
     runs["fp32 1f1b ahead"] = [*by("1f1b"), "--recompute-ahead"]
     runs["bf16 zb-h1 ahead"] = ["--bf16", *by("zb-h1"), "--recompute-ahead"]
-    found = compare(2, flags, runs)
-    for name, result in found.items():
-        assert result == found[name.partition(" ")[0]], name
-    different = {found[kind][0]["parameters"] for kind in kinds if kind != "recompute"}
-    assert len(different) == len(kinds) - 1
-    assert found["recompute"] == found["fp32"]
+    flags = [*DROPOUT, "--global-batch-size", "4"]
+    return {name: [*flags, *own] for name, own in runs.items()}
 
 
-def test_plans_of_several_chunks_do_also_when_chosen_at_run_time(compare: Compare) -> None:
-    """Messages that are late at random change the order of work and no digit."""
-    flags = [*PIPELINE, *CHUNKS, *NO_DROPOUT, "--global-batch-size", "8"]
+def runs_of_several_chunks() -> dict[str, list[str]]:
+    """Orders of two chunks, static and chosen at run time."""
     group = ["--microbatch-group-size-per-virtual-pipeline-stage", "4"]
     runs = {
         "megatron": [],
@@ -105,9 +98,76 @@ def test_plans_of_several_chunks_do_also_when_chosen_at_run_time(compare: Compar
         "guided bfc, late": [*GUIDED, *by("bfc")],
         "guided ahead, late": [*GUIDED, "--recompute-ahead"],
     }
-    found = compare(2, flags, runs)
+    flags = [*CHUNKS, *NO_DROPOUT, "--global-batch-size", "8"]
+    return {name: [*flags, *own] for name, own in runs.items()}
+
+
+def runs_over_a_restart(folder: Path) -> dict[str, list[str]]:
+    """A run whole, and in two parts whose second may have its layers elsewhere."""
+    saved = ["--load", str(folder / "kept")]
+    layout = ["--pipeline-model-parallel-layout", "Ettt|tL"]
+    runs = {
+        "whole": [],
+        "first": ["--exit-interval", "2", "--save", str(folder / "kept")],
+        "even": saved,
+        "moved": [*saved, *layout],
+        "moved zb-h1": [*saved, *layout, *by("zb-h1")],
+    }
+    flags = [*NO_DROPOUT, "--global-batch-size", "4"]
+    return {name: [*flags, *own] for name, own in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def of_two_stages(
+    compare_in: CompareIn, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Found]:
+    """All runs on two ranks, in one set of processes, by group."""
+    folder = tmp_path_factory.mktemp("two-stages")
+    groups = {
+        "one chunk": runs_of_one_chunk(folder),
+        "several chunks": runs_of_several_chunks(),
+        "restart": runs_over_a_restart(folder),
+    }
+    runs = {
+        f"{group}: {name}": flags for group, own in groups.items() for name, flags in own.items()
+    }
+    found = compare_in(folder, 2, PIPELINE, runs)
+    return {
+        group: {name: found[f"{group}: {name}"] for name in own} for group, own in groups.items()
+    }
+
+
+def test_any_plan_of_one_chunk_computes_what_megatron_core_computes(
+    of_two_stages: dict[str, Found],
+) -> None:
+    """With dropout: a file's plan names its messages, repeats forwards, or mixes whole and split
+    backward passes; half precision, recomputation and experts change nothing in that."""
+    found = of_two_stages["one chunk"]
+    for name, result in found.items():
+        assert result == found[name.partition(" ")[0]], name
+    different = {found[kind][0]["parameters"] for kind in KINDS if kind != "recompute"}
+    assert len(different) == len(KINDS) - 1
+    assert found["recompute"] == found["fp32"]
+
+
+def test_plans_of_several_chunks_do_also_when_chosen_at_run_time(
+    of_two_stages: dict[str, Found],
+) -> None:
+    """Messages that are late at random change the order of work and no digit."""
+    found = of_two_stages["several chunks"]
     for name, result in found.items():
         assert result == found["megatron"], name
+
+
+def test_layers_move_between_stages_at_a_restart(of_two_stages: dict[str, Found]) -> None:
+    """From the checkpoint of an even split; the norm is summed in another order."""
+    found = of_two_stages["restart"]
+    expected = last_losses(found, "whole")
+    assert last_losses(found, "first") == expected[:2]
+    assert last_losses(found, "even") == expected[2:]
+    assert last_losses(found, "moved") == pytest.approx(expected[2:], rel=1e-6)
+    assert found["moved zb-h1"] == found["moved"]
+    assert found["moved"][0]["parameters"] != found["even"][0]["parameters"]
 
 
 def test_tensor_parallel_ranks_run_in_step(compare: Compare) -> None:
@@ -142,27 +202,6 @@ def test_replicas_reduce_as_before_and_may_take_unequal_shares(compare: Compare)
     for name in ("5 + 3", "2 + 6 zb-h1"):
         assert found[name] != found["megatron"], name
         assert last_losses(found, name) == pytest.approx(expected, rel=1e-6), name
-
-
-def test_layers_move_between_stages_at_a_restart(compare: Compare, tmp_path: Path) -> None:
-    """From the checkpoint of an even split; the norm is summed in another order."""
-    flags = [*PIPELINE, *NO_DROPOUT, "--global-batch-size", "4"]
-    saved = ["--load", str(tmp_path / "kept")]
-    layout = ["--pipeline-model-parallel-layout", "Ettt|tL"]
-    runs = {
-        "whole": [],
-        "first": ["--exit-interval", "2", "--save", str(tmp_path / "kept")],
-        "even": saved,
-        "moved": [*saved, *layout],
-        "moved zb-h1": [*saved, *layout, *by("zb-h1")],
-    }
-    found = compare(2, flags, runs)
-    expected = last_losses(found, "whole")
-    assert last_losses(found, "first") == expected[:2]
-    assert last_losses(found, "even") == expected[2:]
-    assert last_losses(found, "moved") == pytest.approx(expected[2:], rel=1e-6)
-    assert found["moved zb-h1"] == found["moved"]
-    assert found["moved"][0]["parameters"] != found["even"][0]["parameters"]
 
 
 def test_microbatches_leave_a_slow_replica_while_the_job_runs(compare: Compare) -> None:
