@@ -153,11 +153,11 @@ class Session:
         if not self._commands:
             return
         command = self._commands.popleft()
-        if command["do"] == "run":
-            self._begin(read_run(command, self._model.max_length, self._vocab_size))
-            return
         answers = {"attention": self._attention, "lens": self._lens, "pca": self._pca}
         try:
+            if command["do"] == "run":
+                self._begin(read_run(command, self._model.max_length, self._vocab_size))
+                return
             answers[command["do"]](command)
         except ConfigError as error:
             self._say(command["id"], {"kind": "error", "text": str(error)}, {})
@@ -170,6 +170,8 @@ class Session:
         self._send(identifier, None)
 
     def _begin(self, run: Run) -> None:
+        if run.replace_from is not None and run.replace_from not in self._seen:
+            raise ConfigError("the run to patch from is not here any more; run it again")
         seen = Seen(tokens=list(run.prompt))
         self._seen[run.identifier] = seen
         self._seen.move_to_end(run.identifier)
@@ -247,7 +249,9 @@ class Session:
         joined: dict[str, Array] = {}
         layers_of: dict[str, list[int]] = {}
         for place in run.places:
-            layers_of[place], table = join_table(parts, place, run.reduction)
+            layers_of[place], table = join_table(
+                parts, place, run.reduction, num_shares=self._model.shares.size
+            )
             joined[place] = table[:, 0, :, 0]
         ids, logprobs = np.split(np.asarray(row[2:]), 2)
         top = [
