@@ -27,11 +27,17 @@ _Share = tuple[int, Mapping[str, Any], Array]
 
 
 def join_table(
-    parts: Sequence[Part], place: str, reduction: str, *, gradient: bool = False
+    parts: Sequence[Part],
+    place: str,
+    reduction: str,
+    *,
+    num_shares: int,
+    gradient: bool = False,
 ) -> tuple[list[int], Array]:
     """Return layers and `(layer, microbatch, token, row, number)` of one data-parallel replica.
 
-    ConfigError when no part has the place.
+    `num_shares` is the tensor-parallel size: a stage of which a share is still missing (a rank that
+    has not written yet) is left out. ConfigError when nothing is left.
     """
     stages: dict[int, list[_Share]] = defaultdict(list)
     per_token = False
@@ -42,6 +48,8 @@ def join_table(
                 stages[part.pp].append((part.tp, item, part.frame.arrays[str(number)]))
     rows: dict[int, Array] = {}
     for shares in stages.values():
+        if len(shares) < num_shares:
+            continue
         joined = _joined(shares, reduction, per_token=per_token)
         rows |= dict(zip(shares[0][1]["layers"], joined, strict=True))
     if not rows:

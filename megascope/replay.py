@@ -179,7 +179,7 @@ class Recordings:
             at = self.layout.coordinates(rank)
             if at.dp == dp and at.cp == 0:
                 parts.append(Part(tp=at.tp, pp=at.pp, frame=kept.read()))
-        return join_table(parts, place, reduction, gradient=gradient)
+        return join_table(parts, place, reduction, num_shares=self.layout.tp, gradient=gradient)
 
     def series(
         self, place: str, reduction: str, *, gradient: bool = False, most: int = 400

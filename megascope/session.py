@@ -27,7 +27,7 @@ from megascope.capture import Capture, Sight
 from megascope.frames import Array, decode, encode
 from megascope.interventions import Intervening, Intervention, TensorShares, read_interventions
 from megascope.joining import Part, join_table
-from megascope.places import find_spots
+from megascope.places import Spot, find_spots
 from megascope.reductions import reduce, width_of
 from megascope.request import PLACES
 
@@ -103,14 +103,15 @@ class _Active:
     run: Run
     seen: Seen
     random: np.random.Generator
+    spots: list[Spot]
     num_computed: int = 0
 
 
 @dataclass
 class _Strips:
-    """Partial numbers of one step: by place and layer, and each place's share and width."""
+    """Tensors of one step by place and layer, and each place's share and width."""
 
-    numbers: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     shares: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
@@ -152,11 +153,11 @@ class Session:
         if not self._commands:
             return
         command = self._commands.popleft()
-        if command["do"] == "run":
-            self._begin(read_run(command, self._model.max_length, self._vocab_size))
-            return
         answers = {"attention": self._attention, "lens": self._lens, "pca": self._pca}
         try:
+            if command["do"] == "run":
+                self._begin(read_run(command, self._model.max_length, self._vocab_size))
+                return
             answers[command["do"]](command)
         except ConfigError as error:
             self._say(command["id"], {"kind": "error", "text": str(error)}, {})
@@ -169,13 +170,16 @@ class Session:
         self._send(identifier, None)
 
     def _begin(self, run: Run) -> None:
+        if run.replace_from is not None and run.replace_from not in self._seen:
+            raise ConfigError("the run to patch from is not here any more; run it again")
         seen = Seen(tokens=list(run.prompt))
         self._seen[run.identifier] = seen
         self._seen.move_to_end(run.identifier)
         while len(self._seen) > _KEPT_RUNS:
             self._seen.popitem(last=False)
         random = np.random.default_rng(run.seed)
-        self._active = _Active(run=run, seen=seen, random=random)
+        spots = find_spots([self._model.module], tuple({*run.places, *_KEPT}))
+        self._active = _Active(run=run, seen=seen, random=random, spots=spots)
 
     def _advance(self, active: _Active) -> None:
         run, seen = active.run, active.seen
@@ -187,16 +191,16 @@ class Session:
             if place in _KEPT:
                 seen.tensors.setdefault((place, layer), []).append(tensor.clone())
             if place in run.places:
-                strips.numbers.setdefault(place, {})[layer] = reduce(run.reduction, tensor)
+                strips.tensors.setdefault(place, {})[layer] = tensor.clone()
                 width = width_of(run.reduction, tensor, per_token=True)
                 strips.shares[place] = (sight.share.value, width)
 
         start = active.num_computed
         tokens = seen.tokens[start:]
         with ExitStack() as stack:
-            stack.enter_context(self._changes(run, start))
-            spots = find_spots([self._model.module], tuple({*run.places, *_KEPT}))
-            stack.enter_context(Capture(spots, take))
+            if run.interventions:
+                stack.enter_context(self._changes(run, start))
+            stack.enter_context(Capture(active.spots, take))
             row = self._model.compute(
                 tokens, start, temperature=run.temperature, draw=float(active.random.random())
             )
@@ -229,21 +233,25 @@ class Session:
     ) -> None:
         tokens = self._seen[run.identifier].tokens[start:]
         items, arrays = [], {}
-        for number, (place, layers) in enumerate(strips.numbers.items()):
+        for number, (place, layers) in enumerate(strips.tensors.items()):
             share, width = strips.shares[place]
             items.append({
                 "place": place, "reduction": run.reduction, "gradient": False, "share": share,
                 "width": width, "layers": list(layers), "microbatches": [0],
             })  # fmt: skip
-            stacked = torch.stack(list(layers.values()))[:, None]
-            arrays[str(number)] = stacked.float().cpu().numpy()
+            stacked = torch.stack(list(layers.values()))  # one reduction for all layers
+            made = reduce(run.reduction, stacked.flatten(0, 1))
+            shape = (len(layers), 1, *stacked.shape[1:3], made.shape[-1])
+            arrays[str(number)] = made.view(shape).cpu().numpy()
         parts = self._collect({"per_token": True, "items": items}, arrays)
         if parts is None:
             return
         joined: dict[str, Array] = {}
         layers_of: dict[str, list[int]] = {}
         for place in run.places:
-            layers_of[place], table = join_table(parts, place, run.reduction)
+            layers_of[place], table = join_table(
+                parts, place, run.reduction, num_shares=self._model.shares.size
+            )
             joined[place] = table[:, 0, :, 0]
         ids, logprobs = np.split(np.asarray(row[2:]), 2)
         top = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.errors import ConfigError, OutputError
+from megascan.errors import ConfigError
 from training.arguments import Sizes
 from training.callback import Callback
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
 
     from megascan.topology import Layout
+    from megascope.recorder import Recorder
     from training.microbatch import Microbatch
 
 
@@ -142,15 +144,18 @@ class ScopeCallback(Callback):
             "kind": "run", "schema": 1, "rank": rank, "layout": asdict(layout_of(sizes)),
             "model": _described(sizes), "first_iteration": first_iteration,
         }  # fmt: skip
+        self._recorder: Recorder | None = None
         try:
             file.open(
                 encode({**header, "is_continued": False}),
                 continued=encode({**header, "is_continued": True}),
             )
         except OSError as error:
-            raise OutputError(
-                f"--scope cannot write to {settings.folder} ({error}); choose another --trace-dir"
-            ) from error
+            print(
+                f"warning: rank {rank} records nothing of the model: {settings.folder} cannot be "
+                f"written ({error})", file=sys.stderr, flush=True,
+            )  # fmt: skip
+            return
         self._recorder = Recorder(
             chunks,
             file,
@@ -164,6 +169,9 @@ class ScopeCallback(Callback):
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:
         """Look while it is computed."""
+        if self._recorder is None:
+            yield
+            return
         self._recorder.begin(iteration)
         try:
             yield
@@ -173,6 +181,9 @@ class ScopeCallback(Callback):
     @contextmanager
     def optimizer(self) -> Iterator[None]:
         """See what the optimizer changes."""
+        if self._recorder is None:
+            yield
+            return
         self._recorder.before_step()
         yield
         self._recorder.after_step()

@@ -50,7 +50,7 @@ def _add(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     history = History(arguments.file)
     timeline = load_timeline(arguments.path, arguments)
-    report = detect_in(timeline, settings)
+    report = detect_in(timeline, settings, arguments.path)
     history.add(timeline.headers, named_in(report), timeline.origin_ns / 1e9)
     say(
         f"booked run {timeline.run_id} ({report.verdict}, {len(report.findings)} findings) as one "

@@ -85,8 +85,7 @@ export function showGeneration(view, state) {
   const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
   pca.body.append(make("p", { className: "empty" }, "run a prompt first"), pcaCanvas);
   view.replaceChildren(...[ask, top, spoken, changes, strips, attention, lens, pca].map(one => one.section));
-  changes.section.className = "third";
-  top.section.className = "third";
+  changes.section.className = "";
   const current = () => runs[chosen.side] ?? runs.A;
 
   async function run(side) {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.planted_bits import trials
 from detect.causes.corruption import deviations, findings_of
 from detect.report import Cause, Owner
 from megascan.errors import InputError
@@ -27,7 +27,6 @@ from megascan.probes import (
 )
 from megascan.topology import Layout
 from megascope.interventions import flip_bits
-from megascope.places import Side, Spot, find_spots
 from megascope.preflight import Device, Size, Stack, sweep
 from megascope.probe import Probe, checksum
 
@@ -36,7 +35,6 @@ from .scoped_model import run
 
 PROBING = Path(__file__).with_name("probing_ranks.py")
 NUM_REPLICAS = 4
-MANTISSA_BITS = 23
 
 
 @pytest.fixture(scope="module")
@@ -46,66 +44,12 @@ def model(alone: None, written: dict[str, Any]) -> Any:
     return load(written["llama"].folder, 1, 1)
 
 
-@contextmanager
-def flipped_weight(parameter: torch.Tensor, place: int, bit: int) -> Iterator[None]:
-    with flip_bits(parameter, torch.tensor([place]), torch.tensor([bit])):
-        yield
-
-
-@contextmanager
-def flipped_activation(spot: Spot, place: int, bit: int) -> Iterator[None]:
-    """One bit of what a module puts out (or is given) is wrong, once."""
-
-    def flip(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-        flip_bits(tensor, torch.tensor([place % tensor.numel()]), torch.tensor([bit]))
-        return tensor
-
-    def after(module: object, inputs: object, output: Any) -> Any:
-        return flip(output) if isinstance(output, torch.Tensor) else (flip(output[0]), *output[1:])
-
-    def before(module: object, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        at = spot.place.index
-        return (*inputs[:at], flip(inputs[at]), *inputs[at + 1 :])
-
-    if spot.place.side is Side.IN:
-        handle = spot.module.register_forward_pre_hook(before, prepend=True)
-    else:
-        handle = spot.module.register_forward_hook(after, prepend=True)
-    yield
-    handle.remove()
-
-
 def job_of(probe: Probe) -> dict[int, Prober]:
     layout = Layout(dp=NUM_REPLICAS)
     return {
         rank: Prober(rank=rank, layout=layout, host=f"n{rank}", device="cpu", points=probe.points)
         for rank in range(layout.world_size)
     }
-
-
-def trials(model: Any, number: int) -> Iterator[tuple[str, ExitStack]]:
-    """Planted faults with what they are called: half weights, half activations, all kinds alike."""
-    draws = random.Random(11)
-    parameters = list(model.named_parameters())
-    places = ("embedding", "qkv", "query", "key", "value", "context", "attention_out", "fc1",
-              "neurons", "fc2", "residual", "logits")  # fmt: skip
-    spots = find_spots([model], places)
-    for trial in range(number):
-        bit = draws.randrange(MANTISSA_BITS)
-        planted = ExitStack()
-        if trial % 2:
-            name, parameter = draws.choice(parameters)
-            place = draws.randrange(parameter.numel())
-            planted.enter_context(flipped_weight(parameter, place, bit))
-            index = name.removeprefix("decoder.layers.").split(".")[0]
-            layer = int(index) + 1 if index.isdigit() else None
-            called = name.split(".", 3)[3] if layer else name
-            yield (f"layer {layer} {called} (weight)" if layer else f"{called} (weight)"), planted
-        else:
-            spot = draws.choice(spots)
-            planted.enter_context(flipped_activation(spot, draws.randrange(1 << 20), bit))
-            yield spot.name, planted
 
 
 def named_points(planted: str) -> set[str]:

@@ -322,6 +322,25 @@ def test_a_foreign_file_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
         found.table(1, "fc1", "rms")
 
 
+def test_a_rank_that_has_not_written_yet_is_waited_for(tmp_path: Path) -> None:
+    """Half of the features would be joined to wrong numbers."""
+    item = {"place": "fc1", "reduction": "rms", "gradient": False, "share": "features",
+            "width": 4, "layers": [1], "microbatches": [0]}  # fmt: skip
+    for rank in (0, 1):
+        header = {"kind": "run", "schema": 1, "rank": rank, "layout": Layout(tp=2).to_json(),
+                  "model": {}, "first_iteration": 1, "is_continued": False}  # fmt: skip
+        content = encode(header)
+        for iteration in (1, 2)[: 2 - rank]:
+            data = {"kind": "data", "iteration": iteration, "per_token": False, "items": [item]}
+            content += encode(data, {"0": np.full((1, 1, 1, 1, 1), 16.0 * (rank + 1))})
+        (tmp_path / data_file_name(rank)).write_bytes(content)
+    found = opened(tmp_path)
+    assert found.table(1, "fc1", "rms")[1].item() == pytest.approx(np.sqrt(48 / 8))
+    with pytest.raises(ConfigError, match="was not captured"):
+        found.table(2, "fc1", "rms")
+    assert found.series("fc1", "rms")[0] == [1]
+
+
 def test_requests_are_written_read_and_seen_once(tmp_path: Path) -> None:
     watched = RequestFile(tmp_path)
     assert watched.changed() is None

@@ -147,6 +147,14 @@ def test_a_run_that_was_forgotten_is_said(inspected: Any) -> None:
     assert frame.header["kind"] == "error" and "run the prompt again" in frame.header["text"]
 
 
+def test_patching_from_a_forgotten_run_is_said(inspected: Any) -> None:
+    from session_ranks import PATCHED
+
+    inspected.do([{**PATCHED, "id": 61, "replace_from": 999}])
+    (frame,) = inspected.frames(61)
+    assert frame.header["kind"] == "error" and "patch from" in frame.header["text"]
+
+
 @pytest.mark.distributed
 def test_the_page_is_told_the_same_in_every_layout(
     alone: None, written: dict[str, Written], tmp_path: Path
