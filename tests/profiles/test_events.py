@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from megascan.errors import InputError
 from megascan.reader import read_trace
 from megascan.reader.kineto.steps import _repetitions
 from megascan.topology import Layout
@@ -169,3 +170,26 @@ def test_the_layout_comes_from_the_groups(job: Callable[..., Job], tmp_path, kin
     trace = read_trace(folder)
     assert trace.layout == layout
     assert not [note for note in trace.completeness.notes if "process group" in note]
+
+
+def test_a_schedule_that_repeats_leaves_several_files_a_rank(job, tmp_path):
+    ranks = job("ddp", num_ranks=2, num_iterations=2, num_layers=2).run()
+    for rank in ranks:
+        text = json.dumps(rank.document())
+        for cycle, number in enumerate((3, 13)):
+            later = text.replace("ProfilerStep#3", f"ProfilerStep#{number}")
+            later = later.replace("ProfilerStep#4", f"ProfilerStep#{number + 1}")
+            (tmp_path / f"w{rank.number}.{cycle}.pt.trace.json").write_text(later)
+    trace = read_trace(tmp_path)
+    assert [one.window for one in trace.windows[1]] == [0, 1]
+    kept = trace.spans.to_pandas()
+    iterations = kept[(kept["rank"] == 1) & (kept["kind"] == "iteration")]["iteration"]
+    assert sorted(iterations) == [4, 5, 14, 15]
+
+
+def test_two_runs_in_one_folder_are_one_sentence(job, tmp_path):
+    for name in ("one", "two"):
+        document = job("ddp", num_ranks=2, num_iterations=1, num_layers=2).run()[0].document()
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"both hold rank 0 .* move one of them"):
+        read_trace(tmp_path)
