@@ -193,3 +193,13 @@ def test_two_runs_in_one_folder_are_one_sentence(job, tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"both hold rank 0 .* move one of them"):
         read_trace(tmp_path)
+
+
+def test_the_device_that_the_kernels_ran_on(tmp_path):
+    events = launched("gemm", 10, 100, 50, 7, device=3)
+    properties = [{"id": 0, "name": "other"}, {"id": 3, "name": "NVIDIA H200"}]
+    document = {"deviceProperties": properties, "distributedInfo": {"rank": 0, "world_size": 1}}
+    events = [{"ph": "X", "pid": 3, **event} for event in events]
+    (tmp_path / "profile.json").write_text(json.dumps(document | {"traceEvents": events}))
+    device = read_trace(tmp_path).headers[0].device
+    assert (device.index, device.name) == (3, "NVIDIA H200")

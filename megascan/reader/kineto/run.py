@@ -165,7 +165,7 @@ def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHea
         device=Device(
             kind="cuda" if profiled.on_gpu else "cpu",
             name=profile.device,
-            index=0,
+            index=profile.device_index,
         ),
         backend=profile.backend,
         clock=ClockOrigin(
