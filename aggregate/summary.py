@@ -274,8 +274,8 @@ class Summary:
             "num_spans": dict(self.num_spans),
             "num_matches": self.num_matches,
             "unmatched": self.unmatched.to_pylist(),
-            "ranks": self.ranks.to_pylist(),
-            "iterations": self.iterations.to_pylist(),
+            "ranks": _without_copies(self.ranks).to_pylist(),
+            "iterations": _without_copies(self.iterations).to_pylist(),
             "alignment": {
                 "method": self.clock_method,
                 "clocks": [asdict(self.clocks[rank]) for rank in sorted(self.clocks)],
@@ -284,6 +284,13 @@ class Summary:
             "tracing": asdict(self.tracing),
         }
         return cast("dict[str, Json]", record)
+
+
+def _without_copies(table: pa.Table) -> pa.Table:
+    """Leave the columns of copies out where there are none: only profiles record them."""
+    if np.any(table.column("copy_ns").to_numpy()):
+        return table
+    return table.drop_columns([name for name in table.column_names if name.startswith("copy_")])
 
 
 def summarise(timeline: Timeline) -> Summary:

@@ -47,6 +47,7 @@ _ARGUMENTS = (
     ("Seq", pa.int64()),
     ("Src Rank", pa.int64()),
     ("Dst Rank", pa.int64()),
+    ("device", pa.int64()),
     ("stream", pa.int64()),
     ("correlation", pa.int64()),
     ("grid", pa.list_(pa.int64())),
@@ -106,6 +107,7 @@ class Profile:
     host: str
     backend: str
     device: str
+    device_index: int
     groups: dict[str, ProcessGroup]
     events: pa.Table
     shapes: dict[int, dict[str, Json]]
@@ -130,7 +132,7 @@ def read_profile(path: Path) -> Profile:
     content = _content(path, document)
     header = _header(document)
     distributed = _mapping(header.get("distributedInfo"))
-    rank = _rank(path, distributed)
+    rank, device = _rank(path, distributed), _busiest_device(content.events)
     return Profile(
         path=path,
         rank=rank,
@@ -138,7 +140,8 @@ def read_profile(path: Path) -> Profile:
         origin_unix_ns=_whole_number(path, header, "baseTimeNanoseconds", _LONGEST_NS) or 0,
         host=text_of(header.get("host_name")),
         backend=text_of(distributed.get("backend")),
-        device=_device(header.get("deviceProperties")),
+        device=_device_name(header.get("deviceProperties"), device),
+        device_index=device,
         groups=stated_groups(content.events) | configured_groups(distributed.get("pg_config")),
         events=content.events,
         shapes=content.shapes,
@@ -245,10 +248,21 @@ def _flat(table: pa.Table) -> pa.Table:
     return flat
 
 
-def _device(properties: Json) -> str:
+def _busiest_device(events: pa.Table) -> int:
+    """Return the number of the device that most kernels ran on, 0 where none says it."""
+    kernels = events.filter(pc.is_in(events.column("cat"), value_set=pa.array(ON_DEVICE)))
+    counts = kernels.column("device").drop_null().value_counts()
+    if not len(counts):
+        return 0
+    return int(max(counts.to_pylist(), key=lambda one: one["counts"])["values"])
+
+
+def _device_name(properties: Json, device: int) -> str:
+    """Return the name of a device; of the first one where its own is not listed."""
     entries = properties if isinstance(properties, list) else []
-    names = [str(entry.get("name", "")) for entry in entries if isinstance(entry, dict)]
-    return names[0] if names else ""
+    known = [entry for entry in entries if isinstance(entry, dict)]
+    own = [entry for entry in known if entry.get("id") == device]
+    return str((own or known)[0].get("name", "")) if known else ""
 
 
 def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import pyarrow as pa
+
 from megascan.errors import ConfigError, InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.parallel import Spread, across_threads
@@ -26,7 +28,7 @@ RUN_ID = "kineto"
 
 
 def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
-    """Read every rank's profile as a segment of one run.
+    """Read every rank's profiles as a segment of one run.
 
     Iteration is the number of `ProfilerStep#N` plus one, or is found. Parallel sizes come from the
     descriptions of Megatron's process groups and of device meshes; without them all ranks count as
@@ -37,7 +39,35 @@ def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[
     profiles = _ranked(list(spread(read_profile, paths)))
     layout = _layout(profiles)
     place = partial(_segment, layout=layout)
-    return [segment for part in spread(place, profiles) for segment in part.segments]
+    return _joined([segment for part in spread(place, profiles) for segment in part.segments])
+
+
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
+    """Join the profiles of a rank whose schedule repeats: each is a window of one run.
+
+    Those whose iterations overlap are of different runs, and stay apart.
+    """
+    by_rank: dict[int, Segment] = {}
+    apart: list[Segment] = []
+    for segment in sorted(segments, key=_first_iteration):
+        earlier = by_rank.setdefault(segment.header.rank, segment)
+        if earlier is segment:
+            continue
+        if earlier.windows and earlier.windows[-1].last_iteration >= _first_iteration(segment):
+            apart.append(segment)
+            continue
+        windows = (*earlier.windows, *segment.windows)
+        by_rank[segment.header.rank] = replace(
+            earlier,
+            windows=tuple(replace(one, window=number) for number, one in enumerate(windows)),
+            spans=pa.concat_tables([earlier.spans, segment.spans]).unify_dictionaries(),
+            notes=(*earlier.notes, *segment.notes),
+        )
+    return [*by_rank.values(), *apart]
+
+
+def _first_iteration(segment: Segment) -> int:
+    return min((window.first_iteration for window in segment.windows), default=0)
 
 
 def _ranked(profiles: list[Profile]) -> list[Profile]:
@@ -135,7 +165,7 @@ def _run_header(profile: Profile, profiled: Profiled, layout: Layout) -> RankHea
         device=Device(
             kind="cuda" if profiled.on_gpu else "cpu",
             name=profile.device,
-            index=0,
+            index=profile.device_index,
         ),
         backend=profile.backend,
         clock=ClockOrigin(

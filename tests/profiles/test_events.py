@@ -1,0 +1,205 @@
+"""What single events of a profile become: communication, iterations, phases, the layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from megascan.errors import InputError
+from megascan.reader import read_trace
+from megascan.reader.kineto.steps import _repetitions
+from megascan.topology import Layout
+
+if TYPE_CHECKING:
+    from conftest import Job
+
+SENDRECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+
+
+def written(folder: Path, events: list[dict[str, Any]], rank: int = 0) -> pd.DataFrame:
+    document = {
+        "distributedInfo": {"rank": rank, "world_size": 4},
+        "traceEvents": [{"ph": "X", "pid": 0, **event} for event in events],
+    }
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps(document))
+    return read_trace(path).spans.to_pandas()
+
+
+def host(name: str, start: float, length: float, category: str = "user_annotation", **args: Any):
+    return {"cat": category, "name": name, "tid": 5, "ts": start, "dur": length, "args": args}
+
+
+def launched(name: str, at: float, start: float, length: float, stream: int, **args: Any):
+    """Return a launch and its kernel; the time of the launch is its correlation id."""
+    place = {"stream": stream, "correlation": int(at)}
+    kernel = {"cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": length}
+    call = host("cudaLaunchKernel", at, 1, "cuda_runtime", correlation=int(at))
+    return [call, {**kernel, "args": {**place, **args}}]
+
+
+def test_a_sendrecv_of_an_all_to_all_is_one(tmp_path):
+    table = written(
+        tmp_path,
+        [
+            host("nccl:all_to_all", 10, 5),
+            *launched(SENDRECV, 12, 100, 50, 20),
+            host("nccl:send 0->2", 20, 5),
+            *launched(SENDRECV, 22, 200, 50, 24),
+            *launched(SENDRECV, 32, 300, 50, 24),
+        ],
+    )
+    kept = table[["kind", "name", "op", "group", "peer"]].values.tolist()
+    assert kept[0][:3] == ["collective", "all_to_all", "all_to_all"]
+    assert kept[1] == ["p2p", "send", "send", "", 2]
+    assert kept[2][:3] == ["p2p", "send_recv", ""]
+
+
+def test_collectives_without_a_group_on_one_stream_are_of_all_ranks(tmp_path):
+    kernel = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+    alone = written(tmp_path, launched(kernel, 10, 100, 50, 20))
+    assert alone["group"].tolist() == ["world@0"]
+    several = written(
+        tmp_path, [*launched(kernel, 10, 100, 50, 20), *launched(kernel, 11, 200, 50, 24)]
+    )
+    assert several["group"].tolist() == ["", ""]
+
+
+def test_the_operator_around_a_kernel_describes_it(tmp_path):
+    said = {
+        "Collective name": "all_to_allv", "In msg nelems": 512, "dtype": "BFloat16", "Seq": 9,
+        "Process Group Name": "7", "Process Group Ranks": "[0, 2]",
+        "Process Group Description": "mesh_ep",
+    }  # fmt: skip
+    table = written(
+        tmp_path,
+        [
+            host("record_param_comms", 10, 5, "cpu_op", **said),
+            *launched(SENDRECV, 12, 100, 50, 20),
+        ],
+    )
+    row = table.iloc[0]
+    assert (row["op"], row["group"], row["size_bytes"], row["sequence"]) == (
+        "all_to_all", "mesh_ep@0", 1024, 9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kernel", ["void deep_ep::internode::dispatch<8>(int)", "userbuffers_fp16_sum_inplace_gpu_rr4"]
+)
+def test_kernels_that_write_into_other_ranks_memory_are_no_compute(tmp_path, kernel):
+    table = written(tmp_path, launched(kernel, 10, 100, 50, 20))
+    assert table[["kind", "op"]].values.tolist() == [["p2p", ""]]
+
+
+def test_kernels_know_their_pass_and_the_optimizer(tmp_path):
+    engine = host("autograd::engine::evaluate_function: AddmmBackward0", 20, 8, "cpu_op")
+    table = written(
+        tmp_path,
+        [
+            engine,
+            host("Optimizer.step#AdamW.step", 40, 8),
+            *launched("void gemm<float>(P)", 10, 100, 50, 7, grid=[4, 2, 1], block=[128, 1, 1]),
+            *launched("void gemm<float>(P)", 22, 200, 50, 7, grid=[4, 1, 1], block=[32, 4, 1]),
+            *launched("void adam(P)", 42, 300, 50, 7, grid=[9, 1, 1], block=[64, 1, 1]),
+            {
+                "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pinned -> Device)", "tid": 7, "ts": 400,
+                "dur": 5, "args": {"stream": 7},
+            },
+        ],
+    )  # fmt: skip
+    assert table[["kind", "name", "phase"]].values.tolist() == [
+        ["compute", "gemm<<<4x2, 128>>>", "forward"],
+        ["compute", "gemm<<<4, 32x4>>>", "backward"],
+        ["optimizer", "adam<<<9, 64>>>", ""],
+        ["compute", "Memcpy HtoD", ""],
+    ]
+
+
+def test_loading_is_on_the_hosts_track(tmp_path):
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    table = written(tmp_path, [host(name, 5, 20), *launched("gemm", 30, 100, 50, 7)])
+    row = table[table["kind"] == "data"].iloc[0]
+    assert (row["name"], row["track"]) == ("_MultiProcessingDataLoaderIter.__next__", 3)
+    assert row["duration_ns"] == 20_000
+
+
+def test_iterations_on_the_device_follow_each_other(tmp_path):
+    table = written(
+        tmp_path,
+        [
+            host("ProfilerStep#4", 0, 50),
+            *launched("gemm", 10, 20, 70, 7),
+            host("ProfilerStep#5", 51, 50),
+            *launched("gemm", 60, 95, 25, 7),
+            host("ProfilerStep#6", 150, 50),
+            *launched("gemm", 160, 170, 10, 7),
+        ],
+    )
+    steps = table[table["kind"] == "iteration"]
+    begins = (steps["start_ns"] // 1000).tolist()
+    assert begins == [20, 90, 150]
+    assert (steps["duration_ns"] // 1000).tolist() == [70, 60, 30]
+    assert table[table["name"] == "gemm"]["iteration"].tolist() == [5, 6, 7]
+
+
+def test_repetitions_are_found_by_their_kernels():
+    once = [1, 2, 1, 2, 3, 3, 1, 2, 1, 2, 4, 4]
+    assert _repetitions(np.tile(once, 5)).tolist() == [0, 12, 24, 36, 48]
+    assert _repetitions(np.r_[np.tile(once, 5), [1, 2, 1]]).tolist() == [0, 12, 24, 36, 48]
+    assert _repetitions(np.arange(100)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("ddp", Layout(dp=4)),
+        ("fsdp", Layout(dp=4)),
+        ("tp", Layout(tp=2, dp=4)),
+        ("pp", Layout(pp=2, dp=4)),
+    ],
+)
+def test_the_layout_comes_from_the_groups(job: Callable[..., Job], tmp_path, kind, layout):
+    folder = job(kind, num_iterations=1, num_layers=2).write(tmp_path / "profiles")
+    trace = read_trace(folder)
+    assert trace.layout == layout
+    assert not [note for note in trace.completeness.notes if "process group" in note]
+
+
+def test_a_schedule_that_repeats_leaves_several_files_a_rank(job, tmp_path):
+    ranks = job("ddp", num_ranks=2, num_iterations=2, num_layers=2).run()
+    for rank in ranks:
+        text = json.dumps(rank.document())
+        for cycle, number in enumerate((3, 13)):
+            later = text.replace("ProfilerStep#3", f"ProfilerStep#{number}")
+            later = later.replace("ProfilerStep#4", f"ProfilerStep#{number + 1}")
+            (tmp_path / f"w{rank.number}.{cycle}.pt.trace.json").write_text(later)
+    trace = read_trace(tmp_path)
+    assert [one.window for one in trace.windows[1]] == [0, 1]
+    kept = trace.spans.to_pandas()
+    iterations = kept[(kept["rank"] == 1) & (kept["kind"] == "iteration")]["iteration"]
+    assert sorted(iterations) == [4, 5, 14, 15]
+
+
+def test_two_runs_in_one_folder_are_one_sentence(job, tmp_path):
+    for name in ("one", "two"):
+        document = job("ddp", num_ranks=2, num_iterations=1, num_layers=2).run()[0].document()
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"both hold rank 0 .* move one of them"):
+        read_trace(tmp_path)
+
+
+def test_the_device_that_the_kernels_ran_on(tmp_path):
+    events = launched("gemm", 10, 100, 50, 7, device=3)
+    properties = [{"id": 0, "name": "other"}, {"id": 3, "name": "NVIDIA H200"}]
+    document = {"deviceProperties": properties, "distributedInfo": {"rank": 0, "world_size": 1}}
+    events = [{"ph": "X", "pid": 3, **event} for event in events]
+    (tmp_path / "profile.json").write_text(json.dumps(document | {"traceEvents": events}))
+    device = read_trace(tmp_path).headers[0].device
+    assert (device.index, device.name) == (3, "NVIDIA H200")

@@ -1,0 +1,157 @@
+"""Verdicts on folders of profiles: planted faults, healthy jobs, and jobs that look like faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aggregate import build_timeline
+from detect import Report, detect
+from detect.report import Cause, Owner
+from megascan.reader import read_trace
+
+if TYPE_CHECKING:
+    from conftest import Job
+
+KINDS = ("ddp", "fsdp", "tp", "pp")
+
+
+@pytest.fixture
+def verdict(job: Callable[..., Job], tmp_path: Path) -> Callable[..., Report]:
+    """Return the report on a job's profiles: `verdict("ddp", gpu={2: 1.2})`."""
+
+    def judge(kind: str, **changes: Any) -> Report:
+        folder = job(kind, **changes).write(tmp_path / "profiles")
+        return detect(build_timeline(read_trace(folder)))
+
+    return judge
+
+
+def named(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
+    return [(one.ranks, one.cause, one.owner) for one in report.findings]
+
+
+def varying(seed: int = 5) -> Callable[[int, int], int]:
+    """Return numbers of tokens that differ by key and iteration, the same at each call."""
+    return lambda key, iteration: 8 * random.Random(f"{seed} {key} {iteration}").randint(360, 660)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_job_is_healthy(verdict, kind):
+    report = verdict(kind)
+    assert report.judged
+    assert report.findings == ()
+    assert not [note for note in report.notes if "granularity" in note]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slow_gpu_is_named_with_its_factor(verdict, kind):
+    report = verdict(kind, gpu={2: 1.15})
+    assert named(report) == [((2,), Cause.COMPUTE, Owner.NODE)]
+    assert report.findings[0].slowdown == pytest.approx(1.15, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_late_loader_is_named(verdict, kind):
+    report = verdict(kind, loader={3: 20.0})
+    assert named(report) == [((3,), Cause.LOADER, Owner.NODE)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_host_that_launches_late_is_named(verdict, kind):
+    report = verdict(kind, host={1: 30.0})
+    assert named(report) == [((1,), Cause.HOST, Owner.NODE)]
+
+
+def test_a_slow_link_of_a_tp_group_is_named(verdict):
+    report = verdict("tp", link={"TENSOR_MODEL_PARALLEL_GROUP1": 3.0})
+    assert named(report) == [((2, 3), Cause.LINK, Owner.NODE)]
+
+
+def test_two_ranks_of_which_one_shares_its_gpu(verdict):
+    """The recorded case: DDP on two GPUs, steps of 59 ms become 140 ms."""
+    report = verdict("ddp", num_ranks=2, gpu={1: 2.4})
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    finding = report.findings[0]
+    assert finding.step_time_cost_ratio > 2.0
+    assert any("optimizer" in sentence for sentence in finding.evidence)
+    assert any("kernels of equal name and launch" in sentence for sentence in finding.evidence)
+
+
+def test_a_pair_without_recorded_operators_stays_undecided(verdict):
+    report = verdict("ddp", num_ranks=2, gpu={1: 1.3}, records_operators=False)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("all count as forward" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("records_operators", [True, False])
+def test_iterations_that_nobody_marked_are_found(verdict, records_operators):
+    report = verdict("ddp", gpu={1: 1.3}, marks_steps=False, records_operators=records_operators)
+    assert [(one.ranks, one.cause) for one in report.findings] == [((1,), Cause.COMPUTE)]
+    by = "the steps of the optimizer" if records_operators else "kernels that repeat"
+    assert any(f"8 iterations were found by {by}" in note for note in report.notes)
+
+
+def test_longer_data_of_one_rank_are_no_slow_gpu(verdict):
+    report = verdict("ddp", tokens=lambda rank, iteration: 5120 if rank == 2 else 4096)
+    assert report.findings == ()
+    assert any("rank 2 spends up to" in note and "not compared" in note for note in report.notes)
+
+
+def test_longer_data_of_a_replica_are_no_slow_gpus(verdict):
+    report = verdict("tp", tokens=lambda rank, iteration: 5120 if rank // 2 == 2 else 4096)
+    assert report.findings == ()
+
+
+def test_shapes_that_change_with_every_iteration_are_compared(verdict):
+    tokens = varying()
+    assert verdict("ddp", tokens=lambda rank, iteration: tokens(0, iteration)).findings == ()
+
+
+def test_a_slow_gpu_among_changing_shapes(verdict):
+    tokens = varying()
+    report = verdict("ddp", gpu={1: 1.2}, tokens=lambda rank, iteration: tokens(0, iteration))
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    assert report.findings[0].slowdown == pytest.approx(1.2, abs=0.03)
+
+
+def test_replicas_of_other_data_are_compared_within_their_tp_groups(verdict):
+    tokens = varying()
+    report = verdict(
+        "tp", gpu={3: 1.3}, tokens=lambda rank, iteration: tokens(rank // 2, iteration)
+    )
+    assert named(report) == [((3,), Cause.COMPUTE, Owner.NODE)]
+    assert report.findings[0].slowdown == pytest.approx(1.3, abs=0.05)
+
+
+def test_ranks_of_which_each_has_other_data_are_not_compared(verdict):
+    report = verdict("ddp", tokens=varying())
+    assert not report.judged
+    assert report.findings == ()
+    assert any("comparable kernels" in note for note in report.notes)
+
+
+def test_parts_of_unequal_work_in_a_pipeline_are_no_slow_gpus(verdict):
+    assert verdict("pp", num_layers=12, seed=9).findings == ()
+
+
+def test_a_job_that_its_hosts_can_hardly_feed(verdict):
+    assert verdict("ddp", kernel_us=20.0, transfer_us=20.0).findings == ()
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_healthy_jobs_on_unequal_chips(verdict, seed):
+    report = verdict("ddp", seed=seed, num_ranks=8, chips=0.015)
+    assert [one for one in report.findings if one.owner is Owner.NODE] == []
+
+
+def test_the_command_says_it(job, tmp_path, megascan):
+    folder = job("ddp", num_ranks=2, gpu={1: 2.4}, num_iterations=6).write(tmp_path / "profiles")
+    done = megascan("detect", folder, "--fail-on-finding")
+    assert done.returncode == 3, done.stderr
+    assert "rank 1" in done.stdout
+    assert "nothing could be compared" not in done.stdout
