@@ -27,7 +27,7 @@ in none of 150: p = 2.2e-6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,51 +89,50 @@ class _Burst:
     """Whether chance is excluded."""
 
 
-def pauses(value: Floats, known: Flags, rate: float, twinned: Flags) -> list[_Burst]:
-    """Return the rows that lose time in pauses, in few iterations or in all; as `bursts` does.
+def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
+    """Return the row that alone loses a tenth of all time in pauses, few of them or of any size.
 
-    What is lost is each row's own: two rows do not mirror each other, and one's noise is no
-    measure of the other's. Only `twinned` rows, which have one of the same stage and place beside
-    them, can be told by pauses in all iterations: others may be the only ones that load data.
+    `value` (row, iteration) is what each row loses itself, by its loader or collector; it is
+    compared with rows of the same place, `places` (row,), as others may have nothing to load. One
+    row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise.
     """
-    most = np.where(twinned, 1.0, BURSTS.max_hit_share)
-    found = bursts(value, known, rate, BURSTS.least_share, most)
-    if found or known.any() or len(value) < 2:
-        return found
-    excess = np.nan_to_num(value - robust.expected_from_others(value, known))
+    excess = np.zeros_like(value)
+    for place_number in np.unique(places):
+        rows = np.flatnonzero(places == place_number)
+        if len(rows) > 1:
+            nobody = np.zeros(len(rows), dtype=bool)
+            expected = robust.expected_from_others(value[rows], nobody)
+            excess[rows] = np.nan_to_num(value[rows] - expected)
     quiet = float(np.nan_to_num(robust.spread(value, axis=1)).min())
     hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
     lost = np.where(hits, excess, 0.0)
-    row = int(np.argmax(lost.mean(axis=1)))
-    others = np.arange(len(value)) != row
+    row, (num_rows, num_iterations) = int(np.argmax(lost.mean(axis=1))), value.shape
+    others = np.arange(num_rows) != row
     num_hits, other_hits = int(hits[row].sum()), int(hits[others].sum())
-    num_others = int(others.sum()) * value.shape[1]
-    if num_hits > most[row] * value.shape[1]:
-        return []
-    alone = other_hits / num_others <= BURSTS.others_share * num_hits / value.shape[1]
+    num_others = int(others.sum()) * num_iterations
     is_heavy = lost[row].mean() >= OCCUPANCY.least_share and num_hits >= BURSTS.min_hits
+    alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
     if not alone or not is_heavy:
-        return []
-    q_value = min(1.0, _chance(num_hits, value.shape[1], other_hits, num_others) * len(value))
-    return [
-        _Burst(
-            row=row, hits=hits[row], excess=lost[row], q_value=q_value, others=others,
-            other_hits=other_hits, is_sure=q_value <= rate,
-        )
-    ]  # fmt: skip
+        return None
+    q_value = min(1.0, _chance(num_hits, num_iterations, other_hits, num_others) * num_rows)
+    return _Burst(
+        row=row,
+        hits=hits[row],
+        excess=lost[row],
+        q_value=q_value,
+        others=others,
+        other_hits=other_hits,
+        is_sure=q_value <= rate,
+    )
 
 
-def bursts(
-    value: Floats, known: Flags, rate: float, least_share: float, most: Floats | None = None
-) -> list[_Burst]:
+def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean, in at most a share of `most` (row,) of
-    the iterations, by default those of bursts.
+    a row must exceed the others by `least_share` on the mean.
     """
     num_rows, num_iterations = value.shape
-    most = np.full(num_rows, BURSTS.max_hit_share) if most is None else most
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
         return []
     excess = np.nan_to_num(value - robust.median(value[~known], axis=0))
@@ -144,7 +143,7 @@ def bursts(
     excluded = known.copy()
     for row in np.argsort(-lost.mean(axis=1)).tolist():
         num_hits = int(hits[row].sum())
-        is_burst = BURSTS.min_hits <= num_hits <= most[row] * num_iterations
+        is_burst = BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations
         if excluded[row] or not is_burst or lost[row].mean() < least_share:
             continue
         others = ~excluded
@@ -209,16 +208,15 @@ def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int
     return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
 
 
-def _twinned(seen: Observations) -> Flags:
-    """Flag the rows beside which another has the same stage and TP rank, (row,)."""
+def _places(seen: Observations) -> Integers:
+    """Number of each row's stage and TP rank together, (row,): who has the same loading to do."""
     place = np.stack([seen.members.stage, seen.members.place["tp"]])
-    _, number, count = np.unique(place, axis=1, return_inverse=True, return_counts=True)
-    return np.asarray(count[number.reshape(-1)] > 1)
+    return np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def _lost_share(seen: Observations) -> Floats:
-    """Time lost to collector, loader and host over the iteration's, (row, iteration)."""
-    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in LOST], axis=0)
+def _lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
+    """Time lost to these causes over the iteration's, (row, iteration)."""
+    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
     return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 
@@ -314,13 +312,21 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
     )
 
 
+def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:
+    found = bursts(_lost_share(seen, LOST), known, rate, BURSTS.least_share)
+    if found or known.any():
+        return found
+    lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), _places(seen), rate)
+    return [lone] if lone else []
+
+
 def _search(inquiry: Inquiry) -> Answer:
     """Count on GPUs only: on CPUs, processes take time from each other in bursts all the while."""
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     known = inquiry.slow | inquiry.named
-    paused = pauses(_lost_share(seen), known, rate, _twinned(seen)) if seen.lost_ns else []
+    paused = _pauses(seen, known, rate) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
     excess = _compute_excess(seen, known)

@@ -18,9 +18,9 @@ clock hardly touches). So:
 
 Example: DP 8. Rank 3's passes take 1.30 times its peers', its optimizer 1.003 times, and the other
 ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 3 times 0.004.
-Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates 1.13
-times in the forward and 1.31 times in the backward pass, in which nobody recorded the all-reduces:
-rank 6.
+Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates
+1.13 times in the forward and 1.31 times in the backward pass, in which nobody recorded the
+all-reduces: rank 6.
 """
 
 from __future__ import annotations

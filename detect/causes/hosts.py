@@ -103,7 +103,7 @@ class _Sides:
         return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
 
     def holds_whole_units(self) -> bool:
-        """Return whether the host's ranks are all of some replicas, of some stages, or one TP group.
+        """Return whether the host's ranks are all of a replica or stage, or one TP group.
 
         Of a TP group whose communication is hidden in its passes, all are as slow as one.
         """

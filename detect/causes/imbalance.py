@@ -136,6 +136,8 @@ def _heavy(
     forward, backward = robust.median(level, axis=1), robust.median(expected, axis=1)
     layer_ratio = _layer_ratio(seen, stage, faulty)
     normal = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
+    ratios = np.log(forward / backward)
+    difference = abs(float(ratios[FORWARD] - ratios[BACKWARD]))
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
@@ -149,15 +151,19 @@ def _heavy(
         ratio_forward=float(forward[FORWARD] / backward[FORWARD]),
         ratio_backward=float(forward[BACKWARD] / backward[BACKWARD]),
         layer_ratio=layer_ratio,
-        doubt="" if layer_ratio < normal else _hardware_doubt(seen.members, stage),
+        doubt="" if layer_ratio < normal else _hardware_doubt(seen.members, stage, difference),
         num_replicas=len(by_replica),
         replica_spread=replica_spread,
         saved_ns=_saved(seen, total, others),
     )
 
 
-def _hardware_doubt(members: Members, stage: int) -> str:
-    """Say why slow hardware may make the whole stage slow; empty where it cannot be."""
+def _hardware_doubt(members: Members, stage: int, difference: float) -> str:
+    """Say why slow hardware may make the whole stage slow; empty where it cannot be.
+
+    `difference` is that of the log ratios of forward and backward: of a stage with replicas on
+    nobody knows which hosts it is all there is to go by.
+    """
     rows = members.rows_of_stage(stage)
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
@@ -167,7 +173,7 @@ def _hardware_doubt(members: Members, stage: int) -> str:
             "it and of another stage's, a second replica or granularity full decide"
         )
     if hosts == {""}:
-        if num_ranks > IMBALANCE.most_ranks_of_host:
+        if num_ranks > IMBALANCE.most_ranks_of_host or difference >= IMBALANCE.multiplicative_log:
             return ""
         return (
             "the trace does not say on which hosts its ranks run: were it one that no other stage "

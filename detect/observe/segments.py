@@ -28,12 +28,12 @@ from megascan.timeline import equals
 
 def segments_of(index: SpanIndex) -> Work | None:
     """Return the stretches between communications, (rank, iteration, number); None without any."""
-    begin, length = _stretches(index)
+    begin, end = _stretches(index)
     if not len(begin):
         return None
-    cell = _cell_of(index, begin)
+    cell, since = _cells(index, end)
     known = cell >= 0
-    begin, length, cell = begin[known], length[known], cell[known]
+    cell, length = cell[known], (end - np.maximum(begin, since))[known].astype(np.float64)
     starts = group_starts(cell)
     count = group_lengths(starts, len(cell))
     if not len(count):
@@ -46,29 +46,32 @@ def segments_of(index: SpanIndex) -> Work | None:
     return _without_trifles(log_ns.reshape(*index.shape, usual))
 
 
-def _stretches(index: SpanIndex) -> tuple[Integers, Floats]:
-    """Begin on the axis of all ranks, and length, of what no communication or host span covers."""
+def _stretches(index: SpanIndex) -> tuple[Integers, Integers]:
+    """Begin and end on the axis of all ranks of what no communication or host span covers."""
     covers = index.counts & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
     start, end = axis_of(index)
     low, high = united(start[covers], end[covers])
-    return high[:-1], (low[1:] - high[:-1]).astype(np.float64)
+    return high[:-1], low[1:]
 
 
-def _cell_of(index: SpanIndex, begin: Integers) -> Integers:
-    """Rank and iteration of each stretch as one number; -1 for one between two iterations."""
-    start, end = axis_of(index)
+def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
+    """Rank and iteration of each stretch as one number, and when that iteration began.
+
+    -1 for a stretch that ends between two iterations.
+    """
+    start, stop = axis_of(index)
     rows = np.flatnonzero(index.counts)
     cell = (index.row * index.shape[1] + index.slot)[rows]
     size = index.shape[0] * index.shape[1]
     low = np.full(size, np.iinfo(np.int64).max)
     high = np.full(size, -1, dtype=np.int64)
     np.minimum.at(low, cell, start[rows])
-    np.maximum.at(high, cell, end[rows])
+    np.maximum.at(high, cell, stop[rows])
     order = np.argsort(low)
-    place = np.searchsorted(low[order], begin, side="right") - 1
+    place = np.searchsorted(low[order], end, side="left") - 1
     found = order[np.maximum(place, 0)]
-    inside = (place >= 0) & (begin < high[found])
-    return np.where(inside, found, -1)
+    inside = (place >= 0) & (end <= high[found])
+    return np.where(inside, found, -1), low[found]
 
 
 def _without_trifles(log_ns: Floats) -> Work | None:

@@ -34,11 +34,14 @@ class Suspect:
     row: int
     course: Course
     q_value: float
+    between: float = 0.0
+    """By how much sound rows differ for good, where the row is measured against its peers'."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the effect, log units."""
-        reach = SEARCH.interval_sigmas * self.course.standard_error
+        """95 % interval of the effect, its own and its peers' lasting differences included."""
+        error = float(np.hypot(self.course.standard_error, self.between))
+        reach = SEARCH.interval_sigmas * error
         return self.course.effect - reach, self.course.effect + reach
 
 
@@ -163,5 +166,7 @@ def _suspects(
     for number, row in enumerate(ordered, 1):
         q_value = min(1.0, view.stretches[row].p_value * task.num_tests / number)
         if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
-            found.append(Suspect(row, view.course(row), q_value))
+            course = view.course(row)
+            is_level = bool(course.active.all())  # else it is measured against its own normal
+            found.append(Suspect(row, course, q_value, view.noise.between if is_level else 0.0))
     return found

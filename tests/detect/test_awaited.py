@@ -24,13 +24,14 @@ RANKS, ITERATIONS = 4, 6
 TP2_DP2 = Layout(tp=2, dp=2)
 
 
-def rank_file(rank: int, busy_ms: Mapping[int, float], folder: Path) -> None:
+def rank_file(rank: int, busy_ms: Mapping[int, float], folder: Path, pp: int) -> None:
     """One rank that is busy for `busy_ms` of each iteration, and then reduces with the others."""
     header = {
         "schema": 1, "run_id": "test", "rank": rank, "world_size": RANKS,
-        "layout": {"tp": 1, "cp": 1, "ep": 1, "dp": RANKS, "pp": 1, "vpp": 1, "etp": 1,
+        "layout": {"tp": 1, "cp": 1, "ep": 1, "dp": RANKS // pp, "pp": pp, "vpp": 1, "etp": 1,
                    "order": "tp-cp-ep-dp-pp"},
-        "coordinates": {"tp": 0, "cp": 0, "ep": 0, "dp": rank, "pp": 0},
+        "coordinates": {"tp": 0, "cp": 0, "ep": 0, "dp": rank % (RANKS // pp),
+                        "pp": rank // (RANKS // pp)},
         "groups": {"dp@0": list(range(RANKS))}, "host": "n0", "process_id": 1,
         "device": {"kind": "cpu", "name": "cpu", "index": 0, "uuid": ""}, "backend": "gloo",
         "clock": {"domain": "n0", "source": "monotonic", "origin_unix_ns": 0},
@@ -47,7 +48,8 @@ def rank_file(rank: int, busy_ms: Mapping[int, float], folder: Path) -> None:
              "pid": rank, "tid": 0, "args": {"iteration": iteration}},
             {"name": "all_reduce", "cat": "collective", "ph": "X", "ts": arrives,
              "dur": leaves - arrives, "pid": rank, "tid": 1,
-             "args": {"iteration": iteration, "op": "all_reduce", "group": "dp@0", "sequence": number}},
+             "args": {"iteration": iteration, "op": "all_reduce", "group": "dp@0",
+                      "sequence": number}},
         ]  # fmt: skip
     window = {
         "run_id": "test", "window": 0, "first_iteration": 3, "last_iteration": 2 + ITERATIONS,
@@ -57,9 +59,9 @@ def rank_file(rank: int, busy_ms: Mapping[int, float], folder: Path) -> None:
     (folder / f"benchmark-data-{rank}-pipeline-0-tensor-0.json").write_text(json.dumps(lines))
 
 
-def report_of(busy_ms: Mapping[int, float], folder: Path) -> Report:
+def report_of(busy_ms: Mapping[int, float], folder: Path, pp: int = 2) -> Report:
     for rank in range(RANKS):
-        rank_file(rank, busy_ms, folder)
+        rank_file(rank, busy_ms, folder, pp)
     return detect(build_timeline(read_trace(folder)))
 
 
@@ -83,6 +85,13 @@ def test_without_passes_silence_is_no_health(tmp_path):
     report = report_of(dict.fromkeys(range(4), 95.0), tmp_path)
     assert report.verdict == Verdict.UNDECIDED
     assert any("no forward and backward passes" in note for note in report.notes)
+
+
+def test_what_lies_between_communications_is_compared_where_no_passes_are_marked(tmp_path):
+    busy_ms = {0: 60.0, 1: 60.2, 2: 60.1, 3: 90.0}
+    (finding,) = report_of(busy_ms, tmp_path, pp=1).findings
+    assert (finding.ranks, finding.cause) == ((3,), Cause.COMPUTE)
+    assert finding.slowdown == pytest.approx(1.5, rel=0.02)
 
 
 def wandering(seed: int, sigma: float):

@@ -1,0 +1,97 @@
+"""Where two explanations survive nobody is blamed; where one is excluded the other is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detect import Cause, Owner, Verdict
+from detect.causes.bursts import lone_pause, pair_burst
+from megascan.topology import Layout
+
+
+def waiting_mates(slow_rank: int, group: range):
+    """All-reduces of the backward pass are hidden: there the mates are as slow as the slow rank."""
+
+    def effect(slot):
+        if slot.rank == slow_rank:
+            return 1.05 if slot.name == "optimizer" else 1.3
+        return 1.3 if slot.rank in group and slot.phase == "backward" else 1.0
+
+    return effect
+
+
+def test_the_slow_one_of_a_tensor_group_stands_out_and_its_mates_are_not_named(job):
+    report = job(layout=Layout(tp=4, dp=4), work=waiting_mates(6, range(4, 8))).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((6,), Owner.NODE)]
+
+
+def test_a_tensor_group_that_is_slow_alike_is_one_undecided_finding_of_its_host(job):
+    def alike(slot):
+        return 1.3 if 4 <= slot.rank < 8 and slot.name != "optimizer" else 1.0
+
+    (finding,) = job(layout=Layout(tp=4, dp=4), hosts=4, work=alike).report().findings
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.UNDECIDED)
+    assert any("hidden" in one or "in which all wait for one" in one for one in finding.evidence)
+
+
+def last_is(factor: float):
+    return lambda slot: factor if slot.stage == 1 and slot.name != "optimizer" else 1.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "hosts", "verdict"),
+    [
+        (Layout(pp=2), 8, Verdict.UNDECIDED),  # a slow device shows the same
+        (Layout(dp=4, pp=2), 4, Verdict.UNDECIDED),  # and a host that holds nothing else
+        (Layout(dp=4, pp=2), 8, Verdict.JOB),  # other ranks of that host are not slow
+        (Layout(dp=8, pp=2), 4, Verdict.JOB),  # two hosts agree
+    ],
+)
+def test_a_stage_that_takes_longer_is_the_jobs_where_hardware_is_excluded(
+    job, layout, hosts, verdict
+):
+    report = job(layout=layout, hosts=hosts, work=last_is(1.25)).report()
+    (finding,) = report.findings
+    assert (report.verdict, finding.cause) == (verdict, Cause.STAGE_IMBALANCE)
+    shown = " ".join((*finding.evidence, *finding.next_steps))
+    assert ("no node is at fault" in shown) == (verdict == Verdict.JOB)
+
+
+def test_throttling_of_one_of_two_is_told_by_its_own_times():
+    random = np.random.default_rng(0)
+    hits = random.random(38) < 0.4
+    own = 0.005 * random.standard_normal((2, 38))
+    own[1, hits] += 0.17
+    gap = own - own[::-1]
+    found = pair_burst(gap, own, rate=0.01, least_share=0.01)
+    assert found is not None and found.row == 1
+    assert found.hits.tolist() == hits.tolist()
+    mirrored = np.where(np.arange(38) % 2, gap, -gap)  # now the one, now the other: data
+    assert pair_burst(mirrored, own, rate=0.01, least_share=0.01) is None
+
+
+def test_pauses_of_any_size_are_the_rows_that_has_them_alone():
+    value = np.full((8, 6), 0.001)
+    value[7] = [0.8, 0.3, 0.3, 0.3, 0.9, 0.9]
+    one_place = np.zeros(8, dtype=np.int64)
+    found = lone_pause(value, one_place, rate=0.01)
+    assert found is not None and found.row == 7 and found.is_sure
+    assert lone_pause(value, np.arange(8), rate=0.01) is None  # nobody else has to load
+    few = np.full((2, 6), 0.001)
+    few[0, [0, 1, 4]] = 0.4
+    doubtful = lone_pause(few, one_place[:2], rate=0.01)
+    assert doubtful is not None and not doubtful.is_sure
+    few[1, [2, 3, 5]] = 0.4
+    assert lone_pause(few, one_place[:2], rate=0.01) is None
+
+
+@pytest.mark.parametrize(("ratio", "owner"), [(1.4, Owner.UNDECIDED), (2.5, Owner.NODE)])
+def test_one_of_two_processes_on_shared_cores(job, ratio, owner):
+    """Passes alone are longer: a neighbour on the core does as much, up to 1.7 times."""
+
+    def slower(slot):
+        return ratio if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    (finding,) = job(layout=Layout(tp=2), device="cpu", work=slower).report().findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
