@@ -119,7 +119,8 @@ class _Steps:
     @property
     def pause_ns(self) -> Integers:
         """Time between a step and the one before it."""
-        return np.maximum(self.start_ns - np.r_[0, self.end_ns[:-1]], 0)
+        pause_ns: Integers = np.maximum(self.start_ns - np.r_[0, self.end_ns[:-1]], 0)
+        return pause_ns
 
 
 def _records(events: pa.Table, steps: _Steps) -> pa.Table:
