@@ -1,8 +1,10 @@
-"""Runs trainings and conversions one after the other in the same ranks: ``commands.py JSON``.
+"""Runs trainings and conversions in the same ranks, one after the other.
 
-JSON is a list of command lines, each the name of a module of `training` and its words. Importing
-torch and Megatron-Core costs more than any of them. After each, rank 0 writes ``CODE`` and the exit
-code to stderr.
+python commands.py PORTS COMMANDS
+
+Both are JSON: of each command the port where its ranks meet, and the name of a module of `training`
+with its words. Importing torch and Megatron-Core costs more than any of them. After each, rank 0
+writes ``CODE`` and the exit code to stderr.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from importlib import import_module
 
 def main() -> None:
     """Run all; exits with 0 whatever they have come to."""
-    ports = json.loads(os.environ["PORTS"])
+    ports, commands = map(json.loads, sys.argv[1:])
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each job meets at a place of its own
-    for (name, *words), port in zip(json.loads(sys.argv[1]), ports, strict=True):
+    for (name, *words), port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         os.environ.setdefault("MASTER_ADDR", "localhost")
         code = import_module(f"training.{name}").main(words)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,20 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-RunAll = Callable[..., list[tuple[int, str]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What became of some commands."""
+
+    codes: list[int]
+    errors: list[str]
+    """What each wrote to stderr."""
+    output: str
+    """What all wrote to stdout."""
+
+
+RunAll = Callable[..., Ran]
 
 
 def _environment() -> dict[str, str]:
@@ -63,24 +77,19 @@ def run() -> Run:
 
 @pytest.fixture(scope="session")
 def run_all(run: Run) -> RunAll:
-    """Run commands (a module of `training` and its words) one after the other in the same ranks.
+    """Run commands (a module of `training` and its words) one after the other in the same ranks."""
 
-    Gives the exit code and the stderr of each.
-    """
-
-    def start(*commands: Sequence[object], num_ranks: int = 1) -> list[tuple[int, str]]:
+    def start(*commands: Sequence[object], num_ranks: int = 1) -> Ran:
         words = json.dumps([[str(word) for word in command] for command in commands])
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in commands]
             for one in sockets:
                 one.bind(("localhost", 0))
             ports = [one.getsockname()[1] for one in sockets]
-        os.environ["PORTS"] = json.dumps(ports)
-        done = run(HERE / "commands.py", words, num_ranks=num_ranks)
+        done = run(HERE / "commands.py", json.dumps(ports), words, num_ranks=num_ranks)
         parts = re.split(r"^CODE (\d+)\n", done.stderr, flags=re.MULTILINE)
-        found = [(int(code), text) for text, code in zip(parts[::2], parts[1::2], strict=False)]
         assert done.returncode == 0, done.stderr[-3000:]
-        assert len(found) == len(commands), done.stderr[-3000:]
-        return found
+        assert len(parts) == 2 * len(commands) + 1, done.stderr[-3000:]
+        return Ran(codes=[*map(int, parts[1::2])], errors=parts[:-1:2], output=done.stdout)
 
     return start

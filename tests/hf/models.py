@@ -55,6 +55,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "llama-linear": LlamaConfig(**_LLAMA, rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "llama-biases": LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True),
     "mistral": MistralConfig(**_LLAMA, sliding_window=None, head_dim=8),
+    "one-group": MistralConfig(**_LLAMA | {"num_key_value_heads": 1}, head_dim=12),
     "qwen2-tied": Qwen2Config(**_LLAMA, tie_word_embeddings=True, rope_theta=1000000.0),
     "qwen2": Qwen2Config(**_LLAMA),
     "qwen3": Qwen3Config(**_LLAMA, head_dim=16),

@@ -27,7 +27,7 @@ class Rotation:
         self._table = torch.stack((cosines, sines)).to(dtype)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Cosines and sines `(2, token, 1, channel)` of the positions `(token,)`."""
+        """Return cosines and sines `(2, token, 1, channel)` of the positions `(token,)`."""
         return self._table[:, positions, None]
 
 
@@ -111,7 +111,7 @@ class CachedAttention(torch.nn.Module):
         attention_mask: object = None,
         **options: object,
     ) -> torch.Tensor:
-        """Context `(token, 1, heads * channels)` of queries `(token, 1, head, channel)`."""
+        """Return context `(token, 1, heads * channels)` of queries `(token, 1, head, channel)`."""
         del attention_mask, options
         state = self._state
         layout = state.layout

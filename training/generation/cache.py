@@ -43,7 +43,7 @@ class KeyValueCache:
         return sum(2 * keys.nbytes for keys, _ in self._layers.values())
 
     def layer(self, layer_number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, `(slot, place, group, channel)`."""
+        """Return keys and values of a layer, `(slot, place, group, channel)`."""
         return self._layers[layer_number]
 
     def write(

@@ -145,7 +145,7 @@ def add_job_arguments(parser: TrainerParser) -> None:
 
 
 def open_job(arguments: Sequence[str], launch: Launch) -> GenerationJob:
-    """The job of a command line that has no other flags than `add_job_arguments` declares."""
+    """Read the job of a command line that has no other flags than `add_job_arguments` declares."""
     parser = TrainerParser(prog="generation", allow_abbrev=False)
     add_job_arguments(parser)
     return read_job(parser.parse_args(arguments), launch)

@@ -39,7 +39,7 @@ class Histogram:
         self._sum_s += duration_s
 
     def lines(self, name: str) -> Iterator[str]:
-        """The lines of Prometheus' text format: cumulated buckets, sum and number."""
+        """Return the lines of Prometheus' text format: cumulated buckets, sum and number."""
         total = 0
         for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count
@@ -91,7 +91,7 @@ class Metrics(GenerationCallback):
         self._gauges[name] = (self._gauges[name][0], value)
 
     def text(self) -> str:
-        """All of it in Prometheus' text format."""
+        """Return all of it in Prometheus' text format."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:

@@ -79,6 +79,6 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token by itself; half a character is named by its id: ``token_id:93``."""
+    """Return the text of one token; half a character is named by its id: ``token_id:93``."""
     text = tokenizer.detokenize([token])
     return f"token_id:{token}" if _BROKEN in text else text

@@ -51,12 +51,12 @@ class ConfigReader:
         self._asked: set[str] = set()
 
     def get(self, name: str, default: Value) -> Value:
-        """The value of a key, of the type of `default`; `default` where the key is missing."""
+        """Return the value of a key, of the type of `default`, or `default` where it is missing."""
         found = self.optional(name, type(default))
         return default if found is None else found
 
     def optional(self, name: str, kind: type[Value]) -> Value | None:
-        """The value of a key; None where it is missing or null."""
+        """Return the value of a key; None where it is missing or null."""
         value = self.raw(name)
         if value is None:
             return None
@@ -69,11 +69,11 @@ class ConfigReader:
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the key is there, be it null."""
+        """Say whether the key is there, be it null."""
         return name in self._config
 
     def raw(self, name: str) -> object:
-        """The value of a key as it stands there; None where it is missing."""
+        """Return the value of a key as it stands there; None where it is missing."""
         self._asked.add(name)
         return self._config.get(name)
 
@@ -103,7 +103,7 @@ class ConfigReader:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The ``config.json`` of a folder; InputError when it is missing or no table."""
+    """Return the ``config.json`` of a folder; InputError when it is missing or no table."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

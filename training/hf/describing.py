@@ -21,7 +21,7 @@ _FILE = Path("config.json")
 
 
 def config_of(saved: SavedSettings) -> dict[str, object]:
-    """The configuration of a checkpoint's model; InputError when no family can describe it."""
+    """Return the configuration of a checkpoint's model; InputError when no family has one."""
     original = dict(saved.hf_config or {})
     if original and _describes(original, saved.model):
         name = "dtype" if "dtype" in original else "torch_dtype"

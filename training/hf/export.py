@@ -66,12 +66,12 @@ class _Export:
         )
 
     def pieces(self) -> Iterator[_Piece]:
-        """All parameters in the order in which they are written."""
+        """Return all parameters in the order in which they are written."""
         for group in self.layers():
             yield from group
 
     def layers(self) -> Iterator[list[_Piece]]:
-        """The parameters that are read together: before the layers, each layer, behind them."""
+        """Return what is read together: before the layers, each layer, behind them."""
         yield [self._top(rule) for rule in self._rules if rule.place is Place.FIRST]
         for layer in range(self._num_layers):
             yield list(self._of_layer(layer))
@@ -98,12 +98,12 @@ class _Export:
                     yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))
 
     def blank(self, piece: _Piece) -> Iterator[tuple[str, torch.Tensor]]:
-        """The folder's tensors of a parameter, without contents."""
+        """Return the folder's tensors of a parameter, without contents."""
         shape = self._tensors.shape(piece.wanted)
         return self._parts(piece, torch.empty(shape, dtype=self._dtype, device="meta"))
 
     def real(self, pieces: Sequence[_Piece]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The folder's tensors of some parameters, read from the checkpoint together."""
+        """Return the folder's tensors of some parameters, read from the checkpoint together."""
         read = self._tensors.read([piece.wanted for piece in pieces], self._dtype)
         for piece, tensor in zip(pieces, read, strict=True):
             yield from self._parts(piece, tensor)

@@ -60,7 +60,7 @@ class Family:
 
 
 def read_family(folder: Path) -> Values:
-    """What a Hugging Face folder says of its model, as values of the trainer's settings.
+    """Return what a Hugging Face folder says of its model, as values of the trainer's settings.
 
     Raises InputError for a family or a key that cannot be followed.
     """
@@ -68,7 +68,7 @@ def read_family(folder: Path) -> Values:
 
 
 def family_of(file: Path, config: Mapping[str, object]) -> Family:
-    """The family that a configuration names."""
+    """Return the family that a configuration names."""
     kind = config.get("model_type")
     for family in FAMILIES:
         if family.name == kind:
@@ -78,7 +78,7 @@ def family_of(file: Path, config: Mapping[str, object]) -> Family:
 
 
 def describe(file: Path, config: Mapping[str, object]) -> Values:
-    """The values of the trainer's settings that a configuration stands for."""
+    """Return the values of the trainer's settings that a configuration stands for."""
     family = family_of(file, config)
     reader = ConfigReader(file, config)
     values = {**_PLAIN, **family.read(reader, family)}

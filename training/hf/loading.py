@@ -147,7 +147,7 @@ def _experts_of(layer: TransformerLayer) -> Iterable[int]:
 
 
 def name_in_memory(name: str, parameters: Mapping[str, object]) -> str:
-    """The name of a parameter in Megatron-Core's layers, or that in Transformer Engine's."""
+    """Return the name of a parameter in Megatron-Core's layers, or that in Transformer Engine's."""
     if name in parameters:
         return name
     # All experts of a rank in one module: experts.local_experts.3.linear_fc1.weight

@@ -59,7 +59,7 @@ class Rule:
     is_transposed: bool = False
 
     def sources_of(self, layer: int = 0, expert: int = 0) -> list[str]:
-        """The folder's tensors for one layer and expert, both counted from 0 over the model."""
+        """Return the folder's tensors for a layer and expert, counted from 0 over the model."""
         return [source.format(layer=layer, expert=expert) for source in self.sources]
 
 
@@ -86,7 +86,7 @@ class TensorRank:
     size: int = 1
 
     def cut(self, tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """This rank's part of a dimension that all of them divide; a view."""
+        """Return this rank's part of a dimension that all of them divide; a view."""
         length = tensor.shape[dim] // self.size
         return tensor.narrow(dim, self.rank * length, length)
 
@@ -94,7 +94,7 @@ class TensorRank:
 def share(
     rule: Rule, tensors: Sequence[torch.Tensor], attention: Attention, own: TensorRank, rows: int
 ) -> torch.Tensor:
-    """This rank's part of a parameter that has `rows` rows here, made of the folder's tensors."""
+    """Make this rank's part of a parameter that has `rows` rows here of the folder's tensors."""
     if rule.is_transposed:
         tensors = [tensor.t() for tensor in tensors]
     match rule.form:
@@ -163,14 +163,14 @@ _JOINED_NORMS = {
 
 
 def join_norms(name: str) -> str:
-    """The name that a layer's norm has within the linear layer behind it; others as they are."""
+    """Return the name that a norm has within the linear layer behind it; others as they are."""
     for norm, joined in _JOINED_NORMS.items():
         name = name.replace(norm, joined)
     return name
 
 
 def rules_of(model_type: str, values: Mapping[str, object]) -> tuple[Rule, ...]:
-    """The rules of a family for a model with these values of the trainer's settings."""
+    """Return the rules of a family for a model with these values of the trainer's settings."""
     rules = _gpt2_rules() if model_type == "gpt2" else _llama_rules(values)
     untied = bool(values.get("untie_embeddings_and_output_weights"))
     return (*rules, *_output_rules(model_type, untied))

@@ -34,12 +34,12 @@ class Weights:
     file_of: Mapping[str, str]
 
     def name_here(self, name: str) -> str:
-        """The name of a tensor in this folder: a model saved without its head has no prefix."""
+        """Return a tensor's name in this folder: a model saved without its head has no prefix."""
         bare = name.partition(".")[2]
         return bare if name not in self.file_of and bare in self.file_of else name
 
     def dtype(self) -> str:
-        """The one number format that holds all weights as they are, by torch's name."""
+        """Return the one number format that holds all weights as they are, by torch's name."""
         found: set[str] = set()
         for file in sorted(set(self.file_of.values())):
             found |= _dtypes(self.folder / file)
@@ -52,7 +52,7 @@ class Weights:
         return found.pop() if len(found) == 1 else "float32"
 
     def read(self, names: Iterable[str]) -> list[torch.Tensor]:
-        """Some tensors, mapped for as long as they are kept; InputError for a missing one."""
+        """Return some tensors, mapped as long as they are kept; InputError for a missing one."""
         by_file: dict[str, list[str]] = {}
         wanted = [self.name_here(name) for name in names]
         for name in wanted:

@@ -25,7 +25,7 @@ _Endpoint = Callable[[Request, Model], Awaitable[Response]]
 
 
 def build_app(model: Model, *, token: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
-    """The whole HTTP side; `hosts` are names of this server beside those of the loopback."""
+    """Build the whole HTTP side; `hosts` are names of this server beside those of the loopback."""
     started = int(time.time())
 
     async def models(request: Request) -> Response:

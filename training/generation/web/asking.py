@@ -110,7 +110,7 @@ def read_wish(fields: Fields, model: Model) -> Wish:
 
 
 async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...]:
-    """The token ids of a prompt; RequestError when it cannot be coded."""
+    """Return the token ids of a prompt; RequestError when it cannot be coded."""
     if isinstance(prompt, str):
         try:
             if len(prompt) <= _QUICK_CHARACTERS:
@@ -137,7 +137,7 @@ def rows_of(
     scores_prompt: bool = False,
     param: str = "prompt",
 ) -> list[Request]:
-    """The rows that one prompt asks for; without `max_tokens` up to the longest possible.
+    """Return the rows that one prompt asks for; without `max_tokens` up to the longest possible.
 
     Raises RequestError for a prompt that does not fit.
     """
@@ -168,7 +168,7 @@ def rows_of(
 
 
 def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
-    """The sampling of a choice: the first has the seed itself, the others seeds made of it."""
+    """Return the sampling of a choice: the first has the seed, the others seeds made of it."""
     if choice == 0:
         return sampling
     made = np.random.SeedSequence([sampling.seed, choice]).generate_state(1, np.uint64)

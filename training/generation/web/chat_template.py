@@ -34,7 +34,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def tokens_of(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The tokens of a chat, up to where the assistant's answer begins.
+        """Return the tokens of a chat, up to where the assistant's answer begins.
 
         Raises TemplateError when the template does not take these messages.
         """
@@ -57,7 +57,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def read_chat_template(folder: Path, tokenizer: SubwordTokenizer) -> ChatTemplate | None:
-    """The template in a tokenizer's folder; None when there is none.
+    """Return the template in a tokenizer's folder; None when there is none.
 
     Raises InputError when it is damaged.
     """

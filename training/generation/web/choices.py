@@ -67,7 +67,7 @@ class Change:
 def choices_of(
     requests: Sequence[Request], tokenizer: Tokenizer, stops: Sequence[str]
 ) -> list[Choice]:
-    """A choice for each row, nothing generated yet."""
+    """Return a choice for each row, nothing generated yet."""
     return [
         Choice(
             index=index,
@@ -97,7 +97,7 @@ async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIter
 
 
 def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, int]:
-    """Tokens read and generated; a prompt counts once for all its choices."""
+    """Return tokens read and generated; a prompt counts once for all its choices."""
     read = sum(len(choice.prompt) for choice in choices[::num_choices])
     generated = sum(len(choice.scores) for choice in choices)
     return {

@@ -37,12 +37,12 @@ class Fields:
         return cls(values)
 
     def raw(self, name: str) -> object:
-        """The value of a field as it stands there; None when it is left out."""
+        """Return the value of a field as it stands there; None when it is left out."""
         self._asked.add(name)
         return self._values.get(name)
 
     def integer(self, name: str, default: int, *, low: int, high: int) -> int:
-        """A whole number from `low` to `high`."""
+        """Read a whole number from `low` to `high`."""
         value = self.raw(name)
         if value is None:
             return default
@@ -55,11 +55,11 @@ class Fields:
         return value
 
     def optional_integer(self, name: str, *, low: int, high: int) -> int | None:
-        """A whole number, or None when it is left out."""
+        """Read a whole number, or None when it is left out."""
         return None if self.raw(name) is None else self.integer(name, low, low=low, high=high)
 
     def number(self, name: str, default: float, *, low: float, high: float) -> float:
-        """A number from `low` to `high`."""
+        """Read a number from `low` to `high`."""
         value = self.raw(name)
         if value is None:
             return default
@@ -70,15 +70,15 @@ class Fields:
         return float(value)
 
     def switch(self, name: str, default: bool = False) -> bool:
-        """True or false."""
+        """Read true or false."""
         return self._typed(name, bool, default)
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
+        """Read a string."""
         return self._typed(name, str, default)
 
     def strings(self, name: str, *, most: int) -> tuple[str, ...]:
-        """One string or an array of up to `most`, none of them empty."""
+        """Read one string or an array of up to `most`, none of them empty."""
         value = self.raw(name)
         if value is None:
             return ()
@@ -90,7 +90,7 @@ class Fields:
         return tuple(given)
 
     def inner(self, name: str) -> Fields:
-        """The fields of an object; none when it is left out."""
+        """Read the fields of an object; none when it is left out."""
         value: dict[str, object] = self._typed(name, dict, {})
         return Fields(value, place=f"{self._place}{name}.")
 
@@ -107,7 +107,7 @@ class Fields:
             raise self.wrong(unknown[0][:64], "is not known to this server; leave it out")
 
     def wrong(self, name: str, reason: str) -> RequestError:
-        """The error about a field."""
+        """Make the error about a field."""
         named = self._place + name
         return RequestError(f"{named} {reason}", param=named)
 

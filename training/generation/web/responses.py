@@ -46,7 +46,7 @@ class RequestError(Exception):
         self.code = code
 
     def body(self) -> dict[str, object]:
-        """The error as OpenAI's clients read it."""
+        """Return the error as OpenAI's clients read it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
@@ -58,7 +58,7 @@ class RequestError(Exception):
         }
 
     def response(self) -> Response:
-        """The error as a response."""
+        """Return the error as a response."""
         headers = {"retry-after": "1"} if self.status == 429 else {}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
