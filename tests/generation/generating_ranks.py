@@ -5,7 +5,8 @@ python generating_ranks.py FOLDER…
 The ranks are divided into jobs of their own, one after the other: rank 0 alone, then ranks 0 and 1
 with tensor parallelism, beside them ranks 2 and 3 with two stages, then all four with both. The
 first rank of each job prints ``RESULT`` and JSON: by layout and model the rows of all cases
-together and, on one rank, of each case alone and the first one's prompt scored in bfloat16.
+together and, on one rank, of each case alone, of the first while somebody looks at the last layer
+(with the number of tokens seen there), and of its prompt scored in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from training.distributed import Launch, finalize
 from training.generation.engine import Engine
@@ -60,9 +63,10 @@ def generate(
         if number == 0:
             job.join()
         engine = job.build_engine()
-        rows = {"together": answered(engine, CASES)}
+        rows: dict[str, Any] = {"together": answered(engine, CASES)}
         if launch.world_size == 1:
             rows["alone"] = [answered(engine, [case])[0] for case in CASES]
+            rows["watched"], rows["seen"] = watched(engine, CASES[:1])
             scored = {**CASES[0], "max_tokens": 0, "num_logprobs": 0}
             rounded = open_job([*flags, "--load-hf", folder, "--bf16"], launch).build_engine()
             rows["bf16"] = answered(rounded, [scored])
@@ -71,9 +75,23 @@ def generate(
     return found
 
 
-def answered(engine: Engine, cases: Sequence[dict[str, Any]]) -> list[dict[str, list[object]]]:
+def watched(engine: Engine, cases: Sequence[dict[str, Any]]) -> tuple[Any, int]:
+    """What the engine makes of cases while a hook counts the tokens behind the last layer."""
+    seen = 0
+
+    def count(module: torch.nn.Module, inputs: object, output: tuple[torch.Tensor, None]) -> None:
+        nonlocal seen
+        seen += output[0].shape[0]
+
+    handle = engine.stage.model.decoder.layers[-1].register_forward_hook(count)
+    rows = answered(engine, cases)
+    handle.remove()
+    return rows, seen
+
+
+def answered(engine: Engine, cases: Sequence[dict[str, Any]]) -> list[dict[str, list[Any]]]:
     """What the engine makes of some cases that it gets at once."""
-    rows: list[dict[str, list[object]]] = [{"tokens": [], "logprobs": []} for _ in cases]
+    rows: list[dict[str, list[Any]]] = [{"tokens": [], "logprobs": []} for _ in cases]
     requests = [
         Request(
             identifier=row,

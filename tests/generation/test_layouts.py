@@ -14,7 +14,7 @@ import pytest
 from .conftest import FAMILIES, PROGRAM, ROOT, Expected, command_of, environment
 
 LAYOUTS = ("1x1", "2x1", "1x2", "2x2")
-Found = dict[str, dict[str, dict[str, list[dict[str, Any]]]]]
+Found = dict[str, dict[str, dict[str, Any]]]
 """By layout, model and company."""
 
 
@@ -85,6 +85,16 @@ def test_a_row_is_the_same_alone_and_beside_others(
     for beside, alone in zip(found["together"], found["alone"], strict=True):
         assert beside["tokens"] == alone["tokens"]
     assert [len(row["logprobs"]) for row in found["alone"][3:]] == [2 + 12, 9 + 12, 12]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whoever_looks_at_the_last_layer_sees_all_tokens_and_changes_none(
+    family: str, models: dict[str, Expected], once: Once
+) -> None:
+    found = once("found", lambda: generate(models))["1x1"][family]
+    assert found["watched"][0]["tokens"] == found["alone"][0]["tokens"]
+    assert found["seen"] == 10 + 20 - 1  # nothing is computed for the token that comes last
 
 
 @pytest.mark.distributed
