@@ -119,10 +119,6 @@ class Stage:
         dist.send(output.contiguous(), after, group=group)
         return None
 
-    def _is_observed(self) -> bool:
-        """Whether hooks look at the last layer, and are to see all tokens of a step there."""
-        return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)
-
     @torch.inference_mode()
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
         """Logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they were the
@@ -146,3 +142,7 @@ class Stage:
         group = parallel_state.get_pipeline_model_parallel_group()
         dist.recv(states, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
         return states
+
+    def _is_observed(self) -> bool:
+        """Whether hooks look at the last layer, and are to see all tokens of a step there."""
+        return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)
