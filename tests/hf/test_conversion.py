@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from megascan.errors import InputError
 from training.convert import main as convert
 from training.hf.families import read_family
-from training.hf.loading import check_names
-from training.hf.rules import rules_of
+from training.hf.loading import check_names, read_sources
+from training.hf.rules import Form, rules_of
 from training.hf.weights import open_weights
 from training.hf.writing import plan, writing
 
@@ -159,6 +159,15 @@ def test_a_second_output_layer_beside_a_tied_one_must_be_the_same(
     check_names(open_weights(tmp_path), rules_of("qwen2", values), values)
     save_file({**tensors, "lm_head.weight": embedding + 1}, tmp_path / "model.safetensors")
     assert "another lm_head.weight" in refusal(tmp_path)
+
+
+def test_an_embedding_for_another_vocabulary_is_refused(models: Path) -> None:
+    weights, values = open_weights(models / "llama2"), read_family(models / "llama2")
+    for rule in rules_of("llama", values):
+        if rule.form is Form.VOCABULARY:
+            assert read_sources(weights, rule, rule.sources, 203)[0].shape[0] == 203
+            with pytest.raises(InputError, match="for 203 ids, and its"):
+                read_sources(weights, rule, rule.sources, 210)
 
 
 def test_old_names_and_constants_are_understood(models: Path, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_an_unknown_key_is_refused_by_name(kind: str) -> None:
         ("mixtral", "router_jitter_noise", 0.1),
         ("qwen2", "layer_types", ["linear_attention"]),
         ("qwen3", "attention_bias", True),
+        ("qwen2", "use_mrope", True),
+        ("llama", "rope_interleaved", True),
         ("mamba", "hidden_size", 64),
     ],
 )
@@ -84,6 +86,21 @@ def test_what_cannot_be_computed_is_refused(kind: str, key: str, value: object) 
         InputError, match=key.removesuffix("scaling") if kind != "mamba" else "model_type 'mamba'"
     ):
         of(kind, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("qwen2", {"use_mrope": False, "max_window_layers": 28}),  # Qwen2.5
+        ("llama", {"rope_interleaved": False, "is_llama_config": True}),  # SmolLM
+        ("llama", {"pretraining_tp": 1, "rope_scaling": None, "mlp_bias": False}),  # Llama 2
+        ("gpt2", {"n_ctx": 1024, "_num_labels": 1, "task_specific_params": {}}),  # distilled GPT-2
+    ],
+)
+def test_keys_of_published_models_that_change_nothing_are_taken(
+    kind: str, keys: dict[str, object]
+) -> None:
+    assert of(kind, **keys) == of(kind)
 
 
 def test_llama_3_rotation_with_other_constants_is_refused() -> None:

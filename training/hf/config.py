@@ -27,7 +27,8 @@ _SILENT_KEYS = frozenset(
         "return_dict_in_generate", "is_decoder", "use_return_dict", "_attn_implementation",
         "_attn_implementation_autoset", "attn_implementation", "_flash_attn_2_enabled",
         "unsloth_version", "unsloth_fixed", "tokenizer_class", "prefix", "gradient_checkpointing",
-        "max_length", "do_sample", "temperature", "top_k", "top_p",
+        "max_length", "do_sample", "temperature", "top_k", "top_p", "_num_labels",
+        "transformers.js_config",
     }
 )  # fmt: skip
 # Of a kind that changes the computation, with the only values that leave it alone.
@@ -39,6 +40,9 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
     "pretraining_tp": (1, 0, None),
+    "use_mrope": (False,),
+    "rope_interleaved": (False,),
+    "is_llama_config": (True,),
 }
 
 

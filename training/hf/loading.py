@@ -16,7 +16,7 @@ import torch
 from megascan.errors import InputError
 from training.hf.config import read_config
 from training.hf.families import describe
-from training.hf.rules import Attention, Place, Rule, TensorRank, join_norms, rules_of, share
+from training.hf.rules import Attention, Form, Place, Rule, TensorRank, join_norms, rules_of, share
 from training.hf.weights import Weights, open_weights
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
     check_names(weights, rules, values)
     for chunk in unwrap_model(list(chunks)):
         with torch.no_grad():
-            _fill(chunk, weights, rules)
+            _fill(chunk, weights, rules, cast(int, values["model_vocab_size"]))
 
 
 def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, object]) -> None:
@@ -81,7 +81,21 @@ def _places(rule: Rule, values: Mapping[str, object]) -> Iterator[tuple[int, int
             yield 0, 0
 
 
-def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule]) -> None:
+def read_sources(
+    weights: Weights, rule: Rule, sources: Sequence[str], vocab_size: int
+) -> list[torch.Tensor]:
+    """Read what a parameter is made of; InputError when it is for another vocabulary."""
+    tensors = weights.read(sources)
+    num_rows = tensors[0].shape[0]
+    if rule.form is Form.VOCABULARY and num_rows != vocab_size:
+        raise InputError(
+            f"{weights.folder} has {sources[0]} for {num_rows} ids, and its config.json says "
+            f"vocab_size {vocab_size}; mend the one that is wrong"
+        )
+    return tensors
+
+
+def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: int) -> None:
     """Fill one chunk; every parameter must be made by exactly one rule."""
     from megatron.core import parallel_state
 
@@ -108,7 +122,15 @@ def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule]) -> None:
                 f"this run's model has no {name}, which {weights.folder} has weights for"
             )
         own = of_expert if rule.place is Place.EXPERT else dense
-        made = share(rule, weights.read(sources), attention, own, parameter.shape[0])
+        tensors = read_sources(weights, rule, sources, vocab_size)
+        try:
+            made = share(rule, tensors, attention, own, parameter.shape[0])
+        except RuntimeError as error:  # a shape that cannot be divided as the model says
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise InputError(
+                f"{weights.folder} has {', '.join(sources)} of {shapes}, which its config.json "
+                "does not describe; copy the folder anew"
+            ) from error
         if made.shape != parameter.shape:
             raise InputError(
                 f"{weights.folder} makes {name} of {tuple(made.shape)} and this run's model has it "
