@@ -122,10 +122,10 @@ def serving(model: Path, tensor: int) -> Iterator[Server]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        for line in process.stdout:
-            if line.startswith("serving "):
-                yield Server(process=process, url=line.split(" at ")[1].split("/v1")[0])
-                break
+        line = next((one for one in process.stdout if one.startswith("serving ")), None)
+        if line is None:
+            raise SystemExit("the server has ended; see what it wrote")
+        yield Server(process=process, url=line.split(" at ")[1].split("/v1")[0])
     finally:
         process.terminate()
         process.wait()
