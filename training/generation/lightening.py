@@ -7,6 +7,7 @@ called in its place, so hooks see what they see in training: layers, attention, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,7 +122,7 @@ def _mlp(
     return output
 
 
-_FORWARD = {
+_FORWARD: dict[type, Callable[..., Any]] = {
     ColumnParallelLinear: _column,
     RowParallelLinear: _row,
     TransformerLayer: _layer,
