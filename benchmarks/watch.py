@@ -211,7 +211,7 @@ def scale(folder: Path) -> None:
     """Look at 1,024 ranks at base."""
     layout = Layout(tp=8, pp=8, dp=16)
     job = job_of(
-        layout, 37, num_layers=16, num_microbatches=8, interval=5, window=2,
+        layout, 22, num_layers=16, num_microbatches=8, interval=5, window=2,
         granularity=Granularity.BASE,
     )  # fmt: skip
     replay = replayed(job, [], 1, folder)
