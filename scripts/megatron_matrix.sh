@@ -13,7 +13,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare_environment train,serve,cluster,dev
+prepare_environment train,serve,cluster,watch,dev
 
 newest_release() {
     "$PYTHON" -m pip index versions --ignore-requires-python megatron-core 2>/dev/null |

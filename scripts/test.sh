@@ -12,7 +12,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-prepare_environment train,serve,cluster,dev
+prepare_environment train,serve,cluster,watch,dev
 
 install_chromium() { # the report page is drawn in it; without it those tests are skipped
     local name

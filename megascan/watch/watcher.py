@@ -90,6 +90,7 @@ class Watcher:
         self._still_since: tuple[float, float] | None = None
         """Time of the newest write, and when it was seen by this machine's clock."""
         self._said: set[str] = set()
+        self._has_shown = False
         self.outbox.restore(state.pending)
 
     @property
@@ -104,14 +105,13 @@ class Watcher:
             self.pulse.beat()
             windows = self.files.poll()
             self._warn_all(self.files.problems())
-            for place, window in enumerate(windows, 1):
-                is_last = place == len(windows) and not self.files.has_more
-                self._take(window, is_last=is_last)
+            for window in windows:
+                self._take(window)
             num_windows += len(windows)
             if not self.files.has_more:
                 break
-        if self.judgement is None and self.ring.windows:
-            self._show()
+        if self.ring.windows:
+            self._judge_newest()
         self._look_for_hang(moved=bool(num_windows))
         self._decide()
         self._publish()
@@ -138,8 +138,8 @@ class Watcher:
         self._save()
         self.state_file.close()
 
-    def _take(self, window: JobWindow, *, is_last: bool) -> None:
-        """Put a window into the ring, and judge if it is time."""
+    def _take(self, window: JobWindow) -> None:
+        """Put a window into the ring; judge when those that came at once would pass through it."""
         state = self.state
         if window.run_id != state.run_id:
             self._begin_run(window)
@@ -148,38 +148,42 @@ class Watcher:
         self.hangs.take([window])
         self.ring.push(window)
         self.gauges.num_windows += 1
-        if window.last_iteration <= state.judged_iteration:
-            return
         jump = window.last_iteration - state.judged_iteration
-        is_due = state.judged_iteration >= 0 and 2 * jump >= self.settings.kept_iterations
-        if is_last or is_due:
+        if state.judged_iteration >= 0 and 2 * jump >= self.settings.kept_iterations:
             self._judge(window)
+
+    def _judge_newest(self) -> None:
+        """Judge what is new; after a restart without news say how things stand (it is booked)."""
+        newest = self.ring.windows[-1]
+        if newest.last_iteration > self.state.judged_iteration:
+            self._judge(newest)
+        elif self.judgement is None and not self._has_shown:
+            self._has_shown = True
+            self.judgement = self._judged()
+            if self.judgement is not None:
+                self.say(verdict_record(self.judgement, self.state.accounts.holding))
 
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
         if state.run_id:
             headers = {rank: part.header for rank, part in window.segments.items()}
             self._tell_all(state.accounts.end_run(headers, time.time()))
-        state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, -1, -1
+        before = window.first_iteration - 1 if state.run_id else -1
+        state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, before, before
 
     def _judge(self, window: JobWindow) -> None:
-        judgement = self.judgement = self._judged()
-        if judgement is None:
-            return
-        events = self.state.accounts.settle(judgement.report, self.ring.windows)
         self.state.judged_iteration = window.last_iteration
         self.state.ring_iteration = self.ring.windows[0].first_iteration
+        judgement = self._judged()
+        if judgement is None:
+            return
+        self.judgement = judgement
+        events = self.state.accounts.settle(judgement.report, self.ring.windows)
         self.gauges.num_verdicts += 1
         self.say(verdict_record(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()
-
-    def _show(self) -> None:
-        """After a restart without news: say how things stand; they are booked already."""
-        self.judgement = self._judged()
-        if self.judgement is not None:
-            self.say(verdict_record(self.judgement, self.state.accounts.holding))
 
     def _judged(self) -> Judgement | None:
         """Return the verdict on the ring, with what the history says; None where there is none."""

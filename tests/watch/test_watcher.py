@@ -109,6 +109,33 @@ def test_a_long_history_is_not_read(faulty, grow, watched):
     assert watch.verdicts[0]["iterations"] == [33, 40]
 
 
+def test_ranks_that_are_read_in_several_steps_are_judged_up_to_the_newest_window(
+    faulty, grow, watched, monkeypatch
+):
+    """Rank files of different lengths: the last window is whole before the last step."""
+    monkeypatch.setattr("megascan.reader.growing._STEP_BYTES", 1 << 12)
+    feed = grow(faulty)
+    feed.step(12)
+    feed.step(1, ranks=range(4))
+    watch = watched(feed.target)
+    watch.watcher.look()
+    assert watch.verdicts[-1]["iterations"][1] == 24
+    assert watch.names == ["raised"]
+
+
+def test_windows_that_contradict_cost_a_verdict_and_not_the_watch(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target)
+    feed.step(4)
+    text = feed.path(3).read_bytes().replace(b'"world_size":8', b'"world_size":9', 1)
+    feed.path(3).write_bytes(text)
+    for _ in range(3):
+        watch.watcher.look()
+    assert len(watch.warnings) == 1
+    assert "no verdict on the windows up to iteration 8" in watch.warnings[0]
+    assert watch.verdicts == []
+
+
 def test_several_folders_are_one_job(faulty, grow, watched, tmp_path):
     feed = grow(faulty)
     other = tmp_path / "other host"
