@@ -53,7 +53,8 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     both = compute | optimizer
     kernels = _Kernels.of(index, compute)
     work, others_share = _work(index, kernels, seen.members.stage[index.row[compute]])
-    lost = {cause: lost for cause, lost in seen.lost_ns.items() if cause is not Cause.GC}
+    lost: dict[Cause, Floats] = dict(seen.lost_ns)
+    lost.pop(Cause.GC, None)  # is not recorded
     return replace(
         seen,
         work=work,
@@ -77,7 +78,7 @@ def _kernels(index: SpanIndex, kind: Kind) -> Flags:
     """Mark the kernels (operators of a CPU run) of a kind; copies depend on other things."""
     name, names = codes(index.table, "name")
     copies = np.array([is_copy(text) for text in names] or [False], dtype=bool)[name]
-    return equals(index.table, "kind", kind) & index.counts & ~copies
+    return np.asarray(equals(index.table, "kind", kind) & index.counts & ~copies)
 
 
 @dataclass(frozen=True)

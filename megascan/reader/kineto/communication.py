@@ -108,7 +108,7 @@ def _stated(profile: Profile) -> Flags:
     """Mark the operators of torch.distributed that say what they do."""
     events = profile.events
     params = np.asarray(pc.equal(pc.fill_null(events.column("name"), ""), "record_param_comms"))
-    return params & np.asarray(pc.is_valid(events.column("Collective name")))
+    return np.asarray(params & np.asarray(pc.is_valid(events.column("Collective name"))))
 
 
 def _is_gloo(name: str) -> bool:

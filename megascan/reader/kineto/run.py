@@ -101,13 +101,12 @@ def _layout(profiles: Sequence[Profile]) -> Layout:
     num_replicas, rest = divmod(world_size, sizes["tp"] * sizes["cp"] * sizes["pp"])
     if rest:
         return Layout(dp=world_size)
-    experts = {"ep": _largest(groups.values(), "ep"), "etp": _largest(groups.values(), "expt_tp")}
-    for further in (experts, {}):
-        try:
-            return _ordered(Layout(**sizes, **further, dp=num_replicas), list(groups.values()))
-        except ConfigError:  # a grid of experts that does not fit in a stage
-            continue
-    return Layout(dp=world_size)
+    dense = Layout(tp=sizes["tp"], cp=sizes["cp"], pp=sizes["pp"], dp=num_replicas)
+    experts, inside = _largest(groups.values(), "ep"), _largest(groups.values(), "expt_tp")
+    try:
+        return _ordered(replace(dense, ep=experts, etp=inside), list(groups.values()))
+    except ConfigError:  # a grid of experts that does not fit in a stage
+        return _ordered(dense, list(groups.values()))
 
 
 def _largest(groups: Iterable[ProcessGroup], axis: str) -> int:

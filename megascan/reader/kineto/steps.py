@@ -26,6 +26,7 @@ from megascan.schema import NOT_APPLICABLE
 STEP = "ProfilerStep#"
 OPTIMIZER_STEP = "Optimizer.step#"
 _STEP_NUMBER = re.compile(r"[0-9]{1,9}")
+_NONE: Integers = np.zeros(0, dtype=np.int64)
 _MIN_REPEATS = 2
 _LEAST_ALIKE = 0.95
 """Share of a repetition's kernels that must be those of the one before it."""
@@ -65,7 +66,7 @@ def find_steps(profile: Profile, start: Integers, end: Integers, launch: Integer
         _marked(profile, start, end)
         or _by_optimizer(profile, start, end)
         or _by_kernels(profile, start, end, launch)
-        or Steps(*np.zeros((3, 0), dtype=np.int64), thread=NOT_APPLICABLE)
+        or Steps(_NONE, _NONE, _NONE, NOT_APPLICABLE)
     )
 
 
@@ -156,7 +157,7 @@ def _beginnings(places: Integers, length: int, num_kernels: int) -> Integers:
     """Return where repetitions begin, the first at 0, from where the same kernel of each stands."""
     firsts = places - places[0] % length
     firsts = np.r_[np.arange(0, firsts[0], length), firsts]
-    return firsts[firsts + _LEAST_ALIKE * length <= num_kernels]
+    return np.asarray(firsts[firsts + _LEAST_ALIKE * length <= num_kernels])
 
 
 def _is_alike(code: Integers, length: int) -> bool:
