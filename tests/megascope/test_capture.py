@@ -103,10 +103,11 @@ def test_an_intervention_is_the_same_in_every_layout(
     for name, change in CHANGES.items():
         alone = changed(model, change)[..., :203]
         assert float((alone - untouched[..., :203]).abs().max()) > 1e-4, name
+        within = 1e-6 * float(alone.abs().max())  # another order of additions in float32
         for both in (halves, sequences):
             wide = torch.cat([rank[name] for rank in both], dim=-1)[..., :203]
-            assert float((wide - alone).abs().max()) < 1e-6, name
-        assert float((last[name][..., :203] - alone).abs().max()) < 1e-6, name
+            assert float((wide - alone).abs().max()) < within, name
+        assert float((last[name][..., :203] - alone).abs().max()) < within, name
 
 
 def test_looking_changes_no_bit_and_leaves_no_hook(model_of: Model) -> None:
