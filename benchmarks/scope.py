@@ -53,8 +53,8 @@ def main() -> int:
     rows = [f"| {one.what} | {one.value} | {one.wanted} |" for one in figures]
     text = "\n".join(
         ["# Looking into a model, CPU", "", environment_line("cpu"), "",
-         "`python -m benchmarks.scope`. Alternating rounds in one process; ratios of medians of CPU "
-         "time, in brackets the 5th to 95th percentile of neighbours' ratios. The machine was "
+         "`python -m benchmarks.scope`. Alternating rounds in one process; ratios of medians of "
+         "CPU time, in brackets the 5th to 95th percentile of neighbours' ratios. The machine was "
          "shared.", "",
          "| what | found | wanted |", "|---|---|---|", *rows, ""]
     )  # fmt: skip
