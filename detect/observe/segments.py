@@ -21,7 +21,7 @@ import numpy as np
 from detect.observe.observations import BACKWARD, FORWARD, Work
 from detect.observe.spans import SpanIndex, axis_of
 from detect.thresholds import PASSES
-from megascan.arrays import Floats, Integers, group_lengths, group_starts, united
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, united
 from megascan.schema import Kind
 from megascan.timeline import equals
 
@@ -76,7 +76,7 @@ def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
 
 def _without_trifles(log_ns: Floats) -> Work | None:
     """Leave out stretches that take next to nothing, and tell backward passes by their length."""
-    seen = np.isfinite(log_ns).any(axis=(0, 1))
+    seen: Flags = np.asarray(np.isfinite(log_ns).any(axis=(0, 1)))
     typical = np.zeros(len(seen))
     typical[seen] = np.exp(np.nanmedian(log_ns[:, :, seen], axis=(0, 1)))
     kept = typical >= PASSES.least_segment_share * typical.sum()
