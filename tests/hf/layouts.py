@@ -24,8 +24,16 @@ from training.arguments.model_values import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything, silence
 
 # tensor, pipeline, chunks on a rank, expert
-COMBINED = ((2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 4), (2, 2, 1, 2))
-OTHERS = ((1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1), (1, 1, 1, 2), (4, 2, 1, 1))
+COMBINED = ((2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 4), (1, 2, 1, 2))
+OTHERS = (
+    (1, 1, 1, 1),
+    (2, 1, 1, 1),
+    (1, 2, 1, 1),
+    (2, 2, 1, 1),
+    (1, 1, 1, 2),
+    (4, 2, 1, 1),
+    (2, 2, 1, 2),
+)
 
 
 def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
@@ -36,7 +44,7 @@ def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
     launch = read_launch(os.environ)
     models = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
     for tensor, pipeline, chunks, expert in layouts:
-        if tensor * pipeline > launch.world_size:
+        if tensor * pipeline * expert > launch.world_size:
             continue
         settled = False
         for model in models:

@@ -52,7 +52,7 @@ def test_every_family_computes_the_same_in_combined_layouts(run: Run, models: Pa
     assert len(rows) + len(left_out) == 2 * len(configs) + 2 * num_mixtures
     assert all("random-" in line and "divi" in line for line in left_out)  # sizes drawn at random
     assert {row[0] for row in rows} == {
-        "tp4-pp1-vpp1-ep1", "tp2-pp2-vpp2-ep1", "tp1-pp1-vpp1-ep4", "tp2-pp2-vpp1-ep2",
+        "tp4-pp1-vpp1-ep1", "tp2-pp2-vpp2-ep1", "tp1-pp1-vpp1-ep4", "tp1-pp2-vpp1-ep2",
     }  # fmt: skip
     assert max(float(row[2]) for row in rows) < 1e-5, rows
 
