@@ -159,6 +159,11 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         help="base: passes, p2p, gradient sync, optimizer, loss, data; "
         "full: also layers, modules, every collective, gc, checkpoints (default: %(default)s)",
     )
+    _add_limits(group)
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    """Declare what bounds the disk and the time that tracing takes."""
     group.add_argument(
         "--trace-compress",
         action="store_true",

@@ -38,7 +38,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "format.md"
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(
         [
             "# Rank files",
@@ -72,19 +72,7 @@ def render() -> str:
             f"- granularities: {_code(Granularity)}",
             f"- tracks: {', '.join(f'{int(track)} `{track.name.lower()}`' for track in Track)}",
             "",
-            "## Names",
-            "",
-            "What spans of a name count as in the analysis, and whether some of their time may be "
-            "communication. Other names of compute count as `part`: kernels, operators, spans of "
-            "the trainer's own.",
-            "",
-            *_words(),
-            "",
-            f"- collectives: {_code(COLLECTIVES)}",
-            f"- messages: {_code((*MESSAGES, *UNDIRECTED_MESSAGES))}",
-            f"- axes of process groups: {_code(axis.name for axis in GROUP_AXES)}; a group's id is "
-            f"`{group_id('tp', [4])}`, its axis and smallest member",
-            "",
+            *_names(),
             "## Header",
             "",
             f"The `args` of the metadata event `{HEADER_EVENT}`, first in the file and again for "
@@ -98,6 +86,24 @@ def render() -> str:
             *_fields(WindowRecord),
         ]
     )
+
+
+def _names() -> list[str]:
+    return [
+        "## Names",
+        "",
+        "What spans of a name count as in the analysis, and whether some of their time may be "
+        "communication. Other names of compute count as `part`: kernels, operators, spans of "
+        "the trainer's own.",
+        "",
+        *_words(),
+        "",
+        f"- collectives: {_code(COLLECTIVES)}",
+        f"- messages: {_code((*MESSAGES, *UNDIRECTED_MESSAGES))}",
+        f"- axes of process groups: {_code(axis.name for axis in GROUP_AXES)}; a group's id is "
+        f"`{group_id('tp', [4])}`, its axis and smallest member",
+        "",
+    ]
 
 
 def _code(values: Iterable[str]) -> str:

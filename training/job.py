@@ -131,14 +131,7 @@ class Job:
         progress = start_from(settings, sizes, state, described)
         tracer = start(self.trace, resumed=progress.iteration > 0)
         self._record_truth(tracer)
-        scope = scope_callbacks(
-            self.scope,
-            sizes,
-            state.chunks,
-            device=self.device,
-            vocab_size=vocab_size,
-            done=progress.iteration,
-        )
+        scope = self._scope(state, vocab_size, progress)
         callback = Callbacks([*watching, *scope, TracingCallback(tracer), faults])
         trainer = Trainer(
             settings,
@@ -152,8 +145,18 @@ class Job:
         )
         return trainer, progress
 
+    def _scope(self, state: TrainState, vocab_size: int, progress: Progress) -> Sequence[Callback]:
+        return scope_callbacks(
+            self.scope,
+            self.sizes,
+            state.chunks,
+            device=self.device,
+            vocab_size=vocab_size,
+            done=progress.iteration,
+        )
+
     def _description(self, vocab_size: int) -> dict[str, object]:
-        """What a process that is no rank must know to build a part of the model."""
+        """Return what a process that is no rank must know to build a part of the model."""
         import torch
 
         return {

@@ -278,20 +278,14 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
     )
     what = "its passes" if cause == Cause.COMPUTE else "the window"
     owner = Owner.JOB if cause == Cause.GC else Owner.NODE
-    doubts = []
-    if not burst.is_sure:
-        owner = Owner.UNDECIDED
-        doubts.append("so few iterations may be chance: trace more of them in a row")
-    elif cause == Cause.COMPUTE and data_of(seen.work, members, stage_groups(members)).used:
-        owner = Owner.UNDECIDED
-        doubts.append("its microbatches vary in length, and longer ones may be the reason as well")
+    doubt = _doubt(seen, burst, cause)
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
             cause=cause,
-            owner=owner,
+            owner=Owner.UNDECIDED if doubt else owner,
             slowdown=1.0 + share,
             interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
             course=course,
@@ -305,11 +299,21 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
                 f"that is {percent(1 + share)[:-2]} % of {what}; of "
                 f"{counted(int(burst.others.sum()) * num_iterations, 'iteration')} of the other "
                 f"ranks {burst.other_hits} lost as much",
-                *doubts,
+                *doubt,
             ),
             advice=ADVICE[cause],
         ),
     )
+
+
+def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
+    """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
+    if not burst.is_sure:
+        return ("so few iterations may be chance: trace more of them in a row",)
+    groups = stage_groups(seen.members)
+    if cause == Cause.COMPUTE and data_of(seen.work, seen.members, groups).used:
+        return ("its microbatches vary in length, and longer ones may be the reason as well",)
+    return ()
 
 
 def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:

@@ -19,14 +19,14 @@ import numpy as np
 from detect.causes.lost_time import Loss, lost_time, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.causes.starvation import HOST_ADVICE, hosts_are_all_late, is_host_bound
-from detect.observe.observations import Observations
+from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds
 from detect.thresholds import LOSSES
-from megascan.arrays import Flags
+from megascan.arrays import Flags, Floats, Integers
 
 
 def _search_loading(inquiry: Inquiry) -> Answer:
@@ -43,18 +43,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     loading = seen.lost_ns[Cause.LOADER]
     usual = np.nan_to_num(robust.median(loading, axis=1))
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
-    tp_rank = members.place["tp"]
-    groups = [
-        rows[loads[rows] & (tp_rank[rows] == one)]
-        for rows in stage_groups(members)
-        for one in np.unique(tp_rank[rows])
-    ]
-    least = LOSSES.loads_share * usual.max(initial=0.0)
-    groups = [rows for rows in groups if len(rows) and usual[rows].max() >= least]
-    across = not groups or min(len(rows) for rows in groups) < 2
-    if across:
-        loading_rows = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
-        groups = [np.sort(loading_rows[tp_rank[loading_rows] == 0])]
+    groups, across = _rows_that_load(members, loads, usual)
 
     def owner(suspect: Suspect) -> Owner:
         own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
@@ -81,6 +70,22 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             ),
         ),
     )
+
+
+def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list[Integers], bool]:
+    """Return rows that load alike, and whether these are of several stages, for want of peers."""
+    tp_rank = members.place["tp"]
+    groups = [
+        rows[loads[rows] & (tp_rank[rows] == one)]
+        for rows in stage_groups(members)
+        for one in np.unique(tp_rank[rows])
+    ]
+    least = LOSSES.loads_share * usual.max(initial=0.0)
+    groups = [rows for rows in groups if len(rows) and usual[rows].max() >= least]
+    if groups and min(len(rows) for rows in groups) >= 2:
+        return groups, False
+    loading = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
+    return [np.sort(loading[tp_rank[loading] == 0])], True
 
 
 def _search_collecting(inquiry: Inquiry) -> Answer:

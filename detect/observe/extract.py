@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -50,50 +50,30 @@ from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
 
 def observe(timeline: Timeline) -> Observations:
-    """Everything the detector needs from a timeline."""
+    """Return everything the detector needs from a timeline."""
     index = SpanIndex(timeline)
     members = _members(timeline, index.ranks)
-    names = WORK_NAMES if index.named(WORK_NAMES).any() else LAYER_NAMES
-    work_rows = index.named(names)
-    gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
-    data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
+    passes = _Passes.of(index, members)
     optimizer_rows = index.named(("optimizer",))
-    phase = phases_of(index, work_rows, names)
-    loading = loading_time(index, work_rows, phase, data_rows)
-    busy_ns = pass_times(index, work_rows, phase, loading.inside_ns)
-    own = OwnTimes((), busy_ns, busy_ns)
-    if not index.uses_cpu_time:
-        own = own_times_of(index, work_rows, phase, busy_ns, entangling_modules(index))
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
-    collecting = collecting_time(index, work_rows, gc_rows)
-    paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
-    own_ns = own.unwaited_ns - collecting.inside_ns
-    stalled_ns = _stalled(index, members.stage, work_rows, phase, time_ns=busy_ns, own_ns=own_ns)
-    busy_ns = busy_ns - stalled_ns
-    stalled = np.nan_to_num(index.summed(work_rows, stalled_ns))
-    stolen = _stolen(index, work_rows, phase, data_rows, busy_ns)
+    stalled = np.nan_to_num(index.summed(passes.rows, passes.stalled_ns))
+    stolen = _stolen(index, passes)
     gaps = uncovered_time(index, equals(index.table, "kind", Kind.ITERATION))
     transfers = transfers_of(index, timeline)
-    lost = {
-        Cause.LOADER: index.summed(data_rows, loading.lost_ns),
-        Cause.GC: np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
-        Cause.HOST: gaps + stalled + stolen,
-    }
-    work = work_of(index, work_rows, np.where(paused, np.nan, own.time_ns - stalled_ns), names)
+    lost = passes.lost_ns | {Cause.HOST: gaps + stalled + stolen}
+    work = work_of(index, passes.rows, passes.work_ns, passes.names)
     notes = timeline.completeness.notes
-    if names is LAYER_NAMES and not is_profile(
-        index
-    ):  # what lies outside of spans is mostly computing, then
+    if passes.names is LAYER_NAMES and not is_profile(index):
         work, note = _unmarked(index, work, timeline)
         notes = (*notes, note)
-        lost.pop(Cause.HOST)
+        lost.pop(Cause.HOST)  # what lies outside of spans is mostly computing
     seen = Observations(
         members=members,
         iterations=index.iterations,
         iteration_ns=_iteration_times(index),
         work=work,
         layers=layers_of(index),
-        busy_ns=np.nan_to_num(index.summed(work_rows, busy_ns)) + np.nan_to_num(optimizer),
+        busy_ns=np.nan_to_num(index.summed(passes.rows, passes.busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
         lost_ns=_recorded(lost, timeline, transfers),
         host_gap_ns=gaps,
@@ -102,7 +82,7 @@ def observe(timeline: Timeline) -> Observations:
         waiting_ns=waiting_time(index),
         # not of passes: they begin with their launch, fed or not
         starved_share=None if index.is_cpu else starved_share(index, layer_modules(index)),
-        entangled_phases=own.phases,
+        entangled_phases=passes.entangled_phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(index, timeline),
         transfers=transfers,
@@ -113,6 +93,55 @@ def observe(timeline: Timeline) -> Observations:
         costs=ReplayedCosts(timeline),
     )
     return with_kernels(seen, index)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Forward and backward passes (layers where none are marked), (pass,) each, and their times."""
+
+    names: dict[str, int]
+    rows: Flags
+    phase: Integers
+    data_rows: Flags
+    busy_ns: Floats
+    """Own times less loading and stalls."""
+    work_ns: Floats
+    """What is compared: waiting for others is out, too; NaN where the collector paused it long."""
+    stalled_ns: Floats
+    entangled_phases: tuple[int, ...]
+    lost_ns: dict[Cause, Floats]
+    """(rank, iteration) of loading and collecting."""
+
+    @classmethod
+    def of(cls, index: SpanIndex, members: Members) -> _Passes:
+        names = WORK_NAMES if index.named(WORK_NAMES).any() else LAYER_NAMES
+        rows = index.named(names)
+        phase = phases_of(index, rows, names)
+        data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
+        loading = loading_time(index, rows, phase, data_rows)
+        busy_ns = pass_times(index, rows, phase, loading.inside_ns)
+        own = OwnTimes((), busy_ns, busy_ns)
+        if not index.uses_cpu_time:
+            own = own_times_of(index, rows, phase, busy_ns, entangling_modules(index))
+        gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
+        collecting = collecting_time(index, rows, gc_rows)
+        own_ns = own.unwaited_ns - collecting.inside_ns
+        stalled_ns = _stalled(index, members.stage, rows, phase, time_ns=busy_ns, own_ns=own_ns)
+        paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
+        return cls(
+            names=names,
+            rows=rows,
+            phase=phase,
+            data_rows=data_rows,
+            busy_ns=busy_ns - stalled_ns,
+            work_ns=np.where(paused, np.nan, own.time_ns - stalled_ns),
+            stalled_ns=stalled_ns,
+            entangled_phases=own.phases,
+            lost_ns={
+                Cause.LOADER: index.summed(data_rows, loading.lost_ns),
+                Cause.GC: np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
+            },
+        )
 
 
 def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work, str]:
@@ -136,18 +165,18 @@ def _recorded(
     return kept if transfers is None else kept | {Cause.LINK: transfers.late_ns}
 
 
-def _stolen(
-    index: SpanIndex, rows: Flags, phase: Integers, data_rows: Flags, cpu_ns: Floats
-) -> Floats:
-    """Wall less CPU time of compute, (rank, iteration); 0 where CPU time was not measured.
+def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
+    """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
     Passes that overlap collectives wait inside their spans, which is not the host's doing: they are
     supposed to lose as much as the others.
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
-    own = own_times_of(index, rows, phase, cpu_ns, entangling_modules(index))
-    waiting = np.isin(phase, own.phases)
+    rows, cpu_ns = passes.rows, passes.busy_ns
+    own = own_times_of(index, rows, passes.phase, cpu_ns, entangling_modules(index))
+    waiting = np.isin(passes.phase, own.phases)
+    data_rows = passes.data_rows
     loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
     lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))

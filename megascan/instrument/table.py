@@ -106,24 +106,20 @@ def places(
             attribute="finalize_model_grads",
             wrap=updates.grad_sync,
         ),
-        *(
-            Place(
-                module="torch.distributed",
-                attribute=operation.function,
-                wrap=collectives.wrap(operation),
-            )
-            for operation in OPERATIONS
-        ),
-        Place(
-            module="torch.distributed",
-            attribute="_coalescing_manager",
-            wrap=collectives.coalescing_manager,
-        ),
+        *_collective_places(collectives),
         *(
             Place(module=module, attribute=attribute, wrap=wrap, granularity=Granularity.FULL)
             for module, attribute, wrap in _full_places(modules, host)
         ),
     ]
+
+
+def _collective_places(collectives: Collectives) -> Iterator[Place]:
+    """Yield the operations of torch.distributed, and what runs several of them as one."""
+    module = "torch.distributed"
+    for operation in OPERATIONS:
+        yield Place(module=module, attribute=operation.function, wrap=collectives.wrap(operation))
+    yield Place(module=module, attribute="_coalescing_manager", wrap=collectives.coalescing_manager)
 
 
 def _full_places(
