@@ -1,6 +1,19 @@
 """MegaScope: look into a Megatron-Core model while it trains and while it speaks.
 
-Nothing is imported here: the page over a folder of recordings needs no torch.
+Owns what is captured, changed and shown of a model's inside, and the probe that finds a rank that
+computes wrongly. `training` feeds it through its callback seam (`training/scope.py`,
+`training/generation/scope.py`); findings of the probe reach `detect` as files (`megascan.probes`).
+Nothing is imported here: the page over a folder of recordings needs no torch. Start with places.py.
+
+    places.py          what can be looked at, and where it is on this rank
+    capture.py         hooks on these places while somebody looks; attention.py, reductions.py
+    interventions.py   changes to what is computed, as data
+    recorder.py        capturing in a training, as request.py asks, into recording.py's files
+    replay.py          the files of all ranks as one model; joining.py puts shares together
+    session.py         one prompt after the other through a model that speaks
+    server.py          the page and its guard; folder_page.py and model_page.py answer it
+    frames.py          how arrays travel, in files and to the page; parquet.py exports
+    probe.py           checksums of replicas in a training; preflight.py those of one host's devices
 """
 
 __megascan__ = True
