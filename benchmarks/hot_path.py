@@ -31,6 +31,7 @@ from megascan.config import TraceConfig
 from megascan.instrument.collectives import OPERATIONS, Collectives
 from megascan.instrument.megatron import BackwardSpans, Modules, Passes
 from megascan.instrument.place import Position
+from megascan.instrument.updates import Updates
 from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
 from megascan.tracer.cuda import CudaTimer, TensorState, TorchDevice
@@ -130,7 +131,7 @@ def _calls(bench: _Bench) -> Costs:
     layer, tensor, config = _Layer(), torch.ones(4), SimpleNamespace(finalize_model_grads_func=None)
     module = Modules(tracer, position, bench.spans).forward_of("mlp")(_Layer.forward)
     reduce = Collectives(tracer, position, cast(Any, _Groups())).wrap(OPERATIONS[0])(_all_reduce)
-    passes = Passes(tracer, position, bench.spans)
+    passes = Passes(tracer, position, bench.spans, Updates(tracer))
     forward, backward = passes.forward_step(_forward_step), passes.backward_step(_backward_step)
 
     def own_span() -> None:

@@ -333,13 +333,13 @@ def _search(inquiry: Inquiry) -> Answer:
     paused = _pauses(seen, known, rate) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
-    excess = _compute_excess(seen, known)
+    excess, floor = _compute_excess(seen, known), inquiry.settings.min_slowdown - 1.0
     if len(seen.members) == 2 and not known.any():
         own = robust.median(seen.work.log_ns, axis=2)
-        lone = pair_burst(excess, own, rate, BURSTS.least_share)
+        lone = pair_burst(excess, own, rate, floor)
         throttled = [lone] if lone else []
     else:
-        throttled = bursts(excess, known, rate, BURSTS.least_share)
+        throttled = bursts(excess, known, rate, floor)
     return Answer(
         findings=(
             *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused),

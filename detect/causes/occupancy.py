@@ -142,9 +142,11 @@ def _parts(seen: Observations, row: int) -> tuple[str, ...]:
 
 
 def _search(inquiry: Inquiry) -> Answer:
-    """Leave out whoever was named already: he is why the others wait."""
+    """Leave out whoever was named already, being why the others wait, and what is small."""
     found = awaited(inquiry.seen)
     if found is None or inquiry.named[found.row] or inquiry.slow[found.row]:
+        return Answer()
+    if robust.median(found.log_ratio) < np.log(inquiry.settings.min_slowdown):
         return Answer()
     return Answer(findings=(_finding(inquiry.seen, found),))
 

@@ -87,9 +87,12 @@ class Groups:
         parallel_state = sys.modules.get("megatron.core.parallel_state")
         if parallel_state is None:  # a trainer without megatron.core
             return
+        from torch.distributed import distributed_c10d
+
+        alive = distributed_c10d._world.pg_names  # megatron.core keeps some that were destroyed
         for variable, axis in AXIS_OF_VARIABLE.items():
             group = getattr(parallel_state, variable, None)
-            if group is not None and not isinstance(group, list):
+            if group is not None and not isinstance(group, list) and group in alive:
                 self._enter(group, axis)
 
     def _read_others(self) -> None:

@@ -92,6 +92,8 @@ class Watcher:
         self._said: set[str] = set()
         self._has_shown = False
         self.outbox.restore(state.pending)
+        if state.pending:  # nothing new need come for them to be told
+            self.outbox.send()
 
     @property
     def job(self) -> str:

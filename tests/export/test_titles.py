@@ -10,7 +10,7 @@ from megascan.export.drawing import rank_title
 from megascan.rankfile import encode_header
 
 
-@pytest.mark.parametrize(("host", "ending"), [("n01", " · n01"), ("", "rank 0")])
+@pytest.mark.parametrize(("host", "ending"), [("n01", " · n01"), ("", "rank 00")])
 def test_an_unknown_host_leaves_no_empty_part(make_timeline, host: str, ending: str) -> None:
     timeline = make_timeline()
     header = replace(timeline.headers[0], host=host)

@@ -67,19 +67,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     return {family: write(root / family, family) for family in FAMILIES}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
-    """This process as a job of one rank."""
-    import torch.distributed as dist
+    """This process as a job of one rank, which leaves nothing to the tests after it."""
+    from megatron.core import parallel_state
 
     from training.distributed import Launch, finalize
 
     from .scoped_model import join
 
-    if not dist.is_initialized():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_ADDR", "localhost")
+        patch.setenv("MASTER_PORT", "0")
         join(1, 1, Launch(rank=0, local_rank=0, world_size=1, local_world_size=1))
-    yield
-    finalize()
+        yield
+        parallel_state.destroy_model_parallel()
+        finalize()
 
 
 @pytest.fixture

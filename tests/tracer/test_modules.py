@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megascan.instrument.megatron import BackwardSpans, Modules, Passes
 from megascan.instrument.place import Position
+from megascan.instrument.updates import Updates
 
 NUM_LAYERS = 3
 
@@ -57,7 +58,7 @@ class Traced:
         position = Position()
         spans = BackwardSpans(tracer, position)
         modules = Modules(tracer, position, spans)
-        passes = Passes(tracer, position, spans)
+        passes = Passes(tracer, position, spans, Updates(tracer))
         tracer.listen(position)
         tracer.listen(spans)
         for name, owner in (("layer", Layer), ("inner", Linear)):
