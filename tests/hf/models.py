@@ -167,7 +167,10 @@ def write(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.flo
             else:
                 parameter.mul_(3)
     model.to(dtype).save_pretrained(folder)
-    model.float()
+    # As read: `to` has rounded the rotation's frequencies, too, which no file holds.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     tokens = torch.randint(0, config.vocab_size, (2, _TEXT_SIZE))
     prompt = tokens[:, :10]
     with torch.no_grad():
