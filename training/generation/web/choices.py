@@ -1,14 +1,19 @@
-"""The choices of one response while they grow: text, tokens, reason of the end."""
+"""The choices of one response while they grow, and the response that they make."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+
+from starlette.requests import Request as WebRequest
+from starlette.responses import Response
 
 from training.data.tokenizers import Tokenizer
 from training.generation.request import Answer, FinishReason, Request, TokenScore
 from training.generation.service import Submission
 from training.generation.text import TextStream
+from training.generation.web.asking import Model, Wish, submit
+from training.generation.web.responses import EventStream, json_response, respond_while_connected
 
 
 @dataclass
@@ -105,3 +110,36 @@ def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, int]:
         "completion_tokens": generated,
         "total_tokens": read + generated,
     }
+
+
+async def respond(
+    request: WebRequest,
+    model: Model,
+    requests: Sequence[Request],
+    wish: Wish,
+    *,
+    head: dict[str, object],
+    whole: Callable[[Choice], dict[str, object]],
+    events: Callable[[list[Choice], AsyncIterator[Change]], AsyncIterator[object]],
+) -> Response:
+    """Submit the rows of a request and answer as it wishes: at once, or in events as text comes.
+
+    At once the answer is `head`, then each choice as `whole` tells it, then the usage.
+    """
+    submission = submit(model, requests)
+    choices = choices_of(requests, model.tokenizer, wish.stops)
+    if wish.streams:
+        return EventStream(events(choices, follow(submission, choices)), submission.close)
+
+    async def work() -> Response:
+        async for _ in follow(submission, choices):
+            pass
+        return json_response(
+            head
+            | {
+                "choices": [whole(choice) for choice in choices],
+                "usage": usage_of(choices, wish.num_choices),
+            }
+        )
+
+    return await respond_while_connected(request, work(), submission.close)

@@ -21,16 +21,12 @@ from training.generation.web.asking import (
     read_fields,
     read_wish,
     rows_of,
-    submit,
     tokens_of,
 )
-from training.generation.web.choices import Change, Choice, choices_of, follow, usage_of
+from training.generation.web.choices import Change, Choice, respond, usage_of
 from training.generation.web.fields import Fields
 from training.generation.web.responses import (
-    EventStream,
     RequestError,
-    json_response,
-    respond_while_connected,
 )
 
 _MOST_LOGPROBS = 20
@@ -52,24 +48,15 @@ class Asked:
 async def complete(request: WebRequest, model: Model) -> Response:
     """Answer one request."""
     asked = await _read(await read_fields(request), model)
-    submission = submit(model, asked.requests)
-    choices = choices_of(asked.requests, model.tokenizer, asked.wish.stops)
-    if asked.wish.streams:
-        events = _events(asked, model, choices, follow(submission, choices))
-        return EventStream(events, submission.close)
-
-    async def work() -> Response:
-        async for _ in follow(submission, choices):
-            pass
-        return json_response(
-            asked.head
-            | {
-                "choices": [_whole(asked, model, choice) for choice in choices],
-                "usage": usage_of(choices, asked.wish.num_choices),
-            }
-        )
-
-    return await respond_while_connected(request, work(), submission.close)
+    return await respond(
+        request,
+        model,
+        asked.requests,
+        asked.wish,
+        head=asked.head,
+        whole=lambda choice: _whole(asked, model, choice),
+        events=lambda choices, changes: _events(asked, model, choices, changes),
+    )
 
 
 async def _read(fields: Fields, model: Model) -> Asked:
