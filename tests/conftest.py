@@ -1,11 +1,12 @@
 """Settings for every test, the real command, and what costly tests share."""
 
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -66,3 +67,20 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, by playwright; without either of them the tests are skipped."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "google-chrome", "chromium-browser")
+    installed = next(filter(None, map(shutil.which, names)), None)
+    if installed is None:
+        pytest.skip("no Chromium")
+    with playwright.sync_playwright() as engine:
+        started = engine.chromium.launch(
+            executable_path=installed,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield started
+        started.close()

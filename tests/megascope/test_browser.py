@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,29 +21,11 @@ from megascope.request import FILE_NAME, read_request
 
 from .conftest import ROOT, Written
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), ""
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not BROWSER, reason="no Chromium"),
-]
+pytestmark = pytest.mark.browser
 WIDE, PHONE = 1400, 400
 CUT = """() => [...document.querySelectorAll('header *, main *')]
   .filter(one => !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1)
   .map(one => one.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as engine:
-        started = engine.chromium.launch(
-            executable_path=BROWSER,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
-        yield started
-        started.close()
 
 
 def started(words: list[object], sign: str) -> tuple[subprocess.Popen[str], str]:
