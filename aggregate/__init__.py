@@ -15,8 +15,16 @@ and `detect`).
     cluster.py      the same with the workers of a Dask cluster
 """
 
-from aggregate.merge import build_timeline
-from aggregate.summary import Summary, render_text, summarise
+from aggregate.merge import build_shards, build_timeline
+from aggregate.summary import Summary, Sums, render_text, summarise, summary_of
 
-__all__ = ["Summary", "build_timeline", "render_text", "summarise"]
+__all__ = [
+    "Summary",
+    "Sums",
+    "build_shards",
+    "build_timeline",
+    "render_text",
+    "summarise",
+    "summary_of",
+]
 __megascan__ = True

@@ -646,26 +646,27 @@ def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:
 
 def without_steps(
     spans: pa.Table, matches: Matches, headers: Mapping[int, RankHeader], clocks: Alignment
-) -> tuple[pa.Table, Alignment]:
-    """Return (spans, their alignment), clocks that jumped put back where that helps.
+) -> tuple[tuple[ClockStep, ...], Alignment]:
+    """Return (jumps, alignment without them) of clocks that jumped, put back where that helps.
 
-    `clocks` is the alignment of the spans as they are.
+    `clocks` is the alignment of the spans as they are. The jumps are to be taken out in turn.
     """
     domain = clocks.domain[np.searchsorted(clocks.ranks, numbers(spans, "rank"))]
     notes: list[str] = []
+    steps: list[ClockStep] = []
     for _ in range(MOST_STEPS):
         step = clocks.step
         if step is None:
             break
-        is_later = (domain == step.domain) & (numbers(spans, "start_ns") > step.at_ns)
-        moved = shifted(spans, np.where(is_later, -step.jump_ns, 0))
+        moved = shifted(spans, -step.excess_ns(domain, numbers(spans, "start_ns")))
         mended = align_clocks(moved, matches, headers)
         before, after = (int(each.num_refused.sum()) for each in (clocks, mended))
         if after > MENDED_SHARE * before:
             break
         spans, clocks = moved, mended
+        steps.append(step)
         notes.append(step_note(clocks.domain_names[step.domain], step))
-    return spans, replace(clocks, notes=(*notes, *clocks.notes))
+    return tuple(steps), replace(clocks, notes=(*notes, *clocks.notes))
 
 
 def _widened(alignment: Alignment, least_ns: Floats) -> Alignment:

@@ -1,13 +1,12 @@
-"""Use a Dask cluster where one machine is too small: its workers read files and make the output.
+"""Use a Dask cluster where one machine is too small: its workers hold the shards of a trace.
 
-    workers    each rank file → its spans            client   all spans: match, align, decompose
-    client     spans on one clock, once              workers  a block of rows → its bytes, gzipped
-    client     blocks in their order → the file
+    workers    some rank files → a shard, kept there; its ends        client   match, align
+    workers    clocks, waits, self times, tracks → kept there; sums   client   summary, head
+    workers    a block of rows → its bytes, gzipped                   client   blocks → the file
 
-Reading and encoding are most of the work and need nothing but a file, or a block of rows; matching
-and alignment need all ranks at once and are short. Workers keep no state: every task is a plain
-function, the one that runs locally, and results are taken in order, so the output is the same to
-the bit.
+Every task is a plain function, the one that runs locally (`megascan.parallel.Workers`), and results
+are taken in order, so the output is the same to the bit. Spans do not travel: Dask runs a task
+where the shard that it asks for is. The shards of a worker that dies are read again by another.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar, cast
 
+import pyarrow as pa
 from distributed import Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
-from megascan.export import Block, Drawing, gzip_member
-from megascan.reader import Format, Packed, Segment, file_batches, load_segments
+from megascan.parallel import Kept, Task
 from megascan.schema import SCHEMA_VERSION
 
 __all__ = ["Cluster", "connect"]
 
+
+Result = TypeVar("Result")
+Table = TypeVar("Table")
 
 _WORTH_THE_SAME = ("numpy", "pyarrow", "isal", "perfetto")
 """Packages whose version may change a byte of the output."""
@@ -58,24 +59,25 @@ def look(paths: Sequence[Path]) -> WorkerView:
     return WorkerView(versions, sum(os.access(path, os.R_OK) for path in paths))
 
 
-def read_files(found: Format, paths: Sequence[Path]) -> Packed:
-    """Read the segments of some files."""
-    return Packed(tuple(load_segments(found, paths)))
+def first(pair: tuple[Table, object]) -> Table:
+    """Return the table of what a piece of work made."""
+    return pair[0]
 
 
-def make_block(make: Callable[..., bytes | memoryview], gzipped: bool, *arguments: object) -> bytes:
-    """Make the bytes of a block of the output file."""
-    block = make(*arguments)
-    return gzip_member(block) if gzipped else bytes(block)
+def second(pair: tuple[object, Result]) -> Result:
+    """Return what a piece of work hands over."""
+    return pair[1]
 
 
-Result = TypeVar("Result")
+def submitted(work: Callable[..., Result], *arguments: object) -> Result:
+    """Do a piece of work; its futures are tables by now."""
+    return work(*arguments)
+
 
 _CONNECT_SECONDS = 10
 _PATIENCE_SECONDS = 15.0
 """How long work waits for a worker when all are gone: a nanny may start a new one."""
 _POLL_SECONDS = 2.0
-_SCATTER_SECONDS = 3600
 _WAITING_A_THREAD = 3
 
 
@@ -107,13 +109,23 @@ def connect(address: str) -> Iterator[Cluster]:
         client.close(timeout=_POLL_SECONDS)
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Remote:
+    """A table in the memory of a worker."""
+
+    future: Future
+    cluster: Cluster
+
+    def open(self) -> pa.Table:
+        return cast("pa.Table", self.cluster.result_of(self.future))
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """A connected cluster."""
+    """A connected cluster (`megascan.parallel.Workers`)."""
 
     client: Client
     address: str
-    _shared: dict[int, tuple[object, Future]] = field(default_factory=dict)
 
     def check_workers(self) -> None:
         """Raise MissingError unless there are workers with the versions of this process."""
@@ -127,33 +139,30 @@ class Cluster:
                         "output may differ"
                     )
 
-    def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
-        """Read rank files on the workers, as `megascan.reader.load_segments` does here.
-
-        Raises InputError for a worker that cannot read the files, and what reading raises.
+    def files(self, paths: Sequence[Path]) -> list[Path]:
+        """Return rank files by names that mean the same everywhere; InputError for a worker that
+        cannot read them.
         """
-        paths = [path.absolute() for path in files]
-        self._check_files(paths)
-        batches = file_batches(paths) if found is Format.RANK_FILES else [paths]
-        parts = self._ordered(partial(self._submit, read_files, found, batch) for batch in batches)
-        named = dict(zip(paths, files, strict=True))
-        return [
-            replace(segment, path=named.get(segment.path, segment.path))
-            for part in parts
-            for segment in cast("Packed", part).segments
-        ]
+        absolute = [path.absolute() for path in paths]
+        self._check_files(absolute)
+        return absolute
 
-    def encode(self, blocks: Iterable[Block], *, gzipped: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield (number of events, bytes) of each block in order, made by the workers."""
-        counts: deque[int] = deque()
+    def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield what the work returns; raise what it raises."""
+        for future in self._in_turn((work, task) for task in tasks):
+            yield cast("Result", self.result_of(future))
 
-        def tasks() -> Iterator[Callable[[], Future]]:
-            for block in blocks:
-                counts.append(block.num_events)
-                yield partial(self._submit_block, block, gzipped)
+    def keep(
+        self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
+    ) -> Iterator[tuple[Kept, Result]]:
+        """Yield what the work returns, its table where it was made."""
+        for future in self._in_turn((work, task) for task in tasks):
+            result = self.result_of(self._submit(second, future))
+            yield _Remote(self._submit(first, future), self), cast("Result", result)
 
-        for data in self._ordered(tasks()):
-            yield counts.popleft(), cast("bytes", data)
+    def put(self, table: pa.Table) -> Kept:
+        """Send a table to a worker."""
+        return _Remote(cast("Future", self.client.scatter(table, hash=False)), self)
 
     def _views(self, paths: Sequence[Path]) -> dict[str, WorkerView]:
         found = self.client.run(look, list(paths), on_error="return")
@@ -182,37 +191,17 @@ class Cluster:
     def _submit(self, function: Callable[..., object], *arguments: object) -> Future:
         return self.client.submit(function, *arguments, pure=False)
 
-    def _submit_block(self, block: Block, gzipped: bool) -> Future:
-        """Submit a block; what blocks have in common goes to the workers once."""
-        make = block.make
-        if not isinstance(make, partial):
-            return self._submit(make_block, bytes, gzipped, bytes(make()))
-        arguments = [self._share(one) if is_dataclass(one) else one for one in make.args]
-        return self._submit(make_block, make.func, gzipped, *arguments)
-
-    def _share(self, value: object) -> Future:
-        """Put the value on every worker; keep it with its future, so that its id stays its own."""
-        if id(value) not in self._shared:
-            future = self.client.scatter(
-                _without_timeline(value), broadcast=True, hash=False, timeout=_SCATTER_SECONDS
-            )
-            self._shared[id(value)] = value, cast("Future", future)
-        return self._shared[id(value)][1]
-
-    def _ordered(self, tasks: Iterable[Callable[[], Future]]) -> Iterator[object]:
-        """Yield results in the order of the tasks, a few for each thread under way at a time."""
+    def _in_turn(self, tasks: Iterable[tuple[Callable[..., object], Task]]) -> Iterator[Future]:
+        """Yield the futures of tasks in their order, a few for each thread under way at a time."""
         most = _WAITING_A_THREAD * max(sum(self.client.nthreads().values()), 1)
         waiting: deque[Future] = deque()
-        try:
-            for submit in tasks:
-                waiting.append(submit())
-                if len(waiting) >= most:
-                    yield self._result(waiting.popleft())
-            while waiting:
-                yield self._result(waiting.popleft())
-        finally:
-            for future in waiting:
-                future.release()
+        for work, task in tasks:
+            arguments = [one.future if isinstance(one, _Remote) else one for one in task]
+            waiting.append(self._submit(submitted, work, *arguments))
+            if len(waiting) >= most:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
 
     def _has_workers(self) -> bool:
         try:
@@ -220,7 +209,7 @@ class Cluster:
         except (OSError, TimeoutError):  # nor is there a scheduler
             return False
 
-    def _result(self, future: Future) -> object:
+    def result_of(self, future: Future) -> object:
         """Wait for what a task gave; tasks of a dead worker run again on another while there is
         one.
         """
@@ -248,14 +237,3 @@ class Cluster:
                     f"a worker of the Dask scheduler at {self.address} failed "
                     f"({type(error).__name__}: {error}); look at its log"
                 ) from error
-
-
-def _without_timeline(value: object) -> object:
-    """Return a drawing, or what holds one, without the table that it was drawn from."""
-    if isinstance(value, Drawing):
-        timeline = value.timeline
-        return replace(value, timeline=replace(timeline, spans=timeline.spans[:0]))
-    inner = getattr(value, "drawing", None)
-    if isinstance(inner, Drawing):
-        return replace(value, drawing=_without_timeline(inner))  # type: ignore[type-var]
-    return value

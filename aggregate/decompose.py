@@ -1,5 +1,8 @@
 """Split communication into wait and transfer, and take it out of the spans around it.
 
+Who was last is known where all ranks are seen together (`split_waits`, of the ends of a trace);
+self times need one rank only (`decompose`, of a shard).
+
     own start          last member's start          end
         ├──── wait ────────────┼───── transfer ──────┤
 
@@ -28,20 +31,25 @@ of its rank inside it; a bracket around collectives and the collectives in it co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from aggregate.clocks import Alignment
-from megascan.arrays import Cover, Flags, Integers, TimeAxis, rank_blocks
-from megascan.parallel import across_threads
+from megascan.arrays import (
+    Cover,
+    Flags,
+    Integers,
+    TimeAxis,
+    group_lengths,
+    group_numbers,
+    group_starts,
+)
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
-from megascan.timeline import equals, numbers
+from megascan.timeline import equals, is_end, numbers
 from megascan.vocabulary import ROOTED_OPS
 
-BLOCK_ROWS = 1 << 16
-"""Spans worked on at a time, in whole ranks."""
 _ROUNDING_NS = 2.0
 """Two times are rounded to whole ns each."""
 
@@ -50,108 +58,98 @@ _ROUNDING_NS = 2.0
 class Parts:
     """Derived columns of a span table, (span,) each, ns; -1 where they do not apply."""
 
+    match: Integers
     wait_ns: Integers
     transfer_ns: Integers
     self_ns: Integers
     self_cpu_ns: Integers
 
 
-def decompose(spans: pa.Table, match: Integers, clocks: Alignment) -> Parts:
-    """Split every span of a table whose times are on the common clock, ordered by (rank, start).
-
-    match (span,) as `aggregate.match` gives it. Works on some ranks at a time, so that what it
-    needs next to its result does not grow with the table.
-    """
-    blocks = rank_blocks(numbers(spans, "rank"), BLOCK_ROWS)
-    last = _LastMembers.of(spans, match, clocks, blocks)
-    whole = Parts(*(np.empty(spans.num_rows, dtype=np.int64) for _ in fields(Parts)))
-
-    def split(rows: slice) -> None:
-        part = _decompose_block(spans[rows], match[rows], clocks, last)
-        for field in fields(Parts):
-            getattr(whole, field.name)[rows] = getattr(part, field.name)
-
-    for _ in across_threads(split, blocks):
-        pass
-    return whole
-
-
 @dataclass(frozen=True)
-class _LastMembers:
-    """Of each match: when its last member starts, and where that rank stands in `clocks.ranks`.
+class _Members:
+    """Matched ends in the order of (match, start): those of a match stand together.
 
-    `comparable` is false where nothing links the clocks of two members. `rooted` are all members of
-    operations with a root, which some leave before others come.
+    `group` numbers the matches that occur, (member,); `last` is the place of the last member of
+    each, (match,), the other arrays are (member,).
     """
 
+    row: Integers
+    group: Integers
+    first: Integers
+    last: Integers
     start_ns: Integers
-    position: Integers
-    comparable: Flags
-    rooted: _Arrivals
-
-    @classmethod
-    def of(
-        cls, spans: pa.Table, match: Integers, clocks: Alignment, blocks: list[slice]
-    ) -> _LastMembers:
-        num_matches = int(match.max(initial=-1)) + 1
-        start_ns = np.full(num_matches, np.iinfo(np.int64).min)
-        position = np.zeros(num_matches, dtype=np.int64)
-        comparable = np.ones(num_matches, dtype=np.bool_)
-        for block in blocks:
-            own, own_start, own_position = _matched(spans[block], match[block], clocks)
-            later = own_start > start_ns[own]
-            np.maximum.at(start_ns, own[later], own_start[later])
-            holds = own_start == start_ns[own]
-            position[own[holds]] = own_position[holds]
-        for block in blocks:
-            own, _, own_position = _matched(spans[block], match[block], clocks)
-            error = clocks.error_between(own_position, position[own])
-            comparable[own[np.isinf(error)]] = False
-        return cls(start_ns, position, comparable, _Arrivals.of(spans, match, clocks))
-
-
-@dataclass(frozen=True)
-class _Arrivals:
-    """Who started when in the operations with a root; all (member,), ordered by match and start."""
-
-    match: Integers
-    start_ns: Integers
+    end_ns: Integers
     position: Integers
 
     @classmethod
-    def of(cls, spans: pa.Table, match: Integers, clocks: Alignment) -> _Arrivals:
-        rows = np.flatnonzero(equals(spans, "op", *ROOTED_OPS) & (match >= 0))
-        of_match, start_ns, position = _matched(spans.take(pa.array(rows)), match[rows], clocks)
-        order = np.lexsort((start_ns, of_match))
-        return cls(of_match[order], start_ns[order], position[order])
+    def of(cls, ends: pa.Table, match: Integers, clocks: Alignment) -> _Members:
+        row = np.flatnonzero(match >= 0)
+        start_ns = numbers(ends, "start_ns")
+        row = row[np.lexsort((start_ns[row], match[row]))]
+        first = group_starts(match[row])
+        length = group_lengths(first, len(row))
+        start_ns = start_ns[row]
+        return cls(
+            row=row,
+            group=group_numbers(first, len(row)),
+            first=first,
+            last=first + length - 1,
+            start_ns=start_ns,
+            end_ns=start_ns + numbers(ends, "duration_ns")[row],
+            position=np.searchsorted(clocks.ranks, numbers(ends, "rank")[row]).astype(np.int64),
+        )
 
-    def last_before(self, match: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
-        """Return (start, position) of the last member of each match that started by a time.
+    def last_before_end(self, chosen: Integers) -> Integers:
+        """Return the place of the last member that started by the end of each chosen one.
 
-        At least one has: whose end is asked for.
+        At least one has: whose end it is.
         """
-        low = np.searchsorted(self.match, match)
-        high = np.searchsorted(self.match, match, side="right")
+        low, high = self.first[self.group[chosen]], self.last[self.group[chosen]] + 1
+        end_ns = self.end_ns[chosen]
         while (low + 1 < high).any():  # all of them halve their members together
             middle = (low + high) // 2
             came = self.start_ns[middle] <= end_ns
             low, high = np.where(came, middle, low), np.where(came, high, middle)
-        return self.start_ns[low], self.position[low]
+        return low
 
 
-def _matched(
-    spans: pa.Table, match: Integers, clocks: Alignment
-) -> tuple[Integers, Integers, Integers]:
-    """Return (match, start_ns, position of the rank) of the matched spans."""
-    rows = np.flatnonzero(match >= 0)
-    position = np.searchsorted(clocks.ranks, numbers(spans, "rank")[rows])
-    return match[rows], numbers(spans, "start_ns")[rows], position.astype(np.int64)
+def split_waits(ends: pa.Table, match: Integers, clocks: Alignment) -> Integers:
+    """Return (end,) wait_ns of the ends of all ranks on the common clock; -1 where none is claimed.
+
+    What is claimed splits the span: the rest is transfer.
+    """
+    wait = np.full(len(match), NOT_APPLICABLE, dtype=np.int64)
+    members = _Members.of(ends, match, clocks)
+    awaited = members.last[members.group]
+    error = clocks.error_between(members.position, members.position[awaited])
+    comparable = np.ones(len(members.first), dtype=np.bool_)
+    comparable[members.group[np.isinf(error)]] = False
+    rooted = np.flatnonzero(equals(ends, "op", *ROOTED_OPS)[members.row])
+    if len(rooted):
+        awaited[rooted] = members.last_before_end(rooted)
+        error[rooted] = clocks.error_between(
+            members.position[rooted], members.position[awaited[rooted]]
+        )
+    duration = members.end_ns - members.start_ns
+    lag = members.start_ns[awaited] - members.start_ns
+    missed = lag > duration + np.maximum(error, _ROUNDING_NS)
+    sends = equals(ends, "op", "send")[members.row]
+    claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
+    known = comparable[members.group] & (numbers(ends, "end_is_bound")[members.row] != 1)
+    known &= sends | ~missed
+    wait[members.row] = np.where(known, claimed_ns, NOT_APPLICABLE)
+    return wait
 
 
-def _decompose_block(
-    spans: pa.Table, match: Integers, clocks: Alignment, last: _LastMembers
-) -> Parts:
-    wait, transfer = _split_waits(spans, match, clocks, last)
+def decompose(spans: pa.Table, match: Integers, wait_ns: Integers) -> Parts:
+    """Return the derived columns of some ranks' spans, ordered by (rank, start).
+
+    `match` and `wait_ns` are those of the ends among them.
+    """
+    rows = np.flatnonzero(is_end(spans))
+    wait, matches = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
+    wait[rows], matches[rows] = wait_ns, match
+    transfer = np.where(wait >= 0, numbers(spans, "duration_ns") - wait, NOT_APPLICABLE)
     communication = equals(spans, "kind", *COMMUNICATION_KINDS)
     inside = communication & (numbers(spans, "track") != Track.OVERLAPPED)
     self_ns, self_cpu_ns = self_times(
@@ -163,32 +161,7 @@ def _decompose_block(
     )
     self_ns[communication] = NOT_APPLICABLE
     self_cpu_ns[communication] = NOT_APPLICABLE
-    return Parts(wait_ns=wait, transfer_ns=transfer, self_ns=self_ns, self_cpu_ns=self_cpu_ns)
-
-
-def _split_waits(
-    spans: pa.Table, match: Integers, clocks: Alignment, last: _LastMembers
-) -> tuple[Integers, Integers]:
-    """Return (wait_ns, transfer_ns) of each span."""
-    wait = np.full(len(match), NOT_APPLICABLE, dtype=np.int64)
-    transfer = wait.copy()
-    rows = np.flatnonzero(match >= 0)
-    own, start, position = _matched(spans, match, clocks)
-    duration = numbers(spans, "duration_ns")[rows]
-    awaited_ns, awaited = last.start_ns[own], last.position[own]
-    rooted = np.flatnonzero(equals(spans, "op", *ROOTED_OPS)[rows])
-    if len(rooted):
-        ends = start[rooted] + duration[rooted]
-        awaited_ns[rooted], awaited[rooted] = last.rooted.last_before(own[rooted], ends)
-    lag, error = awaited_ns - start, clocks.error_between(position, awaited)
-    missed = lag > duration + np.maximum(error, _ROUNDING_NS)
-    sends = equals(spans, "op", "send")[rows]
-    claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
-    known = last.comparable[own] & (numbers(spans, "end_is_bound")[rows] != 1)
-    known &= sends | ~missed
-    wait[rows] = np.where(known, claimed_ns, NOT_APPLICABLE)
-    transfer[rows] = np.where(known, duration - claimed_ns, NOT_APPLICABLE)
-    return wait, transfer
+    return Parts(matches, wait, transfer, self_ns, self_cpu_ns)
 
 
 def self_times(

@@ -51,6 +51,11 @@ class ClockStep:
     at_ns: int
     jump_ns: int
 
+    def excess_ns(self, domain: Integers, start_ns: Integers) -> Integers:
+        """Return how much too large times of some domains are."""
+        is_later = (domain == self.domain) & (start_ns > self.at_ns)
+        return np.where(is_later, self.jump_ns, 0)
+
 
 @dataclass(frozen=True)
 class Suspect:

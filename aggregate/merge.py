@@ -1,6 +1,12 @@
-"""Build a Timeline from a Trace: match, put on one clock, split waits from transfers.
+"""Build a timeline from a trace: match, put on one clock, split waits from transfers.
 
-    spans by own clocks ─ match ─ restarts ─ align ─ without jumps ─ one clock ─ decompose
+    shards    spans as read ─ ends ╮                                  ╭─ one clock, self times ─ …
+    centre                         ╰─ match ─ restarts ─ align ─ waits ╯
+
+Matching and alignment need all ranks at once, but few of their spans and columns: the ends
+(`megascan.timeline.ends_of`). Everything else needs one rank, and is done where its spans stay
+(`settle`), by what the centre sends there: a correction of the clocks, and match and wait of each
+end. A trace that is here as a whole goes the same way, in shards of some ranks.
 
 **Restarts.** The original MegaScan zeroes each rank's time at the begin of each step, so that no
 single offset can be right for a rank: behind the barrier before a step, ranks begin within some
@@ -19,8 +25,9 @@ matched stays as it was read, and is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -28,29 +35,58 @@ import pyarrow as pa
 from aggregate.anchors import Members, Messages, matched_messages
 from aggregate.causality import components, references, tied
 from aggregate.clocks import Alignment, align_clocks, fit_clocks, relative_lines, without_steps
-from aggregate.decompose import Parts, decompose
+from aggregate.decompose import Parts, decompose, split_waits
+from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
-from megascan.arrays import Flags, Floats, Integers
+from aggregate.summary import Sums, ranks_on_cpu, sums_of
+from megascan.arrays import Flags, Floats, Integers, group_starts, rank_blocks
 from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
+from megascan.parallel import Here, Kept, Workers
 from megascan.timeline import (
     TIMELINE_SCHEMA,
+    Shard,
+    ShardedTimeline,
+    Stay,
     Timeline,
     Trace,
+    ends_of,
+    in_order,
     integer_column,
     numbers,
     row_order,
     shifted,
     with_column,
+    without,
 )
+
+BLOCK_ROWS = 1 << 16
+"""Spans of a shard, in whole ranks, of a trace that is here as a whole."""
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """Shifts of restarted clocks; shift_ns (span,) is to be added to the starts of a table."""
+    """Shifts of restarted clocks: shift_ns (iteration, rank) is to be added to starts.
 
+    `iterations` and `ranks` say which, ascending.
+    """
+
+    iterations: Integers
+    ranks: Integers
     shift_ns: Integers
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, rank: Integers, iteration: Integers) -> Integers:
+        """Return (span,) what to add; 0 in iterations in which no rank has an end."""
+        if not len(self.iterations):
+            return np.zeros(len(rank), dtype=np.int64)
+        place = np.minimum(np.searchsorted(self.iterations, iteration), len(self.iterations) - 1)
+        shift = self.shift_ns[place, np.searchsorted(self.ranks, rank)]
+        return np.where(self.iterations[place] == iteration, shift, 0)
+
+    def only(self, chosen: Integers) -> Restarts:
+        """Return the shifts of some ranks, given by their places in `ranks`."""
+        return Restarts(self.iterations, self.ranks[chosen], self.shift_ns[:, chosen])
 
 
 def restarts(
@@ -78,7 +114,9 @@ def restarts(
     )
     used = np.bincount(iteration * len(ranks) + rank, minlength=len(shift)) > 0
     return Restarts(
-        np.rint(shift).astype(np.int64)[iteration * len(ranks) + rank],
+        iterations,
+        ranks,
+        np.rint(shift).astype(np.int64).reshape(len(iterations), len(ranks)),
         (_note(shift[linked], int(np.count_nonzero(used & ~linked))),),
     )
 
@@ -108,86 +146,269 @@ def _note(shift_ns: Floats, num_alone: int) -> str:
     )
 
 
-def build_timeline(trace: Trace) -> Timeline:
-    """Put all ranks of a trace on one clock and say which spans belong together.
+@dataclass(frozen=True)
+class Correction:
+    """What puts the times of some ranks on the common clock; arrays (rank,) as `ranks` stand.
+
+    First restarts are undone, then jumps in turn, then common = local + offset_ns
+    + drift · (local − centre_ns). No two of these change the order of a rank's times.
+    """
+
+    ranks: Integers
+    domain: Integers
+    offset_ns: Floats
+    drift: Floats
+    centre_ns: Integers
+    steps: tuple[ClockStep, ...]
+    restarts: Restarts | None
+
+    @classmethod
+    def of(
+        cls, clocks: Alignment, steps: tuple[ClockStep, ...], restarted: Restarts | None
+    ) -> Correction:
+        """Return the correction of all ranks."""
+        return cls(
+            clocks.ranks, clocks.domain, clocks.offset_ns, clocks.drift, clocks.centre_ns, steps,
+            restarted,
+        )  # fmt: skip
+
+    def only(self, ranks: Sequence[int]) -> Correction:
+        """Return the correction of some ranks, ascending."""
+        chosen = np.searchsorted(self.ranks, np.array(ranks, dtype=np.int64))
+        return Correction(
+            self.ranks[chosen],
+            self.domain[chosen],
+            self.offset_ns[chosen],
+            self.drift[chosen],
+            self.centre_ns[chosen],
+            self.steps,
+            self.restarts and self.restarts.only(chosen),
+        )
+
+    def applied(self, spans: pa.Table) -> pa.Table:
+        """Return spans on the common clock. A rank's order stays, but for what falls together."""
+        position = np.searchsorted(self.ranks, numbers(spans, "rank")).astype(np.int64)
+        start, duration = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
+        if self.restarts is not None:
+            start = start + self.restarts.of(numbers(spans, "rank"), numbers(spans, "iteration"))
+        for step in self.steps:
+            start = start - step.excess_ns(self.domain[position], start)
+        begin = self._common(position, start)
+        spans = with_column(spans, "start_ns", begin)
+        return with_column(spans, "duration_ns", self._common(position, start + duration) - begin)
+
+    def _common(self, position: Integers, time_ns: Integers) -> Integers:
+        if not self.offset_ns.any() and not self.drift.any():
+            return time_ns
+        age = (time_ns - self.centre_ns[position]).astype(np.float64)
+        shift = self.offset_ns[position] + self.drift[position] * age
+        return time_ns + np.rint(shift).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What the centre knows of a trace when its ends are matched and on one clock.
+
+    `ends` stand in the order of the common clock, with `match` and `wait_ns` (end,).
+    """
+
+    trace: Trace
+    ends: pa.Table
+    match: Integers
+    wait_ns: Integers
+    clocks: Alignment
+    correction: Correction
+    matches: Matches
+    notes: tuple[str, ...]
+
+    def sent(self, ranks: Sequence[int], rows: Integers) -> Settling:
+        """Return what is sent to the shard of some ranks, whose ends stand in these rows."""
+        return Settling(
+            tuple(self.trace.stays[rank] for rank in ranks),
+            self.correction.only(ranks),
+            self.match[rows],
+            self.wait_ns[rows],
+        )
+
+    def frame(self, origin_ns: int, num_spans: int) -> Timeline:
+        """Return the timeline without its spans."""
+        trace = self.trace
+        return Timeline(
+            run_id=trace.run_id,
+            layout=trace.layout,
+            headers=trace.headers,
+            spans=TIMELINE_SCHEMA.empty_table(),
+            windows=trace.windows,
+            clocks=self.clocks.fits(origin_ns),
+            clock_method=self.clocks.method,
+            origin_ns=origin_ns,
+            completeness=replace(
+                trace.completeness,
+                num_spans=num_spans,
+                num_unmatched=dict(self.matches.num_unmatched),
+                num_duplicates=self.matches.num_duplicates,
+                notes=trace.completeness.notes + self.notes,
+            ),
+        )
+
+
+def align(trace: Trace) -> Aligned:
+    """Match the ends of a trace, ordered by (rank, start), and fit the clocks."""
+    ends = trace.spans
+    matches = match_spans(ends, trace.headers)
+    restarted = restarts(ends, matches, trace.headers)
+    own = ends
+    if restarted:
+        shift = restarted.of(numbers(ends, "rank"), numbers(ends, "iteration"))
+        own = shifted(ends, shift)
+    clocks = align_clocks(own, matches, trace.headers)
+    steps: tuple[ClockStep, ...] = ()
+    if clocks.step is not None:
+        steps, clocks = without_steps(own, matches, trace.headers, clocks)
+    correction = Correction.of(clocks, steps, restarted)
+    ends, match = correction.applied(ends), matches.match
+    order = row_order(ends)
+    if order is not None:
+        ends, match = ends.take(order), match[order]
+    notes = matches.notes + (restarted.notes if restarted else ()) + clocks.notes
+    wait_ns = split_waits(ends, match, clocks)
+    return Aligned(trace, ends, match, wait_ns, clocks, correction, matches, notes)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the centre has to know of a shard's spans on the common clock; `sums` if wanted."""
+
+    num_spans: int
+    start_ns: int
+    sums: Sums | None
+
+
+@dataclass(frozen=True)
+class Settling:
+    """What the centre sends to a shard: where its ranks' spans are, their clocks, and match and
+    wait of each of their ends.
+    """
+
+    stays: tuple[Stay, ...]
+    correction: Correction
+    match: Integers
+    wait_ns: Integers
+
+
+def settle(
+    spans: pa.Table, sent: Settling, run_id: str, on_cpu: frozenset[int] | None
+) -> tuple[pa.Table, Settled]:
+    """Put the spans of some ranks on the common clock and derive their columns.
+
+    With `on_cpu`, the ranks without a device, they are summed up as well. Raises InputError for a
+    negative duration.
+    """
+    parts = [
+        without(spans.slice(stay.begin, stay.end - stay.begin), stay.left_out)
+        for stay in sent.stays
+    ]
+    spans = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
+    _check_durations(spans, run_id)
+    spans = sent.correction.applied(spans)
+    order = row_order(spans)
+    if order is not None:
+        spans = spans.take(order)
+    table = _timeline_table(spans, decompose(spans, sent.match, sent.wait_ns))
+    sums = None if on_cpu is None else sums_of(table, on_cpu)
+    start_ns = int(numbers(table, "start_ns").min(initial=np.iinfo(np.int64).max))
+    return table, Settled(table.num_rows, start_ns, sums)
+
+
+def build_shards(
+    trace: Trace, kept: Sequence[Kept], workers: Workers, *, summed: bool = False
+) -> tuple[ShardedTimeline, list[Sums]]:
+    """Put all ranks of a trace on one clock; its spans are ends, and stay in shards.
 
     Raises InputError for a trace without spans, with spans of a rank that has no header, or with
     a negative duration.
     """
-    spans = _checked(trace)
-    order = row_order(spans)
-    spans = spans if order is None else spans.take(order)
-    trace = replace(trace, spans=spans.slice(0, 0))  # times by own clocks go when replaced
-    matches = match_spans(spans, trace.headers)
-    restarted = restarts(spans, matches, trace.headers)
-    if restarted:
-        spans = shifted(spans, restarted.shift_ns)
-    clocks = align_clocks(spans, matches, trace.headers)
-    if clocks.step is not None:
-        spans, clocks = without_steps(spans, matches, trace.headers, clocks)
-    spans = _on_common_clock(spans, clocks)
-    order = row_order(spans)
-    if order is not None:
-        spans, matches = spans.take(order), replace(matches, match=matches.match[order])
-    parts = decompose(spans, matches.match, clocks)
-    origin = int(numbers(spans, "start_ns").min())
-    return Timeline(
-        run_id=trace.run_id,
-        layout=trace.layout,
-        headers=trace.headers,
-        spans=_timeline_table(spans, matches, parts),
-        windows=trace.windows,
-        clocks=clocks.fits(origin),
-        clock_method=clocks.method,
-        origin_ns=origin,
-        completeness=replace(
-            trace.completeness,
-            num_unmatched=dict(matches.num_unmatched),
-            num_duplicates=matches.num_duplicates,
-            notes=trace.completeness.notes
-            + matches.notes
-            + (restarted.notes if restarted else ())
-            + clocks.notes,
-        ),
+    _check_ranks(trace)
+    aligned = align(trace)
+    on_cpu = ranks_on_cpu(trace.headers) if summed else None
+    ranks_of: dict[int, list[int]] = {}
+    for rank in sorted(trace.stays):
+        ranks_of.setdefault(trace.stays[rank].shard, []).append(rank)
+    places = [_rows_of_ranks(aligned.ends, ranks) for ranks in ranks_of.values()]
+    tasks = (
+        (kept[shard], aligned.sent(ranks, rows), trace.run_id, on_cpu)
+        for (shard, ranks), rows in zip(ranks_of.items(), places, strict=True)
     )
+    shards, sums, start_ns = [], [], []
+    settled = workers.keep(settle, tasks)
+    for (table, found), ranks, rows in zip(settled, ranks_of.values(), places, strict=True):
+        shards.append(Shard(table, found.num_spans, tuple(ranks), rows))
+        start_ns.append(found.start_ns)
+        sums += [found.sums] if found.sums else []
+    num_spans = sum(shard.num_spans for shard in shards)
+    _check_some(num_spans, trace.run_id)
+    timeline = ShardedTimeline(
+        frame=aligned.frame(min(start_ns), num_spans),
+        ends=aligned.ends.append_column("match", integer_column(aligned.match)),
+        shards=tuple(shards),
+        workers=workers,
+    )
+    return timeline, sums
 
 
-def _checked(trace: Trace) -> pa.Table:
-    if not trace.spans.num_rows:
-        raise InputError(
-            f"run {trace.run_id!r} has no spans to put on a timeline; trace at least one window"
-        )
+def _rows_of_ranks(ends: pa.Table, ranks: Sequence[int]) -> Integers:
+    """Return the rows of some ranks, ascending, in a table ordered by rank."""
+    rank = numbers(ends, "rank")
+    low, high = (np.searchsorted(rank, ranks, side=side) for side in ("left", "right"))
+    if len(ranks) and low[-1] - low[0] == (high - low)[:-1].sum():
+        return np.arange(low[0], high[-1])
+    return np.concatenate([np.arange(begin, end) for begin, end in zip(low, high, strict=True)])
+
+
+def build_timeline(trace: Trace) -> Timeline:
+    """Put all ranks of a trace on one clock and say which spans belong together.
+
+    Raises InputError as `build_shards`.
+    """
+    _check_ranks(trace)
+    spans = in_order(trace.spans).unify_dictionaries()
+    rank = numbers(spans, "rank")
+    stays: dict[int, Stay] = {}
+    here, kept = Here(), []
+    for number, block in enumerate(rank_blocks(rank, BLOCK_ROWS)):
+        kept.append(here.put(spans[block]))
+        starts = group_starts(rank[block])
+        for begin, end in pairwise([*starts.tolist(), block.stop - block.start]):
+            stays[int(rank[block.start + begin])] = Stay(number, begin, end)
+    ends = replace(trace, spans=ends_of(spans), stays=stays)
+    return build_shards(ends, kept, here)[0].whole()
+
+
+def _check_ranks(trace: Trace) -> None:
     unknown = np.setdiff1d(numbers(trace.spans, "rank"), sorted(trace.headers))
     if len(unknown):
         raise InputError(
             f"run {trace.run_id!r} has spans of rank {unknown[0]}, which has no header; "
             "every rank file must begin with one"
         )
-    shortest = int(numbers(trace.spans, "duration_ns").min())
+
+
+def _check_some(num_spans: int, run_id: str) -> None:
+    if not num_spans:
+        raise InputError(
+            f"run {run_id!r} has no spans to put on a timeline; trace at least one window"
+        )
+
+
+def _check_durations(spans: pa.Table, run_id: str) -> None:
+    shortest = int(numbers(spans, "duration_ns").min(initial=0))
     if shortest < 0:
         raise InputError(
-            f"run {trace.run_id!r} has a span that lasts {shortest} ns; durations are 0 or more"
+            f"run {run_id!r} has a span that lasts {shortest} ns; durations are 0 or more"
         )
-    return trace.spans
 
 
-def _on_common_clock(spans: pa.Table, clocks: Alignment) -> pa.Table:
-    position = np.searchsorted(clocks.ranks, numbers(spans, "rank")).astype(np.int64)
-    recorded = numbers(spans, "start_ns")
-    start = clocks.correct(position, recorded)
-    end = clocks.correct(position, recorded + numbers(spans, "duration_ns"))
-    spans = with_column(spans, "start_ns", start)
-    return with_column(spans, "duration_ns", end - start)
-
-
-def _timeline_table(spans: pa.Table, matches: Matches, parts: Parts) -> pa.Table:
-    derived = {
-        "match": matches.match,
-        "wait_ns": parts.wait_ns,
-        "transfer_ns": parts.transfer_ns,
-        "self_ns": parts.self_ns,
-        "self_cpu_ns": parts.self_cpu_ns,
-    }
-    for name, values in derived.items():
-        spans = spans.append_column(name, integer_column(values))
+def _timeline_table(spans: pa.Table, parts: Parts) -> pa.Table:
+    for field in fields(Parts):
+        spans = spans.append_column(field.name, integer_column(getattr(parts, field.name)))
     return spans.select(TIMELINE_SCHEMA.names).cast(TIMELINE_SCHEMA)

@@ -17,20 +17,22 @@ one another like layers, and each moment belongs to the topmost layer that cover
 
 The layers' visible lengths add up to the iteration exactly: in 10 ms, compute over 8 ms with an
 all-reduce of 3 ms inside it, 2 ms of them wait, makes compute 5, wait 2, transfer 1, idle 2. Of
-visible compute, what its thread did not spend on the CPU is shown apart as `preempted` (CPU runs).
+visible compute, what its thread did not spend on the CPU is shown apart (CPU runs): as `wait` while
+communication beside it is under way, as DistributedDataParallel waits for its buckets inside the
+backward pass, else as `preempted`.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.decompose import BLOCK_ROWS
 from megascan.arrays import (
     Cover,
     Flags,
@@ -41,12 +43,10 @@ from megascan.arrays import (
     group_starts,
     new_parts,
     per_group,
-    rank_blocks,
     united,
 )
 from megascan.header import Json, RankHeader
 from megascan.overhead import MIN_CYCLES, Estimate, Overhead, measure_job
-from megascan.parallel import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, SCHEMA_VERSION, Kind, Track
 from megascan.timeline import ClockFit, Completeness, Timeline, codes, equals, numbers
 from megascan.topology import Layout
@@ -73,19 +73,43 @@ def iteration_shares(timeline: Timeline) -> pa.Table:
     The shares of a row add up to its duration_ns. An iteration lasts as its span says, or from
     its first span to its last where that span is missing.
     """
-    table, headers = timeline.spans, timeline.headers
-    blocks = rank_blocks(numbers(table, "rank"), BLOCK_ROWS)
-    shares = across_threads(lambda rows: _block_shares(table[rows], headers), blocks)
-    return pa.concat_tables(shares)
+    return _shares_of(timeline.spans, ranks_on_cpu(timeline.headers))
 
 
-def _block_shares(table: pa.Table, headers: Mapping[int, RankHeader]) -> pa.Table:
+def ranks_on_cpu(headers: Mapping[int, RankHeader]) -> frozenset[int]:
+    """Return the ranks that compute without a device of their own."""
+    return frozenset(rank for rank, header in headers.items() if header.device.kind == "cpu")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is summed up of some ranks' spans: shares as `iteration_shares` gives them, numbers of
+    spans by kind, and operations that are not matched (kind, rank, num_spans).
+    """
+
+    iterations: pa.Table
+    num_spans: Mapping[str, int]
+    unmatched: pa.Table
+
+
+def sums_of(spans: pa.Table, on_cpu: Collection[int]) -> Sums:
+    """Sum up some ranks' spans (schema TIMELINE_SCHEMA)."""
+    kind_codes, kinds = codes(spans, "kind")
+    counts = np.bincount(kind_codes, minlength=len(kinds))
+    return Sums(
+        iterations=_shares_of(spans, on_cpu),
+        num_spans={kind: int(counts[code]) for code, kind in enumerate(kinds) if counts[code]},
+        unmatched=_unmatched(spans),
+    )
+
+
+def _shares_of(table: pa.Table, on_cpu: Collection[int]) -> pa.Table:
     spans = _Spans.of(table)
     windows = _Windows.of(table, spans)
     lengths = dict.fromkeys(SHARES, np.zeros(len(windows.start), dtype=np.int64))
     covered = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     before = lengths["idle"]
-    for share, start, end in _layers(headers, spans):
+    for share, start, end in _layers(on_cpu, spans):
         if not len(start):
             continue
         covered = united(np.r_[covered[0], start], np.r_[covered[1], end])
@@ -93,8 +117,11 @@ def _block_shares(table: pa.Table, headers: Mapping[int, RankHeader]) -> pa.Tabl
         lengths[share] = lengths[share] + visible - before
         before = visible
     lengths["idle"] = windows.end - windows.start - before
-    preempted = np.minimum(_preempted(headers, spans, windows), lengths["compute"])
-    lengths["compute"], lengths["preempted"] = lengths["compute"] - preempted, preempted
+    awaited, preempted = _off_core(on_cpu, spans, windows)
+    awaited = np.minimum(awaited, lengths["compute"])
+    preempted = np.minimum(preempted, lengths["compute"] - awaited)
+    lengths["compute"] = lengths["compute"] - awaited - preempted
+    lengths["wait"], lengths["preempted"] = lengths["wait"] + awaited, preempted
     columns = {
         "rank": windows.rank,
         "iteration": windows.iteration,
@@ -177,22 +204,15 @@ class _Windows:
         return cls(spans.rank[rows[starts]], iteration[rows[starts]], start, end)
 
 
-def _on_cpu(headers: Mapping[int, RankHeader], rank: Integers) -> Flags:
-    ranks = [number for number, header in headers.items() if header.device.kind == "cpu"]
-    return np.isin(rank, ranks)
-
-
-def _layers(
-    headers: Mapping[int, RankHeader], spans: _Spans
-) -> Iterator[tuple[str, Integers, Integers]]:
+def _layers(on_cpu: Collection[int], spans: _Spans) -> Iterator[tuple[str, Integers, Integers]]:
     """Yield (share, start, end) from the topmost layer down."""
-    on_cpu = _on_cpu(headers, spans.rank)
+    interrupted = np.isin(spans.rank, sorted(on_cpu))
     yield from _communication_layers(spans, spans.communication & ~spans.overlapped)
-    yield "host", *spans.chosen(spans.host & on_cpu)
+    yield "host", *spans.chosen(spans.host & interrupted)
     yield "compute", *spans.chosen(spans.compute)
     yield from _communication_layers(spans, spans.communication & spans.overlapped)
     yield "copy", *spans.chosen(spans.copy)
-    yield "host", *spans.chosen(spans.host & ~on_cpu)
+    yield "host", *spans.chosen(spans.host & ~interrupted)
     yield "dispatch", *_dispatch_gaps(spans)
 
 
@@ -216,10 +236,15 @@ def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
     return finished[late], start[1:][late]
 
 
-def _preempted(headers: Mapping[int, RankHeader], spans: _Spans, windows: _Windows) -> Integers:
-    """Return (window,) ns of visible compute in which its thread was not on the CPU."""
+def _off_core(
+    on_cpu: Collection[int], spans: _Spans, windows: _Windows
+) -> tuple[Integers, Integers]:
+    """Return (window,) ns of visible compute in which its thread was not on the CPU.
+
+    First while communication beside it was under way, for which it waited, then all other.
+    """
     hidden = spans.communication & ~spans.overlapped
-    hidden |= spans.host & _on_cpu(headers, spans.rank)
+    hidden |= spans.host & np.isin(spans.rank, sorted(on_cpu))
     above = Cover.of(*spans.chosen(hidden), np.maximum(spans.cpu_ns[hidden], 0).astype(np.float64))
     compute = np.flatnonzero(spans.compute)
     low, high = new_parts(spans.start[compute], spans.end[compute])
@@ -229,10 +254,15 @@ def _preempted(headers: Mapping[int, RankHeader], spans: _Spans, windows: _Windo
     share = (high - low) / (spans.end[compute] - spans.start[compute])
     cpu = spans.cpu_ns[compute] * share - above.amount_within(low, high)
     away = np.clip(np.rint(visible - cpu), 0, visible)
+    beside = Cover.of(*spans.chosen(spans.communication & spans.overlapped))
+    awaited = np.minimum(away, beside.length_within(low, high))
     window = np.searchsorted(windows.start, low, side="right") - 1
     inside = (window >= 0) & (high <= np.r_[windows.end, 0][window])
-    total = np.bincount(window[inside], away[inside], minlength=len(windows.start))
-    return total.astype(np.int64)
+    sums = [
+        np.bincount(window[inside], part[inside], minlength=len(windows.start)).astype(np.int64)
+        for part in (awaited, away - awaited)
+    ]
+    return sums[0], sums[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,17 +325,27 @@ def _without_copies(table: pa.Table) -> pa.Table:
 
 def summarise(timeline: Timeline) -> Summary:
     """Sum up the shares of every rank and iteration, with what tells how far to trust them."""
-    iterations = iteration_shares(timeline)
-    kind_codes, kinds = codes(timeline.spans, "kind")
-    counts = np.bincount(kind_codes, minlength=len(kinds))
+    num_matches = int(numbers(timeline.spans, "match").max(initial=-1)) + 1
+    sums = sums_of(timeline.spans, ranks_on_cpu(timeline.headers))
+    return summary_of(timeline, [sums], num_matches)
+
+
+def summary_of(timeline: Timeline, sums: Sequence[Sums], num_matches: int) -> Summary:
+    """Return the summary of a timeline, whose spans need not be here, by the sums of its shards."""
+    iterations = pa.concat_tables([one.iterations for one in sums])
+    if len(sums) > 1:
+        iterations = iterations.sort_by([("rank", "ascending"), ("iteration", "ascending")])
+    num_spans: Counter[str] = Counter()
+    for one in sums:
+        num_spans.update(one.num_spans)
     return Summary(
         run_id=timeline.run_id,
         layout=timeline.layout,
         iterations=iterations,
         ranks=_by_rank(iterations),
-        num_spans={kind: int(counts[code]) for code, kind in enumerate(kinds) if counts[code]},
-        num_matches=int(numbers(timeline.spans, "match").max(initial=-1)) + 1,
-        unmatched=_unmatched(timeline.spans),
+        num_spans=dict(num_spans),
+        num_matches=num_matches,
+        unmatched=_all_unmatched([one.unmatched for one in sums], list(num_spans)),
         clocks=timeline.clocks,
         clock_method=timeline.clock_method,
         clock_names={
@@ -328,6 +368,13 @@ def _unmatched(spans: pa.Table) -> pa.Table:
     return pa.table(
         {"kind": pa.array(named, pa.string()), "rank": key % num_ranks, "num_spans": count}
     )
+
+
+def _all_unmatched(tables: Sequence[pa.Table], kinds: list[str]) -> pa.Table:
+    """Put the tables of shards together, ordered by kind and rank."""
+    table = pa.concat_tables(tables)
+    place = np.array([kinds.index(kind) for kind in table.column("kind").to_pylist()], np.int64)
+    return table.take(pa.array(np.lexsort((numbers(table, "rank"), place))))
 
 
 def _clock_name(header: RankHeader) -> str:
@@ -551,7 +598,9 @@ def _rest(summary: Summary) -> list[str]:
     unmatched = ", ".join(
         f"{count:,} {kind}" for kind, count in there.num_unmatched.items() if count
     )
-    lines.append(f"unmatched: {unmatched or 'none'}; duplicates: {there.num_duplicates:,}")
+    unsplit = int(summary.ranks.column("unsplit_ns").to_numpy().sum())
+    nothing = "none" if not unsplit else "none that names its partners, but see unsplit"
+    lines.append(f"unmatched: {unmatched or nothing}; duplicates: {there.num_duplicates:,}")
     lines += _tracing(summary.tracing)
     return lines + [
         line

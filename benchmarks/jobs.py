@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LAYOUTS: dict[str, tuple[str, ...]] = {
+OF_FOUR: dict[str, tuple[str, ...]] = {
     "TP2 DP2": ("--tensor-model-parallel-size", "2"),
     "PP2 DP2": ("--pipeline-model-parallel-size", "2"),
     "TP2 PP2": ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
@@ -21,7 +21,17 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         *("--num-layers-per-virtual-pipeline-stage", "2"),
     ),
 }
-"""Of four ranks."""
+OF_TWO: dict[str, tuple[str, ...]] = {
+    "DP2": (),
+    "TP2": ("--tensor-model-parallel-size", "2"),
+    "PP2": ("--pipeline-model-parallel-size", "2"),
+    "PP2 VPP2": (
+        *("--pipeline-model-parallel-size", "2"),
+        *("--num-layers-per-virtual-pipeline-stage", "2"),
+    ),
+}
+LAYOUTS = {2: OF_TWO, 4: OF_FOUR}
+"""By the number of ranks; the first of each has its peers over the data-parallel axis."""
 DATA = (
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "8192"),
     *("--eval-iters", "0", "--num-workers", "0", "--lr", "1e-4"),

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from benchmarks.axes import LLAMA
 from benchmarks.jobs import LAYOUTS, model
 
-NUM_RANKS = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -54,7 +52,7 @@ class Trial:
 
 
 NUM_EVERYWHERE = 4
-"""Faults of every layout; the others are made in TP2 DP2 only, which has peers on two axes."""
+"""Faults of every layout; the others are made in the first only, which has data-parallel peers."""
 TRIALS = {
     "first": Trial(
         models={
@@ -113,16 +111,16 @@ class Case:
         return self.name.replace(",", "").replace("× ", "x").replace(" ", "-")
 
 
-def all_cases(device: str, trial: Trial) -> list[Case]:
+def all_cases(device: str, trial: Trial, num_ranks: int) -> list[Case]:
     """Every layout's cases, with another faulty rank each time."""
     cases = []
-    for number, layout in enumerate(LAYOUTS):
+    for number, layout in enumerate(LAYOUTS[num_ranks]):
         faults = trial.faults(device)
-        for place, fault in enumerate(faults if layout == "TP2 DP2" else faults[:NUM_EVERYWHERE]):
+        for place, fault in enumerate(faults if number == 0 else faults[:NUM_EVERYWHERE]):
             if fault.hog == "gpu" and device == "cpu":
                 continue
-            rank = (number + place + trial.shift) % NUM_RANKS
-            if fault.cause == "loader":  # of a tensor-parallel pair only the first loads data
-                rank = (2 + 2 * trial.shift) % NUM_RANKS
+            rank = (number + place + trial.shift) % num_ranks
+            if fault.cause == "loader" and num_ranks > 2:
+                rank = (2 + 2 * trial.shift) % num_ranks  # of a TP pair only the first loads data
             cases.append(Case(layout=layout, fault=fault, rank=rank))
     return cases

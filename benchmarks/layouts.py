@@ -1,13 +1,14 @@
-"""Is the right rank named? Real training on four ranks in several layouts, healthy and with faults.
+"""Is the right rank named? Real training in several layouts, healthy and with faults.
 
-    python -m benchmarks.layouts [--device cpu|gpu] [--trial second] [--only TEXT] [--keep DIR]
+    python -m benchmarks.layouts [--device cpu|gpu] [--ranks 2|4] [--trial second] [--only TEXT]
+                                 [--keep DIR]
     python -m benchmarks.layouts --device gpu --judge DIR    (kept runs again, on any machine)
 
-Every layout is one job of four ranks (gloo on the CPU, NCCL on GPUs) that goes through its cases
-one after the other, each traced by itself; `megascan detect` then judges the rank files of each.
-Faults are made in three ways: by the trainer (`--inject-fault`; for compute a spinning kernel after
-each module), by a second process that multiplies matrices on the rank's GPU, and by busy processes
-on the one core that the rank is confined to. The detector is told nothing of them.
+Every layout is one job of four ranks or of two (gloo on the CPU, NCCL on GPUs) that goes through
+its cases one after the other, each traced by itself; `megascan detect` then judges the rank files
+of each. Faults are made in three ways: by the trainer (`--inject-fault`; for compute a spinning
+kernel after each module), by a second process that multiplies matrices on the rank's GPU, and by
+busy processes on the one core that the rank is confined to. The detector is told nothing of them.
 
 A case is right when the ranks that the verdict accuses are exactly the faulty one, with its cause;
 a healthy one when nobody is. Accused are findings whose owner is the node, and garbage collection,
@@ -37,7 +38,7 @@ from benchmarks.jobs import (
     run_python,
     run_ranks,
 )
-from benchmarks.layout_cases import NUM_RANKS, TRIALS, Case, Trial, all_cases
+from benchmarks.layout_cases import TRIALS, Case, all_cases
 from benchmarks.layout_ranks import Plan, Stage
 
 ENVIRONMENT = "environment.txt"
@@ -81,10 +82,9 @@ class Result:
         )
 
 
-def train(
-    cases: Sequence[Case], trial: Trial, device: str, folder: Path, num_iterations: int
-) -> None:
+def train(cases: Sequence[Case], given: argparse.Namespace, folder: Path) -> None:
     """Run the job of one layout; leaves a folder of rank files a case."""
+    num_iterations = given.iterations or NUM_ITERATIONS[given.device]
     stages = tuple(
         Stage(folder=str(folder / case.file_name), hog=case.fault.hog, rank=case.rank)
         for case in cases
@@ -97,9 +97,10 @@ def train(
             first, last = plan.span_of(number)
             spec = f"rank={case.rank},{case.fault.inject},from={first},to={last}"
             faults += ["--inject-fault", spec]
-    layout = LAYOUTS[cases[0].layout]
-    words = [*trial.models[device], *layout, *DATA, *DEVICES[device], *faults]
-    run_ranks(NUM_RANKS, ["benchmarks.layout_ranks", str(folder / "plan.json"), *words])
+    layout = LAYOUTS[given.ranks][cases[0].layout]
+    model = TRIALS[given.trial].models[given.device]
+    words = [*model, *layout, *DATA, *DEVICES[given.device], *faults]
+    run_ranks(given.ranks, ["benchmarks.layout_ranks", str(folder / "plan.json"), *words])
 
 
 def judge(case: Case, folder: Path, keep: Path | None) -> Result:
@@ -125,17 +126,18 @@ def judge(case: Case, folder: Path, keep: Path | None) -> Result:
     )
 
 
-def render(results: Sequence[Result], model: Sequence[str], command: str, environment: str) -> str:
+def render(results: Sequence[Result], given: argparse.Namespace, environment: str) -> str:
     """The result page."""
+    model = TRIALS[given.trial].models[given.device]
     faulty = [result for result in results if result.case.fault.cause]
     healthy = [result for result in results if not result.case.fault.cause]
     num_silent = sum(result.right for result in healthy)
     num_found = sum(result.right for result in faulty)
     return "\n".join(
         [
-            "# Real runs on four ranks",
+            f"# Real runs on {given.ranks} ranks",
             "",
-            f"`{command}` on {environment}. "
+            f"`{_command(given)}` on {environment}. "
             f"GPT: `{' '.join(model)}`, mock data; 4 of every 5 iterations traced at "
             "`full`.",
             "",
@@ -159,8 +161,7 @@ def run_layout(
     """Train one layout's cases and have them judged."""
     folder.mkdir(parents=True)
     started = time.monotonic()
-    num_iterations = arguments.iterations or NUM_ITERATIONS[arguments.device]
-    train(cases, TRIALS[arguments.trial], arguments.device, folder, num_iterations)
+    train(cases, arguments, folder)
     seconds = time.monotonic() - started
     print(f"{cases[0].layout}: trained in {seconds:.0f} s", file=sys.stderr, flush=True)
     judged = [pool.submit(_judged, case, folder, arguments.keep) for case in cases]
@@ -180,6 +181,7 @@ def main() -> int:
     """Run the cases, print the page, exit 1 when one was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument("--ranks", type=int, choices=sorted(LAYOUTS), default=4, help="(4)")
     parser.add_argument(
         "--trial",
         choices=list(TRIALS),
@@ -196,8 +198,8 @@ def main() -> int:
     )
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
-    trial = TRIALS[arguments.trial]
-    wanted = [case for case in all_cases(arguments.device, trial) if arguments.only in case.name]
+    every = all_cases(arguments.device, TRIALS[arguments.trial], arguments.ranks)
+    wanted = [case for case in every if arguments.only in case.name]
     if not wanted:
         parser.error(f"--only {arguments.only}: no case's name holds that")
     if arguments.keep:
@@ -210,8 +212,7 @@ def main() -> int:
         results = run_all(wanted, arguments)
         if arguments.keep:
             (arguments.keep / ENVIRONMENT).write_text(environment, encoding="utf-8")
-    model = trial.models[arguments.device]
-    page = render(results, model, _command(arguments), environment)
+    page = render(results, arguments, environment)
     publish(page, arguments.output)
     return 0 if all(result.right for result in results) else 1
 
@@ -221,7 +222,7 @@ def run_all(wanted: Sequence[Case], arguments: argparse.Namespace) -> list[Resul
     workers = max(1, (os.cpu_count() or 1) // 8)
     with TemporaryDirectory() as temporary, ThreadPoolExecutor(workers) as pool:
         judged: list[Future[Result]] = []
-        for layout in LAYOUTS:
+        for layout in LAYOUTS[arguments.ranks]:
             cases = [case for case in wanted if case.layout == layout]
             if cases:
                 judged += run_layout(cases, arguments, Path(temporary) / layout, pool)
@@ -240,7 +241,8 @@ def _command(arguments: argparse.Namespace) -> str:
     only = f' --only "{arguments.only}"' if arguments.only else ""
     judge = " --judge DIR" if arguments.judge else ""
     trial = "" if arguments.trial == "first" else f" --trial {arguments.trial}"
-    return f"python -m benchmarks.layouts --device {arguments.device}{trial}{only}{judge}"
+    ranks = "" if arguments.ranks == 4 else f" --ranks {arguments.ranks}"
+    return f"python -m benchmarks.layouts --device {arguments.device}{ranks}{trial}{only}{judge}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What does tracing cost? Blocks of traced and untraced iterations, alternating in one job.
 
-    python -m benchmarks.overhead [--device cpu|gpu] [--gpus 1,2,4] [--cycles N] [-o RESULT.md]
+    python -m benchmarks.overhead [--device cpu|gpu] [--layouts TP2,DP2] [--cycles N] [-o RESULT.md]
 
-For each number of ranks one process group trains a GPU-bound and a host-bound model. Tracing is
+For each layout one process group trains several models, GPU-bound and host-bound. Tracing is
 installed and removed again between blocks of iterations: off, base, off, full, off, … Every traced
 iteration ends a window, which is the dearest setting. The first iteration of a block, in which the
 mode is switched, is not counted; all others are compared with the untraced blocks right before and
@@ -27,16 +27,20 @@ MODELS: dict[str, dict[str, tuple[str, ...]]] = {
     "gpu": {
         "host-bound": model(layers=8, hidden=512, heads=8, sequence=512),
         "GPU-bound": model(layers=4, hidden=6144, heads=48, sequence=2048),
+        "24 x 1024": model(layers=24, hidden=1024, heads=16, sequence=2048),
+        "12 x 2560": model(layers=12, hidden=2560, heads=20, sequence=4096),
     },
     "cpu": {"small": model(layers=4, hidden=128, heads=4, sequence=64)},
 }
-LAYOUTS: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("one rank", ("--global-batch-size", "4")),
-    2: ("TP2", ("--tensor-model-parallel-size", "2", "--global-batch-size", "4")),
-    4: ("TP2 DP2", ("--tensor-model-parallel-size", "2", "--global-batch-size", "8")),
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "one": (1, ("--global-batch-size", "4")),
+    "TP2": (2, ("--tensor-model-parallel-size", "2", "--global-batch-size", "4")),
+    "DP2": (2, ("--global-batch-size", "8")),
+    "PP2": (2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "4")),
+    "TP2-DP2": (4, ("--tensor-model-parallel-size", "2", "--global-batch-size", "8")),
 }
-"""By number of ranks; each replica runs 4 microbatches of one sample."""
-DEFAULT_RANKS = {"gpu": "1,2,4", "cpu": "1,2"}
+"""Number of ranks, and flags; each replica runs 4 microbatches of one sample."""
+DEFAULT_LAYOUTS = {"gpu": "one,TP2,TP2-DP2", "cpu": "one,TP2"}
 NUM_WARMUP, BLOCK_LENGTH = 6, 4
 
 
@@ -50,19 +54,23 @@ def modes_of(num_cycles: int) -> list[str]:
     return modes
 
 
+def chosen_models(device: str, only: str) -> list[str]:
+    """Names of the models that hold one of the texts, separated by commas."""
+    return [name for name in MODELS[device] if any(text in name for text in only.split(","))]
+
+
 def measure(
-    device: str, num_ranks: int, num_cycles: int, window: int, only: str
+    device: str, layout: str, num_cycles: int, window: int, only: str
 ) -> dict[str, list[Cost]]:
-    """Costs of each granularity by model, those whose name holds `only`.
+    """Costs of each granularity by model, those that `only` chooses.
 
     SystemExit with the output when the run fails.
     """
-    common = (*LAYOUTS[num_ranks][1], *DATA, *DEVICES[device])
+    num_ranks, flags = LAYOUTS[layout]
+    common = (*flags, *DATA, *DEVICES[device])
     with TemporaryDirectory() as folder:
         plan = Plan(
-            models={
-                name: [*sizes, *common] for name, sizes in MODELS[device].items() if only in name
-            },
+            models={name: [*MODELS[device][name], *common] for name in chosen_models(device, only)},
             modes=modes_of(num_cycles),
             num_warmup=NUM_WARMUP,
             block_length=BLOCK_LENGTH,
@@ -81,10 +89,10 @@ def measure(
     }
 
 
-def row(name: str, num_ranks: int, cost: Cost) -> str:
+def row(name: str, layout: str, cost: Cost) -> str:
     """One line of the table."""
     return (
-        f"| {name} | {num_ranks} ({LAYOUTS[num_ranks][0]}) | {cost.mode} | {cost.untraced_ms:.1f} "
+        f"| {name} | {LAYOUTS[layout][0]} ({layout}) | {cost.mode} | {cost.untraced_ms:.1f} "
         f"| {cost.median:.4f} | {cost.low:.4f} to {cost.high:.4f} | {cost.mean:.4f} "
         f"| {cost.num_iterations} |"
     )
@@ -117,31 +125,33 @@ def main() -> int:
     """Measure and print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
-    parser.add_argument("--gpus", metavar="N,N", help="numbers of ranks (gpu: 1,2,4; cpu: 1,2)")
+    parser.add_argument("--layouts", metavar="NAME,NAME", help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--cycles", type=int, default=8, help="blocks of each granularity (8)")
     parser.add_argument("--window", type=int, default=1, help="iterations in a window (1)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="models whose name holds TEXT")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="models whose name holds TEXT, or one of several: A,B",
+    )
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
-    if not any(arguments.only in name for name in MODELS[arguments.device]):
+    if not chosen_models(arguments.device, arguments.only):
         parser.error(f"--only {arguments.only}: no model's name holds that")
-    words = arguments.gpus or DEFAULT_RANKS[arguments.device]
-    ranks = [int(word) for word in words.split(",")]
-    if unknown := [number for number in ranks if number not in LAYOUTS]:
-        parser.error(f"--gpus {words}: no layout of {unknown[0]} ranks, only 1, 2 and 4")
+    words = arguments.layouts or DEFAULT_LAYOUTS[arguments.device]
+    if unknown := [name for name in words.split(",") if name not in LAYOUTS]:
+        parser.error(f"--layouts {words}: no layout {unknown[0]}, only {', '.join(LAYOUTS)}")
     rows = []
-    for num_ranks in ranks:
+    for layout in words.split(","):
         costs = measure(
-            arguments.device, num_ranks, arguments.cycles, arguments.window, arguments.only
+            arguments.device, layout, arguments.cycles, arguments.window, arguments.only
         )
-        measured = [
-            row(name, num_ranks, cost) for name, by_mode in costs.items() for cost in by_mode
-        ]
+        measured = [row(name, layout, cost) for name, by_mode in costs.items() for cost in by_mode]
         print("\n".join(measured), file=sys.stderr, flush=True)
         rows += measured
-    command = f"python -m benchmarks.overhead --device {arguments.device} --gpus {words}"
+    command = f"python -m benchmarks.overhead --device {arguments.device} --layouts {words}"
     command += f" --cycles {arguments.cycles} --window {arguments.window}"
-    command += f" --only {arguments.only}" if arguments.only else ""
+    command += f" --only '{arguments.only}'" if arguments.only else ""
     page = render(rows, arguments.device, arguments.window, command)
     publish(page, arguments.output)
     return 0

@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import environment_line, publish, run_ranks
-from benchmarks.layout_cases import NUM_RANKS, Case, Fault
+from benchmarks.layout_cases import Case, Fault
 from benchmarks.layouts import MANY_CORES, Result, judge
 from benchmarks.overhead import modes_of
 from benchmarks.paired import Cost, blocks_of, cost_of
@@ -38,6 +38,7 @@ from benchmarks.plain_torch_models import COMPILED, DDP, FSDP, PIPELINE, Sizes
 from benchmarks.plain_torch_ranks import BLOCK_LENGTH, NUM_LOSSES, Plan, Stage
 from megascan.schema import Granularity
 
+NUM_RANKS = 4
 LAYOUTS = (DDP, FSDP, PIPELINE, COMPILED)
 LOSSES, COST = "losses", "cost"
 FAULTS = (Fault(name="healthy"), Fault(name="compute × 1.5", cause="compute"))

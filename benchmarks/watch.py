@@ -1,31 +1,39 @@
 """What the live watch sees, how soon, and what it costs.
 
-    python -m benchmarks.watch healthy --windows 1000      accusations among healthy windows
-    python -m benchmarks.watch delay                       iterations from onset to alert
+    python -m benchmarks.watch healthy --windows 10000 --jobs 16   accusations among healthy windows
+    python -m benchmarks.watch delay --jobs 2              iterations from onset to alert
     python -m benchmarks.watch cost                        CPU at 8 ranks with default trace flags
     python -m benchmarks.watch scale                       a window of 1,024 ranks at `base`
     python -m benchmarks.watch day --windows 10000         memory over a day's windows
 
 Rank files of simulated jobs are written window by window, as a running job would, and a `Watcher`
-looks after each. CPU time is this process's; results are in benchmarks/results/watch.md.
+looks after each. CPU time is this process's; results are in benchmarks/results/watch.md. `healthy`
+and `delay` spread their jobs over processes; `--kept FILE` keeps what is done, a line a job, and a
+later run with the same file does the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from detect import DetectorSettings
 from megascan.schema import Granularity
 from megascan.simulate import (
+    Clocks,
     Imbalance,
     JobModel,
     Noise,
@@ -38,7 +46,7 @@ from megascan.simulate import (
 from megascan.topology import Layout
 from megascan.watch.channels import Outbox
 from megascan.watch.state import StateFile
-from megascan.watch.watcher import Watcher, WatchSettings
+from megascan.watch.watcher import CPU_SHARE, Watcher, WatchSettings
 
 _MARK = b'"name":"megascan_window"'
 
@@ -126,102 +134,227 @@ def replayed(job: JobModel, faults: list[str], seed: int, folder: Path) -> Repla
 _LAWS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "noisy compute 3 %": {"noise": Noise(compute_ratio=0.03)},
+    "noisy compute 6 %": {"noise": Noise(compute_ratio=0.06)},
     "uneven chips 1 %": {"noise": Noise(device_ratio=0.01)},
     "noisy links": {"noise": Noise(transfer_ratio=0.3), "costs": communication_heavy},
+    "spikes": {"noise": Noise(spike_probability=0.002, spike_ns=3e6, device_ratio=0.003)},
     "uneven sequences": {"imbalance": Imbalance(sequence_ratio=0.15)},
+    "very uneven sequences": {"imbalance": Imbalance(sequence_ratio=0.4)},
     "heavy last stage": {"imbalance": Imbalance(stage_ratio={1: 1.4})},
     "collector on every rank": {"imbalance": Imbalance(gc_interval=10)},
     "checkpoints": {"imbalance": Imbalance(checkpoint_interval=12)},
+    "slow first iterations": {"imbalance": Imbalance(warmup_ratio=2.0)},
+    "clocks apart": {"clocks": Clocks(offset_ms=50.0, drift_ppm=20.0)},
     "CPU": {"device": "cpu"},
 }
-_LAYOUTS = (Layout(pp=2, dp=4), Layout(dp=8), Layout(tp=2, dp=4))
-_ITERATIONS = 60
-_WINDOWS_A_LOOK = 10
+"""Noise and look-alikes without a node at fault."""
+_LAYOUTS = (Layout(pp=2, dp=4), Layout(dp=8), Layout(tp=2, dp=4), Layout(tp=2, pp=2, dp=2))
+_STAGES = tuple(layout for layout in _LAYOUTS if layout.pp > 1)
+_ITERATIONS = 80
 _FIRST_LOOK = 20
+_ONSET = 25
 
 
-def healthy(num_windows: int, limit_s: float, folder: Path) -> None:
-    """Watch healthy jobs of all laws and layouts, one after the other."""
-    began, counted, accused, seed = time.monotonic(), dict.fromkeys(_LAWS, 0), [], 100
-    while sum(counted.values()) < num_windows and time.monotonic() - began < limit_s:
-        for name, values in _LAWS.items():
-            seed += 1
-            layout = _LAYOUTS[seed % len(_LAYOUTS)]
-            if name == "heavy last stage":
-                layout = _LAYOUTS[0]
-            replay = replayed(job_of(layout, _ITERATIONS, **values), [], seed, folder)
-            watch = Watch.on(replay.target)
+@dataclass(frozen=True)
+class HealthyJob:
+    """One job of `healthy`."""
+
+    law: str
+    seed: int
+
+    def watched(self) -> dict[str, Any]:
+        """Watch it, each window judged; what was named, told or not, with its q-value."""
+        layouts = _STAGES if self.law == "heavy last stage" else _LAYOUTS
+        job = job_of(layouts[self.seed % len(layouts)], _ITERATIONS, **_LAWS[self.law])
+        named: list[tuple[str, float]] = []
+        with tempfile.TemporaryDirectory() as name:
+            replay = replayed(job, [], self.seed, Path(name) / "job")
+            watch, num_windows = Watch.on(replay.target, cpu_share=1.0), 0
             while replay.step():
                 watch.watcher.look()
-                counted[name] += 1
-            accused += [(name, str(layout), seed, one["text"]) for one in watch.accusations]
+                num_windows += 1
+            for verdict in (one for one in watch.said if one["event"] == "verdict"):
+                named += [
+                    (each["cause"], each["q_value"])
+                    for each in verdict["findings"]
+                    if each["owner"] == "node"
+                ]
             watch.watcher.close()
-            print(f"{sum(counted.values())} windows, {len(accused)} accusations", flush=True)
-    for name, count in counted.items():
-        print(f"{name}: {count} windows, {sum(one[0] == name for one in accused)} accusations")
-    print(*accused, sep="\n")
+        return {
+            "law": self.law,
+            "seed": self.seed,
+            "windows": num_windows,
+            "verdicts": watch.watcher.gauges.num_verdicts,
+            "named": named,
+            "told": [one["text"] for one in watch.accusations],
+        }
 
 
-def delay(folder: Path) -> None:
-    """Plant faults from iteration 25 on; count windows until the alert, and time that look."""
-    for factor in (1.05, 1.1, 1.3):
-        for seed in range(6):
-            rank = (3 * seed + 1) % 8
-            fault = f"rank={rank},kind=compute,factor={factor},from=25"
-            layout = _LAYOUTS[seed % len(_LAYOUTS)]
-            replay = replayed(job_of(layout, 36), [fault], seed, folder)
-            watch, iteration = Watch.on(replay.target), 0
-            while replay.step():
-                iteration += 1
-                if iteration < _FIRST_LOOK:
-                    continue
-                began = time.perf_counter()
-                watch.watcher.look()
-                right = [one for one in watch.accusations if rank in one["finding"]["ranks"]]
-                if right:
-                    took = time.perf_counter() - began
-                    print(f"factor {factor}, {layout}: {iteration - 24} iterations, {took:.2f} s")
-                    break
-            else:
-                print(f"factor {factor}, {layout}: not raised within 12 iterations")
-            sys.stdout.flush()
-            watch.watcher.close()
+@dataclass(frozen=True)
+class FaultyJob:
+    """One job of `delay`: rank 4 is slow from iteration 25 on."""
+
+    law: str
+    factor: float
+    seed: int
+
+    def watched(self) -> dict[str, Any]:
+        """Watch it as a default watch does, and with a verdict for each window."""
+        layout = _LAYOUTS[self.seed % len(_LAYOUTS)]
+        rank = (3 * self.seed + 1) % 8
+        fault = f"rank={rank},kind=compute,factor={self.factor},from={_ONSET}"
+        after: dict[str, int | None] = {}
+        with tempfile.TemporaryDirectory() as name:
+            for how, share in (("default", CPU_SHARE), ("each window", 1.0)):
+                job = job_of(layout, 45, **_LAWS[self.law])
+                replay = replayed(job, [fault], self.seed, Path(name) / how)
+                after[how] = _raised_after(replay, rank, share)
+        return {"law": self.law, "factor": self.factor, "seed": self.seed, "after": after}
 
 
-def cost(folder: Path) -> None:
+def _raised_after(replay: Replay, rank: int, cpu_share: float) -> int | None:
+    """Return how many slow iterations came until the alert; None without one."""
+    watch, iteration = Watch.on(replay.target, cpu_share=cpu_share), 0
+    while replay.step():
+        iteration += 1
+        if iteration < _FIRST_LOOK:
+            continue
+        watch.watcher.look()
+        if any(rank in one["finding"]["ranks"] for one in watch.accusations):
+            break
+    else:
+        iteration = 0
+    watch.watcher.close()
+    return iteration - _ONSET + 1 if iteration else None
+
+
+Job = HealthyJob | FaultyJob
+
+
+def _watched(job: Job) -> dict[str, Any]:
+    return job.watched()
+
+
+def outcomes(jobs: Sequence[Job], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Watch the jobs, several at a time, until the limit; take those of `--kept` from there."""
+    began = time.monotonic()
+    kept: Path | None = arguments.kept
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept and kept.exists() else []
+    found = [json.loads(line) for line in lines]
+    done = {tuple(one.get(key) for key in _KEYS) for one in found}
+    left = [job for job in jobs if tuple(getattr(job, key, None) for key in _KEYS) not in done]
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
+        waiting = [pool.submit(_watched, job) for job in left]
+        try:
+            for each in as_completed(waiting, arguments.limit_s):
+                found.append(each.result())
+                print(f"{len(found)} of {len(jobs)} jobs, {time.monotonic() - began:.0f} s",
+                      file=sys.stderr, flush=True)  # fmt: skip
+                if kept:
+                    with kept.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(found[-1]) + "\n")
+        except TimeoutError:
+            print(f"ended by --limit-s with {len(found)} of {len(jobs)} jobs", file=sys.stderr)
+            pool.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
+_KEYS = ("law", "factor", "seed")
+
+
+def healthy(arguments: argparse.Namespace) -> None:
+    """Watch healthy jobs of all laws and layouts."""
+    num_jobs = -(-arguments.windows // _ITERATIONS)
+    laws = list(_LAWS)
+    jobs = [HealthyJob(laws[seed % len(laws)], seed) for seed in range(num_jobs)]
+    found = outcomes(jobs, arguments)
+    for law in laws:
+        some = [one for one in found if one["law"] == law]
+        named = sorted(q for one in some for _, q in one["named"])
+        print(
+            f"{law}: {sum(one['windows'] for one in some)} windows, "
+            f"{sum(one['verdicts'] for one in some)} verdicts, "
+            f"{sum(len(one['told']) for one in some)} accusations; verdicts that name a node "
+            f"{len(named)}" + (f" (least q {named[0]:.2g})" if named else "")
+        )
+    told = [(one["law"], one["seed"], text) for one in found for text in one["told"]]
+    print(f"all: {sum(one['windows'] for one in found)} windows, {len(told)} accusations")
+    print(*told, sep="\n")
+
+
+def delay(arguments: argparse.Namespace) -> None:
+    """Plant faults from iteration 25 on; count windows until the alert."""
+    laws = ("plain", "noisy compute 3 %", "noisy compute 6 %", "noisy links", "uneven sequences")
+    jobs = [
+        FaultyJob(law, factor, seed)
+        for seed in range(arguments.repetitions)
+        for law in laws
+        for factor in (1.05, 1.1, 1.3)
+    ]
+    found = outcomes(jobs, arguments)
+    for law in laws:
+        for factor in (1.05, 1.1, 1.3):
+            some = [one for one in found if (one["law"], one["factor"]) == (law, factor)]
+            each, default = (
+                sorted(one["after"][how] or 99 for one in some)
+                for how in ("each window", "default")
+            )
+            later = sum(
+                (one["after"]["default"] or 99) > (one["after"]["each window"] or 99)
+                for one in some
+            )
+            print(f"{law}, {factor}: {each} iterations; by default {default}, {later} later")
+
+
+def cost(arguments: argparse.Namespace, folder: Path) -> None:
     """Look at 8 ranks, granularity full, interval 5, window 2; then at files that stand still."""
     layout = Layout(tp=2, pp=2, dp=2)
-    job = job_of(layout, 120, num_layers=16, num_microbatches=8, interval=5, window=2, device="cpu")
-    replay = replayed(job, [], 1, folder)
-    watch, spent = Watch.on(replay.target), []
-    while replay.step():
-        began = time.process_time()
-        watch.watcher.look()
-        spent.append(time.process_time() - began)
-    steady = sorted(spent[12:])
-    began = time.process_time()
-    for _ in range(1000):
-        watch.watcher.look()
-    idle = (time.process_time() - began) / 1000
-    middle = steady[len(steady) // 2]
-    print(
-        f"{len(steady)} windows: CPU median {middle:.3f} s, most {steady[-1]:.3f} s; "
-        f"a look at files that stand still {1e3 * idle:.2f} ms; RSS {_rss_mb()} MB"
+    job = job_of(
+        layout,
+        5 * arguments.windows,
+        num_layers=16,
+        num_microbatches=8,
+        interval=5,
+        window=2,
+        device="cpu",
     )
-    for gap in (5, 10, 20, 60):
-        print(f"a window every {gap} s: {middle / gap + idle:.2%} of a core")
+    source = replayed(job, [], 1, folder / "job").source
+    for share, gap_s in ((1.0, 10), (CPU_SHARE, 5), (CPU_SHARE, 10), (CPU_SHARE, 20)):
+        replay = Replay(source, folder / f"{share}-{gap_s}")
+        replay.target.mkdir()
+        watch, now, num_windows = Watch.on(replay.target, cpu_share=share), 0.0, 0
+        began = time.process_time()
+        while replay.step():
+            now, num_windows = now + gap_s, num_windows + 1
+            watch.watcher.monotonic_s = partial(float, now)
+            if num_windows == 12:  # the ring is full
+                began, since, judged = time.process_time(), now, watch.watcher.gauges.num_verdicts
+            watch.watcher.look()
+        spent = time.process_time() - began
+        began = time.process_time()
+        for _ in range(1000):
+            watch.watcher.look()
+        idle = (time.process_time() - began) / 1000
+        print(
+            f"a window every {gap_s} s, --cpu-share {share}: {num_windows - 12} windows, "
+            f"{watch.watcher.gauges.num_verdicts - judged} verdicts, "
+            f"{spent / (now - since) + idle:.2%} of a core; a look at files that stand still "
+            f"{1e3 * idle:.2f} ms; RSS {_rss_mb()} MB",
+            flush=True,
+        )
+        watch.watcher.close()
 
 
-def scale(folder: Path) -> None:
-    """Look at 1,024 ranks at base."""
+def scale(arguments: argparse.Namespace, folder: Path) -> None:
+    """Look at 1,024 ranks at base; every window is judged."""
     layout = Layout(tp=8, pp=8, dp=16)
     job = job_of(
-        layout, 22, num_layers=16, num_microbatches=8, interval=5, window=2,
+        layout, 5 * arguments.windows, num_layers=16, num_microbatches=8, interval=5, window=2,
         granularity=Granularity.BASE,
     )  # fmt: skip
     replay = replayed(job, [], 1, folder)
     before = _rss_mb()
-    watch = Watch.on(replay.target)
+    watch = Watch.on(replay.target, cpu_share=1.0)
     while replay.step():
         began, wall = time.process_time(), time.perf_counter()
         watch.watcher.look()
@@ -234,25 +367,27 @@ def scale(folder: Path) -> None:
         )
 
 
-def day(num_windows: int, folder: Path) -> None:
-    """Watch a tiny job for very many windows, ten a look; the size of the process now and then."""
-    layout = Layout(dp=4)
-    job = job_of(layout, num_windows, num_layers=1, num_microbatches=1)
+def day(arguments: argparse.Namespace, folder: Path) -> None:
+    """Watch a tiny job for very many windows, a look each; the size of the process now and then."""
+    layout, began = Layout(dp=4), time.monotonic()
+    job = job_of(layout, arguments.windows, num_layers=1, num_microbatches=1)
     replay = replayed(job, [], 1, folder)
-    watch, done, began = Watch.on(replay.target), 0, time.process_time()
-    while replay.step():
+    print(f"{arguments.windows} windows are written ({time.monotonic() - began:.0f} s)", flush=True)
+    watch, done = Watch.on(replay.target), 0
+    while replay.step() and time.monotonic() - began < arguments.limit_s:
         done += 1
-        if done % _WINDOWS_A_LOOK:
-            continue
         watch.watcher.look()
         watch.said[:] = watch.accusations
-        if done % max(_WINDOWS_A_LOOK, num_windows // 10) == 0:
+        if done % max(1, arguments.windows // 10) == 0:
             print(
                 f"{done} windows, {watch.watcher.gauges.num_verdicts} verdicts: "
-                f"RSS {_now_mb()} MB, "
-                f"{time.process_time() - began:.0f} CPU s, {len(watch.said)} accusations",
+                f"RSS {_now_mb()} MB, {time.process_time():.0f} CPU s, "
+                f"{time.monotonic() - began:.0f} s, {len(watch.said)} accusations",
                 flush=True,
             )
+
+
+_WINDOWS = {"healthy": 10_000, "cost": 40, "scale": 6, "day": 10_000}
 
 
 def _rss_mb() -> int:
@@ -270,18 +405,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["healthy", "delay", "cost", "scale", "day"])
-    parser.add_argument("--windows", type=int, default=1000)
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="healthy: end after this")
+    parser.add_argument("--windows", type=int, default=0, help="of the job, or of all jobs")
+    parser.add_argument("--repetitions", type=int, default=4, help="delay: of each kind of job")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="end after this")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="healthy, delay: go on with it")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        match arguments.what:
-            case "healthy":
-                healthy(arguments.windows, arguments.limit_s, folder)
-            case "day":
-                day(arguments.windows, folder)
-            case what:
-                {"delay": delay, "cost": cost, "scale": scale}[what](folder)
+    arguments.windows = arguments.windows or _WINDOWS.get(arguments.what, 0)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    match arguments.what:
+        case "healthy":
+            healthy(arguments)
+        case "delay":
+            delay(arguments)
+        case what:
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                {"cost": cost, "scale": scale, "day": day}[what](arguments, folder)
 
 
 if __name__ == "__main__":

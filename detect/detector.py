@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from detect.causes.consequences import folded
+from detect.causes.corruption import CORRUPTION
+from detect.causes.finding import with_joint_costs
 from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
@@ -27,7 +29,7 @@ from detect.observe.optable import observe_op_table
 from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
-from detect.text import counted
+from detect.text import counted, ranks_text
 from detect.thresholds import POWER, WINDOW, DetectorSettings
 from detect.whatif.optable import read_op_table
 from megascan.arrays import Flags, Floats
@@ -77,9 +79,14 @@ class Examination:
         return compare_within(work, members, groups, self.suspects).value
 
 
-def examine(timeline: Timeline, settings: DetectorSettings | None = None) -> Examination:
+def examine(
+    timeline: Timeline,
+    settings: DetectorSettings | None = None,
+    probes: Probes | None = None,
+) -> Examination:
     """Judge a timeline, as `detect.detect` does, and keep what was judged."""
-    return examine_observations(observe(timeline), settings or DetectorSettings())
+    seen = replace(observe(timeline), probes=probes)
+    return examine_observations(seen, settings or DetectorSettings())
 
 
 def examine_op_table(path: Path, settings: DetectorSettings | None = None) -> Examination:
@@ -122,15 +129,22 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     num_iterations = len(seen.iterations)
     if num_iterations < WINDOW.min_iterations:
         note = (
-            f"{counted(num_iterations, 'traced iteration')}: a verdict needs "
+            f"{counted(num_iterations, 'iteration')} can be judged, of "
+            f"{counted(len(observations.iterations), 'traced one')}: a verdict needs "
             f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
-        return _report(seen, settings, window=seen, notes=(note,))
+        wrong = CORRUPTION.search(_inquiry(seen, settings))
+        return _report(
+            seen, settings, window=seen, findings=wrong.findings, notes=(note, *wrong.notes)
+        )
     if not np.isfinite(seen.work.log_ns).any():
-        found = AWAITED.search(_inquiry(seen, settings)).findings
-        return _report(seen, settings, window=observations, findings=found, notes=())
+        inquiry = _inquiry(seen, settings)
+        wrong, awaited = CORRUPTION.search(inquiry), AWAITED.search(inquiry)
+        found = (*wrong.findings, *awaited.findings)
+        return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
+    findings = with_joint_costs(seen, findings)
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(
@@ -192,10 +206,20 @@ def _unexplained(answers: list[Answer]) -> list[Finding]:
     return findings
 
 
-def _importance(finding: Finding) -> tuple[int, float, float]:
+def _unrecorded(seen: Observations) -> tuple[int, ...]:
+    """Return ranks whose files hold nothing of the judged iterations, or end before the first."""
+    busy = np.nan_to_num(seen.busy_ns).sum(axis=1) + np.nan_to_num(seen.optimizer_ns).sum(axis=1)
+    idle = (busy <= 0) & ~np.isfinite(seen.work.log_ns).any(axis=(1, 2))
+    if idle.all():
+        return ()
+    return tuple(sorted(rank for row in np.flatnonzero(idle) for rank in seen.members.workers[row]))
+
+
+def _importance(finding: Finding) -> tuple[int, float, float, float]:
     """Order findings: what a node is to blame for first, then by cost, then by certainty."""
     owner = (Owner.NODE, Owner.UNDECIDED, Owner.JOB).index(finding.owner)
-    return owner, -finding.step_time_cost_ratio, finding.q_value
+    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
+    return owner, -cost, -finding.step_time_cost_ratio, finding.q_value
 
 
 def _report(
@@ -211,8 +235,13 @@ def _report(
     """Return a report; `window` has the iterations that were traced, `seen` those judged."""
     least = minimum_detectable or {}
     iterations = window.iterations if len(window.iterations) else np.zeros(1, dtype=np.int64)
+    unrecorded = _unrecorded(seen)
+    if unrecorded:
+        words = f"of {ranks_text(unrecorded)} no iteration was recorded: missing, and not judged"
+        notes = (words, *notes)
     return Report(
         world_size=seen.members.layout.world_size,
+        unrecorded_ranks=unrecorded,
         iterations=(int(iterations[0]), int(iterations[-1])),
         num_iterations=len(seen.iterations),
         findings=findings,

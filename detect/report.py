@@ -74,6 +74,10 @@ class Finding:
     episodes: tuple[tuple[int, int], ...] = ()
     cost_is_replayed: bool = False
     """Whether the cost is from a replay of the dependency graph rather than an estimate."""
+    joint_ranks: tuple[int, ...] = ()
+    """These ranks and those of the other findings that ought to be mended with this one, if any."""
+    joint_cost_ratio: float = 1.0
+    """Iteration time now over iteration time with all `joint_ranks` mended; 1 where none are."""
     slowdown_is_bound: bool = False
     """Whether the true slowdown may be larger: time that is not the ranks' own is mixed into it."""
 
@@ -100,6 +104,8 @@ class Finding:
             "q_value": self.q_value,
             "step_time_cost_ratio": round(self.step_time_cost_ratio, 4),
             "cost_is_replayed": self.cost_is_replayed,
+            "joint_ranks": list(self.joint_ranks),
+            "joint_cost_ratio": round(self.joint_cost_ratio, 4),
             "coordinates": dict(self.coordinates),
             "host": self.host,
             "device": self.device,
@@ -120,6 +126,8 @@ class Alignment:
     residual_median_ns: float
     residual_p99_ns: float
     num_components: int
+    is_measured: bool = True
+    """Whether anything matched ties the clocks together: else the residuals say nothing."""
 
     def to_json(self) -> dict[str, Json]:
         """The report's `alignment`."""
@@ -150,6 +158,8 @@ class Report:
     alignment: Alignment | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unrecorded_ranks: tuple[int, ...] = ()
+    """Ranks with a file but without an iteration in it: missing, and not healthy."""
     judged: bool = True
     """False when the trace holds too little to say anything; silence is then no health."""
     source: str = ""
@@ -206,5 +216,6 @@ class Report:
             "iteration_ns": round(self.iteration_ns),
             "alignment": None if self.alignment is None else self.alignment.to_json(),
             "completeness": dict(self.completeness),
+            "unrecorded_ranks": list(self.unrecorded_ranks),
             "notes": list(self.notes),
         }

@@ -86,7 +86,15 @@ def render_text(report: Report) -> str:
 
 def _answer(report: Report) -> str:
     if report.verdict == Verdict.HEALTHY:
-        return f"HEALTHY: no rank, link or stage stands out in {_window(report)}."
+        but = ""
+        if report.unrecorded_ranks:
+            but = f"; nothing is known of {ranks_text(report.unrecorded_ranks)}, which is missing"
+            but = (
+                but
+                if len(report.unrecorded_ranks) == 1
+                else but.replace("is missing", "are missing")
+            )
+        return f"HEALTHY: no rank, link or stage stands out in {_window(report)}{but}."
     if not report.findings:
         least = report.minimum_detectable_slowdown
         if least is None:
@@ -156,9 +164,16 @@ def _finding(finding: Finding) -> list[str]:
 def _cost(finding: Finding) -> str:
     ratio = finding.step_time_cost_ratio
     how = "by replay of the step" if finding.cost_is_replayed else "estimate"
+    alone = f"an iteration takes {ratio:.3f} times what it would without it ({how})"
     if ratio < COSTS.next_to_nothing_ratio:
-        return f"next to nothing: it hides in time that others spend anyway ({how})"
-    return f"an iteration takes {ratio:.3f} times what it would without it ({how})"
+        alone = f"next to nothing: it hides in time that others spend anyway ({how})"
+    others = tuple(rank for rank in finding.joint_ranks if rank not in finding.ranks)
+    if not others:
+        return alone
+    return (
+        f"{alone}; {finding.joint_cost_ratio:.3f} times what it would without it and what is found "
+        f"on {ranks_text(others)}"
+    )
 
 
 def _power(report: Report) -> list[str]:
@@ -204,9 +219,10 @@ def _could_not_show(report: Report) -> list[str]:
         f"that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
     )
     if report.alignment is not None:
-        lines += _labelled(
-            "clocks", f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
-        )
+        agree = f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"
+        if not report.alignment.is_measured:
+            agree = "nothing in this trace was matched that would show how well they agree"
+        lines += _labelled("clocks", agree)
     for note in report.notes:
         lines += _labelled("note", note)
     return lines

@@ -233,6 +233,11 @@ class _Starvation:
 class _Compute:
     """Ranks that compute slowly."""
 
+    hidden_share: float = limit(
+        0.1, "share of the effect", Origin.BENCHMARK,
+        "that the device may be slower than its passes, which hold launches and communication that "
+        "the trace does not show: the upper bound of the interval",
+    )  # fmt: skip
     gpu_noise_log: float = limit(
         0.001, "log", Origin.PHYSICS, "by which an iteration's value on a GPU always varies"
     )
@@ -404,6 +409,13 @@ class _Hosts:
         0.05, "share of an iteration", Origin.BENCHMARK,
         "the same where stages are compared with each other, or another rank is named",
     )  # fmt: skip
+    unlike_share: float = limit(
+        0.15, "share of an iteration", Origin.BENCHMARK,
+        "by which gaps differ between stages of a sound job: a host that is a stage and loses more",
+    )  # fmt: skip
+    unlike_ratio: float = limit(
+        5.0, "ratio", Origin.BENCHMARK, "by which such gaps differ between stages of a sound job"
+    )
     device_share: float = limit(
         0.1, "share of the effect", Origin.BENCHMARK,
         "that the optimizer shows where data, or the partition, may make all passes longer",
@@ -456,6 +468,13 @@ class _Bursts:
         "with hits, above which it is a level, for the searches of levels to judge",
     )  # fmt: skip
     min_rows: int = limit(3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told")
+    sure_others: int = limit(
+        3, "rows", Origin.BENCHMARK,
+        "beside the one with slow bursts for it to be named; of three one may be noisier",
+    )  # fmt: skip
+    min_pair: int = limit(
+        3, "bursts", Origin.CONVENTION, "of one of two rows, and none of the other, worth a word"
+    )
     margin_share: float = limit(
         0.02, "share", Origin.BENCHMARK, "of the iteration, or of its passes, that a hit loses"
     )
@@ -465,17 +484,27 @@ class _Bursts:
     least_share: float = limit(
         0.01, "share", Origin.BENCHMARK, "of the iteration, lost to pauses on the mean of all"
     )
+    least_host_share: float = limit(
+        0.03, "share", Origin.BENCHMARK, "of the iteration, lost by a host's ranks on the mean"
+    )
+    most_of_host_share: float = limit(
+        0.5, "share of its ranks", Origin.CONVENTION, "that pause before it is the host that stalls"
+    )
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",
     )  # fmt: skip
     quiet_share: float = limit(
         0.25, "share of the iterations", Origin.CONVENTION,
-        "in which two rows differ least, from which their noise is read: up to half may be bursts",
+        "at whose upper end a row's quiet level is read: three quarters may be bursts",
     )  # fmt: skip
-    quiet_quantile: float = limit(
-        0.3186, "sigma", Origin.MATHEMATICS,
-        "below which a quarter of the absolute values of a normal law lie",
+    half_sigmas: float = limit(
+        0.6745, "sigma", Origin.MATHEMATICS,
+        "on either side of a normal law's centre between which half of it lies",
+    )  # fmt: skip
+    max_pair_share: float = limit(
+        0.5, "share of the passes", Origin.MATHEMATICS,
+        "of one of two rows that may be slow: beyond it nobody knows which level is the usual one",
     )  # fmt: skip
     prior_hits: float = limit(
         0.5,
@@ -503,13 +532,17 @@ class _Losses:
         1.0, "share of the compute floor", Origin.PHYSICS,
         "the same on CPUs, where processes take time from each other all the while",
     )  # fmt: skip
+    least_mean_share: float = limit(
+        0.005, "share of the window", Origin.CONVENTION,
+        "lost on the mean: a pause of some iterations that costs less is worth no name",
+    )  # fmt: skip
     host_bound_share: float = limit(
         0.05, "share of an iteration", Origin.PHYSICS,
         "by which gaps differ between ranks where every device waits for its host, or between "
         "stages of one rank",
     )  # fmt: skip
     loader_ratio: float = limit(
-        1.5, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
+        2.0, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
     )
     separated_share: float = limit(
         0.9, "share of the pairs", Origin.BENCHMARK,
@@ -608,6 +641,21 @@ class _Power:
         2.0, "ratio", Origin.CONVENTION,
         "a window that shows no smaller slowdown of compute says nothing of health",
     )  # fmt: skip
+    optimizer_share: float = limit(
+        0.25, "share of the effect", Origin.PHYSICS,
+        "that a lower clock shows in the optimizer, which is bound by memory",
+    )  # fmt: skip
+    rung_ratio: float = limit(
+        1.35,
+        "ratio of logarithms",
+        Origin.CONVENTION,
+        "from one slowdown that is tried to the next",
+    )
+    max_rows: int = limit(6, "ranks", Origin.CONVENTION, "that are made slow in turn")
+    max_searched: int = limit(
+        600, "ranks", Origin.CONVENTION,
+        "that are searched for one slowdown: of a large job fewer are made slow",
+    )  # fmt: skip
     hopeless_ratio: float = limit(
         20.0, "ratio", Origin.CONVENTION, "of which is said no more than that it is out of reach"
     )
@@ -646,6 +694,11 @@ class _Costs:
         0.1, "share of an iteration", Origin.BENCHMARK,
         "that other ranks may spend in no span: a replay keeps such waits and would make the "
         "finding too cheap by as much",
+    )  # fmt: skip
+    most_elsewhere: float = limit(
+        2.0, "ratio of excesses", Origin.CONVENTION,
+        "of the cost of all findings over that of a host's, above which those of other hosts count "
+        "into what mending saves",
     )  # fmt: skip
     next_to_nothing_ratio: float = limit(
         1.001, "ratio", Origin.CONVENTION, "below which a finding is said to cost nothing"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +44,21 @@ def parse_share(text: str) -> float:
     return ratio
 
 
+DEFAULT_LAYER_STRIDE = 1
+"""Every layer. An eighth of them costs less where the host is the limit, and more sound jobs with
+uneven sequences get a name then (benchmarks/results/detection_layers.md)."""
+LEAST_LAYERS = 2
+"""Of a chunk in each traced iteration: their modules say what is typical of a pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig:
     """Settings of the tracer; raises ConfigError when they do not fit together.
 
-    `max_bytes` bounds what a rank's file takes on disk, 0 is no bound; `budget_ratio` is the share
-    of the run's time that tracing may cost, 0 is no budget. An `armed` run records nothing until it
-    is switched on (`megascan.tracer.switch`).
+    At granularity full the modules of every `layer_stride`-th layer of a chunk are recorded, others
+    in each traced iteration. `max_bytes` bounds what a rank's file takes on disk, 0 is no bound;
+    `budget_ratio` is the share of the run's time that tracing may cost, 0 is no budget. An `armed`
+    run records nothing until it is switched on (`megascan.tracer.switch`).
     """
 
     enabled: bool = False
@@ -57,6 +66,7 @@ class TraceConfig:
     interval: int = 5
     window: int = 2
     granularity: Granularity = Granularity.FULL
+    layer_stride: int = DEFAULT_LAYER_STRIDE
     compress: bool = False
     max_bytes: int = 0
     budget_ratio: float = 0.0
@@ -66,6 +76,11 @@ class TraceConfig:
         self._check_windows()
         if self.armed and not self.enabled:
             raise ConfigError("--trace-armed says how --trace begins; pass --trace, too")
+        if self.layer_stride < 1:
+            raise ConfigError(
+                f"--trace-layer-stride is {self.layer_stride}, expected 1 (modules of all layers) "
+                "or more"
+            )
         if 0 < self.max_bytes < MIN_MAX_BYTES or self.max_bytes < 0:
             raise ConfigError(
                 f"--trace-max-bytes is {self.max_bytes}, expected {MIN_MAX_BYTES} or more: a few "
@@ -96,6 +111,26 @@ class TraceConfig:
         """Tell whether iteration i (from 1) lies in a window: (i - 1) mod interval < window."""
         return self.enabled and (iteration - 1) % self.interval < self.window
 
+    def sampled_layers(
+        self,
+        iteration: int,
+        layers_of_chunk: Mapping[int, Collection[int]],
+        least: int = LEAST_LAYERS,
+    ) -> frozenset[int]:
+        """Return the layers whose modules are recorded in a traced iteration.
+
+        Of each chunk every `layer_stride`-th one, but `least` at least, beginning a place later in
+        each traced iteration: with layers 1 to 8, stride 4 and every iteration traced, 1 and 5,
+        then 2 and 6, 3 and 7, 4 and 8, 1 and 5. Ranks with the same layers get the same.
+        """
+        cycle, place = divmod(iteration - 1, self.interval)
+        turn = cycle * self.window + place
+        chosen: set[int] = set()
+        for layers in layers_of_chunk.values():
+            stride = max(1, min(self.layer_stride, len(layers) // least))
+            chosen.update(sorted(layers)[turn % stride :: stride])
+        return frozenset(chosen)
+
     def ends_window(self, iteration: int) -> bool:
         """Tell whether a traced iteration is the last of its window, which can then be written.
 
@@ -113,6 +148,7 @@ class TraceConfig:
             interval=arguments.trace_interval,
             window=arguments.continuous_trace_iterations,
             granularity=Granularity(arguments.trace_granularity),
+            layer_stride=arguments.trace_layer_stride,
             compress=arguments.trace_compress,
             max_bytes=parse_size(arguments.trace_max_bytes) if arguments.trace_max_bytes else 0,
             budget_ratio=parse_share(arguments.trace_budget) if arguments.trace_budget else 0.0,
@@ -159,6 +195,14 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         help="base: passes, p2p, gradient sync, optimizer, loss, data; "
         "full: also layers, modules, every collective, gc, checkpoints (default: %(default)s)",
     )
+    group.add_argument(
+        "--trace-layer-stride",
+        type=int,
+        default=defaults.layer_stride,
+        metavar="N",
+        help="full records the modules of every N-th layer, others in each traced iteration; "
+        "1 is all of them, N times as dear (default: %(default)s)",
+    )
     _add_limits(group)
 
 
@@ -178,6 +222,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--trace-budget",
         metavar="SHARE",
-        help="share of the run's time that tracing may cost, for example 1%%; above it, full "
-        "becomes base, and then windows become fewer (default: none)",
+        help="share of the run's time that tracing may cost, for example 1%%; above it, modules of "
+        "fewer layers are recorded, then none, and then windows become fewer (default: none)",
     )

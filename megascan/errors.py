@@ -13,8 +13,15 @@ A message is one sentence that says what is wrong with which values, where, and 
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 _MOST = 1000
 """Characters of a message: names in damaged files may be of any length."""
@@ -60,8 +67,10 @@ def report_errors(command: Callable[[], int]) -> int:
 
     Ctrl-C ends with 130 and a closed pipe (``| head``) silently, as shells expect.
     """
+    _take_any_text()
     try:
-        return command()
+        with _noted_interrupts() as interrupts:
+            return _without_disguise(command, interrupts)
     except MegaScanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -71,6 +80,53 @@ def report_errors(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # keeps the interpreter from complaining at its exit
         return 0
+
+
+def _without_disguise(command: Callable[[], int], interrupts: list[int]) -> int:
+    """Run a command; what fails after Ctrl-C has failed of it.
+
+    An extension module that is interrupted while it is imported says that it is broken.
+    """
+    try:
+        return command()
+    except (AttributeError, ImportError, SystemError) as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note Ctrl-C before it becomes an exception; nothing where a handler is set or none can be."""
+    noted: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if is_ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield noted
+    finally:
+        if is_ours and signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _take_any_text() -> None:
+    """Let stdout and stderr take what they cannot show, as `?`, and be closed (``2>&-``).
+
+    A locale of ASCII has no µ, and a file's name need not be text at all.
+    """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 (for good)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 (for good)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def listed(values: Iterable[object], most: int = _MOST_LISTED) -> str:

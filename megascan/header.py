@@ -239,8 +239,9 @@ class ClockOrigin:
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced.
+    At granularity full, modules of every `layer_stride`-th layer are recorded in each of them.
     `max_bytes` bounds a rank's file (0: no bound); above `budget_ratio` of the run's time (0: no
-    budget) the tracer lowers its granularity, see WindowRecord.
+    budget) the tracer records less, see WindowRecord.
     """
 
     granularity: Granularity
@@ -249,6 +250,7 @@ class TraceSettings:
     compress: bool = False
     max_bytes: int = 0
     budget_ratio: float = 0.0
+    layer_stride: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +338,8 @@ class WindowRecord:
     before it. `counters` holds device readings of the window (clock, power, temperature …) by name,
     empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
     `tie_width_ns`; `drift_ppm` is how much faster it ran between them.
+    `layers` are [iteration, [layers]] of the iterations in which modules of these layers only were
+    recorded; passes and communication always are, and so are all layers of iterations not named.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
     ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
@@ -351,6 +355,7 @@ class WindowRecord:
     counters: Mapping[str, float] = field(default_factory=dict)
     tie_width_ns: int = 0
     drift_ppm: float = 0.0
+    layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
@@ -363,6 +368,9 @@ class WindowRecord:
         fields = cast("dict[str, Any]", dict(record))
         try:
             fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
+            fields["layers"] = tuple(
+                (iteration, tuple(layers)) for iteration, layers in fields.get("layers", ())
+            )
             return checked(cls(**fields))._checked_values()
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(

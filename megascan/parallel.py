@@ -1,15 +1,23 @@
-"""Divide work among threads or processes and take the results in order.
+"""Divide work among threads, processes or machines and take the results in order.
 
     items     0 1 2 3 4 5 …       handed out only a few ahead of the result that is waited for
     worker 0  ├─0─┤├2┤├──4─
     worker 1  ├1┤├───3───┤├5
     results      0 1 2 3 4 …      who takes them slowly holds the workers up, so memory stays flat
 
-Threads (`across_threads`) suit long calls of libraries that release the interpreter's lock, such as
-making output: all memory is shared. Processes (`across_processes`) suit work that holds the lock,
-such as reading: they are forked, so that the work and its items need no copy on the way there, and
-only results are pickled. Both are pools of `concurrent.futures`. `process_pool` and `in_order` are
-the two parts of which every such way is made; `training.data.documents` uses them, too.
+`Workers` are those who do it: this process (`Here`), a pool of processes forked from it (`Pool`),
+or a cluster (`aggregate.cluster`). What a piece of work makes either comes back (`results`) or
+stays with those who made it (`keep`): then only a handle comes back, and whoever is given the
+handle for an argument finds the table in its place:
+
+    keep(read, files)     table ─▶ held · a file · a worker's memory     Kept, and a small result
+    results(write, kept)  table ◀─ the same                              bytes
+
+A table that stays does not cross a border of processes; of a pool it is an Arrow file that the
+worker maps into its memory, whichever worker that is.
+
+`process_pool` and `in_order` are the two parts of which all this is made; `training.data.documents`
+uses them, too.
 """
 
 from __future__ import annotations
@@ -17,8 +25,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -26,25 +36,58 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count as counting
+from itertools import islice
 from multiprocessing.connection import Connection
-from typing import Literal, Protocol, TypeVar, cast
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from megascan.errors import MissingError
+import pyarrow as pa
+
+from megascan.errors import MissingError, OutputError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MOST_WORKERS = 8
-"""Past this, one process writing to one disk is the limit."""
+_MOST_WORKERS = 32
+"""Past this, the one process that matches, aligns and writes is the limit."""
 _AHEAD = 2
 """Items a worker may hold beyond the one that is waited for, so that it need not wait itself."""
 
 
-class Spread(Protocol):
-    """A way to work on many items at once."""
+class Kept(Protocol):
+    """A table that stayed where it was made."""
 
-    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Yield the results of `work` in the order of `items`."""
+    def open(self) -> pa.Table:
+        """Return the table."""
+
+
+Task: TypeAlias = tuple[object, ...]
+"""Arguments of a piece of work; the table itself is passed where a Kept stands."""
+
+
+class Workers(Protocol):
+    """Whoever does the work; results come in the order of the tasks.
+
+    Both raise what the work raises, and MissingError when a worker dies.
+    """
+
+    def files(self, paths: Sequence[Path]) -> list[Path]:
+        """Return files by the names that the workers know; raise InputError for what they cannot
+        read.
+        """
+
+    def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield what the work returns."""
+
+    def keep(
+        self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
+    ) -> Iterator[tuple[Kept, Result]]:
+        """Yield what the work returns, its table as a handle."""
+
+    def put(self, table: pa.Table) -> Kept:
+        """Hand a table over to whoever may need it."""
 
 
 def num_workers() -> int:
@@ -71,37 +114,164 @@ def can_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1
 
 
-def across_processes(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yield results by forked processes, as many as there are cores.
-
-    Threads stand in where there is one core, or this process cannot be forked. Raises what `work`
-    raises, in the order of the items, and MissingError when a process dies.
-    """
-    count = min(num_workers(), len(items))
-    if count < 2 or not can_fork():
-        yield from across_threads(work, items)
-        return
-    advice = "run on a larger machine or on fewer ranks of the trace"
-    with process_pool(count, "fork", advice, lambda place: work(items[place])) as pool:
-        most_waiting = (1 + _AHEAD) * count
-        found = in_order(pool, _inherited_work, range(len(items)), most_waiting=most_waiting)
-        yield from cast("Iterator[Result]", found)
-
-
 def in_order(
     pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], *, most_waiting: int
 ) -> Iterator[Result]:
-    """Yield the results of `work` in the order of `items`, at most `most_waiting` under way.
+    """Return the results of `work` in the order of `items`, at most `most_waiting` under way.
 
     What is under way when nobody wants more is left to the pool: who shuts it down cancels it.
     """
-    waiting: deque[Future[Result]] = deque()
-    for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) >= most_waiting:
+    return _in_turn((pool.submit(work, item) for item in items), most_waiting=most_waiting)
+
+
+def _in_turn(futures: Iterable[Future[Result]], *, most_waiting: int) -> Iterator[Result]:
+    """Return the results of futures in their order.
+
+    The first futures are made at once, so that work begins before anybody waits for it; further
+    ones as results are taken.
+    """
+    rest = iter(futures)
+    waiting = deque(islice(rest, most_waiting))
+
+    def results() -> Iterator[Result]:
+        while waiting:
             yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+            waiting.extend(islice(rest, 1))
+
+    return results()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A table in the memory of this process."""
+
+    table: pa.Table
+
+    def open(self) -> pa.Table:
+        return self.table
+
+
+@dataclass(frozen=True)
+class Here:
+    """Threads of this process, as many as there are cores or as said; tables stay in its memory."""
+
+    num_threads: int | None = None
+
+    def files(self, paths: Sequence[Path]) -> list[Path]:
+        """Return the files as they are named."""
+        return list(paths)
+
+    def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield what the work returns."""
+        if self.num_threads == 1:
+            return (work(*opened(task)) for task in tasks)
+        return across_threads(lambda task: work(*opened(task)), tasks, self.num_threads)
+
+    def keep(
+        self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
+    ) -> Iterator[tuple[Kept, Result]]:
+        """Yield what the work returns, its table held."""
+        for table, result in self.results(work, tasks):
+            yield _Held(table), result
+
+    def put(self, table: pa.Table) -> Kept:
+        """Hold a table."""
+        return _Held(table)
+
+
+def opened(task: Task) -> Task:
+    """Return the arguments with tables in the place of their handles."""
+    return tuple(one.open() if isinstance(one, _Held | _Filed) else one for one in task)
+
+
+@dataclass(frozen=True)
+class _Filed:
+    """A table in an Arrow file of this machine."""
+
+    path: Path
+
+    def open(self) -> pa.Table:
+        with pa.memory_map(str(self.path)) as source:
+            return pa.ipc.open_file(source).read_all()
+
+    @classmethod
+    def of(cls, table: pa.Table, path: Path) -> _Filed:
+        table = table.unify_dictionaries().combine_chunks()
+        try:
+            with pa.ipc.new_file(str(path), table.schema) as sink:
+                sink.write_table(table)
+        except OSError as error:
+            raise OutputError(
+                f"{path}: cannot be written ({error.strerror or error}); spans are kept there "
+                "between the passes: free some space, or set TMPDIR to a folder that has it"
+            ) from error
+        return cls(path)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Processes of this machine; tables stay in Arrow files of a folder."""
+
+    executor: ProcessPoolExecutor
+    count: int
+    folder: Path
+    _number: Iterator[int] = field(default_factory=counting)
+
+    def files(self, paths: Sequence[Path]) -> list[Path]:
+        """Return the files as they are named."""
+        return list(paths)
+
+    def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield what the work returns."""
+        return self._run(_work, ((work, task) for task in tasks))
+
+    def keep(
+        self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
+    ) -> Iterator[tuple[Kept, Result]]:
+        """Yield what the work returns, its table as a file."""
+        return self._run(_keep, ((work, task, self._path()) for task in tasks))
+
+    def put(self, table: pa.Table) -> Kept:
+        """Write a table for whichever worker may need it."""
+        return _Filed.of(table, self._path())
+
+    def _path(self) -> Path:
+        return self.folder / f"{next(self._number)}.arrow"
+
+    def _run(self, call: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        submitted = (self.executor.submit(call, *task) for task in tasks)
+        return _in_turn(submitted, most_waiting=(1 + _AHEAD) * self.count)
+
+
+def _work(work: Callable[..., Result], task: Task) -> Result:
+    return work(*opened(task))
+
+
+def _keep(
+    work: Callable[..., tuple[pa.Table, Result]], task: Task, path: Path
+) -> tuple[Kept, Result]:
+    table, result = work(*opened(task))
+    return _Filed.of(table, path), result
+
+
+@contextmanager
+def workers_here(*, worth_processes: bool) -> Iterator[Workers]:
+    """Hold a pool of as many processes as there are cores; threads where they are not worth it.
+
+    Threads also stand in where there is one core, or this process cannot be forked. What the pool
+    keeps between its passes goes with it, also when this process is killed.
+    """
+    count = num_workers()
+    if not worth_processes or count < 2 or not can_fork():
+        yield Here()
+        return
+    advice = "run on a larger machine or on fewer ranks of the trace"
+    folder = Path(tempfile.mkdtemp(prefix="megascan-"))
+    try:
+        with process_pool(count, "fork", advice, folder) as executor:
+            yield Pool(executor, count, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -109,18 +279,18 @@ def process_pool(
     count: int,
     start: Literal["fork", "spawn"],
     advice: str,
-    inherited: Callable[[int], object] | None = None,
+    scratch: Path | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Open a pool of processes that end with the block, in the middle of their work if need be.
 
     Each worker watches the reading end of a pipe whose only writing end this process holds: it
-    closes when the block ends and also when this process is killed. `inherited` reaches forked
-    workers without being pickled. Raises MissingError with `advice` when a worker dies.
+    closes when the block ends and also when this process is killed: then they remove `scratch`,
+    which nobody else will. Raises MissingError with `advice` when a worker dies.
     """
     context = multiprocessing.get_context(start)
     watched, held = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        count, context, initializer=_begin, initargs=(watched, held, inherited)
+        count, context, initializer=_begin, initargs=(watched, held, scratch)
     )
     try:
         yield pool
@@ -143,27 +313,19 @@ def process_pool(
 
 _GRACE_S = 2.0
 """Seconds that workers of a pool get for what is already on its way to them."""
-_INHERITED: list[Callable[[int], object]] = []
-"""In a forked worker: what `_inherited_work` calls; empty in every other process."""
 
 
-def _begin(
-    watched: Connection, held: Connection, inherited: Callable[[int], object] | None
-) -> None:
+def _begin(watched: Connection, held: Connection, scratch: Path | None) -> None:
     """Start a worker's life: the parent alone answers an interrupt, and its end is the worker's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     held.close()
     gc.disable()  # it would look at all that the parent has, and so copy it
-    if inherited is not None:
-        _INHERITED.append(inherited)
-    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(watched, scratch), daemon=True).start()
 
 
-def _end_with(watched: Connection) -> None:
+def _end_with(watched: Connection, scratch: Path | None) -> None:
     with suppress(EOFError, OSError):
         watched.recv()
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
-
-
-def _inherited_work(place: int) -> object:
-    return _INHERITED[0](place)

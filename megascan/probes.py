@@ -39,6 +39,11 @@ class Point:
         """Whether it is a parameter, which no earlier point decides."""
         return self.name.endswith(WEIGHT)
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it belongs to experts, which expert-parallel ranks share out."""
+        return self.name == "experts" or self.name.startswith("mlp.experts.")
+
 
 WEIGHT = " (weight)"
 """How the names of parameters end."""

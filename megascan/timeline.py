@@ -3,19 +3,25 @@
 Both hold an Arrow table of spans with the columns of `megascan.schema`, ordered by (rank,
 start_ns, -duration_ns), and one header a rank. Integers are never null: `schema.NOT_APPLICABLE`
 stands where a column has no meaning. Columns are taken out by `numbers`, `codes` and `equals`.
+
+Of a large trace only the **ends** travel: those spans that other ranks must know (communication,
+and iterations), in the few columns that matching and alignment need. All spans stay in shards, the
+ranks of some files each, with whoever read them (`Stay`, `Shard`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from megascan.arrays import Flags, Integers
 from megascan.header import RankHeader, WindowRecord
-from megascan.schema import SPAN_COLUMNS, TIMELINE_COLUMNS, Column
+from megascan.parallel import Kept, Workers
+from megascan.schema import COMMUNICATION_KINDS, SPAN_COLUMNS, TIMELINE_COLUMNS, Column, Kind
 from megascan.topology import Layout
 
 _ARROW_TYPES = {
@@ -36,6 +42,48 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 TRACE_SCHEMA = arrow_schema(SPAN_COLUMNS)
 TIMELINE_SCHEMA = arrow_schema(TIMELINE_COLUMNS)
+
+
+END_COLUMNS = (
+    "rank",
+    "kind",
+    "name",
+    "start_ns",
+    "duration_ns",
+    "iteration",
+    "microbatch",
+    "op",
+    "group",
+    "sequence",
+    "size_bytes",
+    "peer",
+    "direction",
+    "end_is_bound",
+)
+"""Columns of ends: what matching, alignment and arrows between ranks go by."""
+
+
+@dataclass(frozen=True)
+class Stay:
+    """Where the spans of a rank stay: rows of a shard, less those of some iterations."""
+
+    shard: int
+    begin: int
+    end: int
+    left_out: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Spans of some ranks on the common clock (schema TIMELINE_SCHEMA), ordered as a timeline's.
+
+    `ends` are the rows of its ends in the table of all ends, in the order in which they stand here.
+    """
+
+    spans: Kept
+    num_spans: int
+    ranks: tuple[int, ...]
+    ends: Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +115,8 @@ class Trace:
     windows: Mapping[int, tuple[WindowRecord, ...]]
     """Finished windows by global rank."""
     completeness: Completeness
+    stays: Mapping[int, Stay] = field(default_factory=dict)
+    """By rank, where `spans` are the ends only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +160,65 @@ class Timeline:
     clock_method: str
     origin_ns: int
     completeness: Completeness
+
+
+def is_sampled(timeline: Timeline) -> bool:
+    """Return whether modules of some layers only were recorded, in some iteration."""
+    return any(window.layers for windows in timeline.windows.values() for window in windows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedTimeline:
+    """A timeline whose spans stay with the `workers`, in shards.
+
+    `frame` is the timeline without any span; `ends` holds the ends of all ranks on the common
+    clock, ordered as spans are, with their match.
+    """
+
+    frame: Timeline
+    ends: pa.Table
+    shards: tuple[Shard, ...]
+    workers: Workers
+
+    def whole(self) -> Timeline:
+        """Return the timeline with all spans in this process, each rank's where they belong."""
+        parts: dict[int, pa.Table] = {}
+        for shard in self.shards:
+            spans = shard.spans.open()
+            bounds = np.searchsorted(numbers(spans, "rank"), [*shard.ranks, shard.ranks[-1] + 1])
+            for rank, low, high in zip(shard.ranks, bounds[:-1], bounds[1:], strict=True):
+                parts[rank] = spans.slice(int(low), int(high - low))
+        spans = pa.concat_tables([parts[rank] for rank in sorted(parts)])
+        return replace(self.frame, spans=spans.unify_dictionaries())
+
+
+def is_end(spans: pa.Table) -> Flags:
+    """Mark the spans that other ranks must know, or that say where iterations are."""
+    return equals(spans, "kind", *COMMUNICATION_KINDS, Kind.ITERATION)
+
+
+def ends_of(spans: pa.Table) -> pa.Table:
+    """Return the ends among spans."""
+    return spans.select(END_COLUMNS).filter(pa.array(is_end(spans)))
+
+
+def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
+    """Return a timeline whose spans are all here as one shard."""
+    spans = timeline.spans.unify_dictionaries()
+    rows = pa.array(np.flatnonzero(is_end(spans)))
+    return ShardedTimeline(
+        frame=replace(timeline, spans=spans.slice(0, 0)),
+        ends=spans.select([*END_COLUMNS, "match"]).take(rows),
+        shards=(
+            Shard(
+                workers.put(spans),
+                spans.num_rows,
+                tuple(np.unique(numbers(spans, "rank")).tolist()),
+                np.arange(len(rows)),
+            ),
+        ),
+        workers=workers,
+    )
 
 
 def integer_column(values: Integers) -> pa.ChunkedArray:
@@ -203,3 +312,22 @@ def _is_in_order(spans: pa.Table) -> bool:
             return False
         previous = [int(rank[-1]), int(start[-1]), -int(duration[-1])]
     return True
+
+
+def in_order(spans: pa.Table) -> pa.Table:
+    """Put rows in the order of (rank, start_ns, -duration_ns); untouched when they already are."""
+    order = row_order(spans)
+    if order is None:
+        return spans
+    spans, rows = spans.unify_dictionaries(), pa.array(order)
+    columns = [column.combine_chunks().take(rows) for column in spans.columns]  # one by one: memory
+    return pa.Table.from_arrays(columns, schema=spans.schema)
+
+
+def without(spans: pa.Table, iterations: Collection[int]) -> pa.Table:
+    """Return spans less those of some iterations."""
+    if not iterations:
+        return spans
+    column = spans.column("iteration")
+    out = pc.is_in(column, value_set=pa.array(sorted(iterations), type=column.type))
+    return spans.filter(pc.invert(out))

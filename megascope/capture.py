@@ -11,11 +11,9 @@ microbatches in order, whatever the pipeline schedule.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -25,9 +23,11 @@ from megascope.places import ATTENTION_INPUTS, Share, Side, Spot
 Output: TypeAlias = torch.Tensor | tuple[torch.Tensor | None, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sight:
-    """One tensor as the model had it; it may be looked at only until `take` returns."""
+class Sight(NamedTuple):
+    """One tensor as the model had it; in a training it may be looked at only until `take` returns.
+
+    A tuple, for thousands are made each second.
+    """
 
     spot: Spot
     call: int
@@ -37,6 +37,8 @@ class Sight:
     share: Share
     is_gradient: bool = False
     """Whether it is the loss's gradient in this tensor, not the tensor."""
+    counts: torch.Tensor | None = None
+    """At `experts`: how many of the tokens, which stand in order, each expert of this rank had."""
 
 
 Take = Callable[[Sight], None]
@@ -54,13 +56,14 @@ class Calls:
     """Counts the calls of each spot, those of recomputation apart, so that both count alike."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[object, ...]] = Counter()
+        self._counts: dict[tuple[object, ...], int] = {}
 
     def next(self, *key: object) -> int:
         """Return how often a key was counted in this kind of pass before."""
         key = (*key, is_repeated())
-        self._counts[key] += 1
-        return self._counts[key] - 1
+        before = self._counts.get(key, 0)
+        self._counts[key] = before + 1
+        return before
 
     def restart(self) -> None:
         """Begin at 0 again."""
@@ -84,39 +87,40 @@ class Capture:
             del module
             self._show(spot, inputs[spot.place.index])
 
-        def after(module: torch.nn.Module, inputs: object, output: Output) -> None:
-            del module, inputs
+        def after(module: torch.nn.Module, inputs: tuple[Any, ...], output: Output) -> None:
+            del module
             if spot.place.name == "loss" and not _is_loss(output):
                 return
-            self._show(spot, _value(output))
+            counts = inputs[1] if spot.place.name == "experts" else None
+            self._show(spot, _value(output), counts)
 
         if spot.place.side is Side.IN:
             return spot.module.register_forward_pre_hook(before)
         return spot.module.register_forward_hook(after)
 
-    def _show(self, spot: Spot, tensor: torch.Tensor) -> None:
+    def _show(self, spot: Spot, tensor: torch.Tensor, counts: torch.Tensor | None = None) -> None:
         if self._gradients and tensor.requires_grad:
             tensor.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self._show_gradient(spot, gradient)
+                lambda gradient: self._show_gradient(spot, gradient, counts)
             )
         if is_repeated():
             return
-        self._take(self._sight(spot, tensor.detach(), is_gradient=False))
+        self._take(self._sight(spot, tensor.detach(), counts, is_gradient=False))
 
-    def _show_gradient(self, spot: Spot, gradient: torch.Tensor) -> None:
+    def _show_gradient(
+        self, spot: Spot, gradient: torch.Tensor, counts: torch.Tensor | None
+    ) -> None:
         if self._handles:  # closed since: nobody looks any more
-            self._take(self._sight(spot, gradient.detach(), is_gradient=True))
+            self._take(self._sight(spot, gradient.detach(), counts, is_gradient=True))
 
-    def _sight(self, spot: Spot, tensor: torch.Tensor, *, is_gradient: bool) -> Sight:
-        self_key = (spot.chunk, spot.layer, spot.place.name, is_gradient)
-        call = self._calls.next(*self_key)
+    def _sight(
+        self, spot: Spot, tensor: torch.Tensor, counts: torch.Tensor | None, *, is_gradient: bool
+    ) -> Sight:
+        call = self._calls.next(spot.chunk, spot.layer, spot.place.name, is_gradient)
         share = spot.share
         if spot.place.name == "logits" and tensor.shape[-1] != _num_own_rows(spot.module):
             share = Share.WHOLE  # gathered already
-        return Sight(
-            spot=spot, call=call, tensor=in_order(spot, tensor), share=share,
-            is_gradient=is_gradient,
-        )  # fmt: skip
+        return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
 
     def restart(self) -> None:
         """Count calls from 0 again: a new iteration begins."""
@@ -165,12 +169,11 @@ def _num_own_rows(module: torch.nn.Module) -> int:
 def in_order(spot: Spot, tensor: torch.Tensor) -> torch.Tensor:
     """Bring a tensor into the order (token, row, …).
 
-    The generating engine multiplies queries (row, head, token, channel); losses are (row, token);
-    routers and experts flatten their tokens.
+    Losses are (row, token); routers and experts flatten their tokens, and the generating engine's
+    heads have no row: (token, head, channel).
     """
     if spot.place.name in ATTENTION_INPUTS:
-        is_engine = type(spot.module).__name__ == "Product"
-        return tensor.permute(2, 0, 1, 3) if is_engine else tensor
+        return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
     if spot.place.name == "loss":
         return tensor.t().unsqueeze(-1)
     return tensor.unsqueeze(1) if tensor.dim() == 2 else tensor

@@ -13,7 +13,15 @@ from megascan.errors import ConfigError, OutputError
 from megascope.frames import encode
 from megascope.parquet import to_parquet
 from megascope.replay import Recordings
-from megascope.request import FILE_NAME, PLACES, REDUCTIONS, read_request, write_request
+from megascope.request import (
+    CHANGEABLE,
+    FILE_NAME,
+    PLACES,
+    REDUCTIONS,
+    Kind,
+    read_request,
+    write_request,
+)
 from megascope.server import Answer
 
 _AHEAD = 2
@@ -57,6 +65,7 @@ class FolderPage:
         return {
             "mode": "training", "folder": self._folder.resolve().name, "places": PLACES,
             "reductions": REDUCTIONS, "verdict": self._verdict(),
+            "changeable": CHANGEABLE, "kinds": [one for one in Kind if one != Kind.REPLACE],
             "has_request": (self._folder / FILE_NAME).exists(), **self._recordings.describe(),
         }  # fmt: skip
 
@@ -85,6 +94,10 @@ class FolderPage:
         """Write the request file; it holds from two iterations ahead of the newest one."""
         first = max(self._recordings.iterations, default=0) + _AHEAD
         request = read_request(json.dumps({"schema": 1, **body, "first": first}))
+        if request.interventions and not self._recordings.may_change:
+            raise ConfigError(
+                "this job heeds no changes: it was started without --scope-interventions"
+            )
         try:
             write_request(self._folder, request)
         except OSError as error:

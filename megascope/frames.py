@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from megascan.errors import InputError
 
@@ -48,7 +49,7 @@ def encode(header: Mapping[str, object], arrays: Mapping[str, Array] | None = No
             made = np.ascontiguousarray(array, dtype=_TYPES[kind])
         described.append({"name": name, "shape": list(array.shape), "type": kind})
         blobs.append(made.tobytes() + b"\0" * (-made.nbytes % 8))
-    text = json.dumps({**header, "arrays": described}, separators=(",", ":")).encode()
+    text = orjson.dumps({**header, "arrays": described}, option=orjson.OPT_NON_STR_KEYS)
     text += b" " * (-len(text) % 8)
     return _SIZES.pack(4 + len(text) + sum(map(len, blobs)), len(text)) + text + b"".join(blobs)
 

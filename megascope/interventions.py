@@ -15,141 +15,19 @@ parts that fail (`zero` of heads, neurons, layers).
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from megascan.errors import ConfigError
 from megascope.capture import Calls, Output, in_order
 from megascope.places import ATTENTION_INPUTS, Place, Share, Side, Spot, find_spots
-from megascope.places import BY_NAME as PLACES
-
-MOST_INTERVENTIONS = 64
-_MOST_ITEMS = 4096
-_MOST_FLIPS = 4096
-_LARGEST_AMOUNT = 1e6
-_LARGEST_SEED = 2**31
-_WEIGHTS = {
-    "qkv": "self_attention.linear_qkv",
-    "attention_out": "self_attention.linear_proj",
-    "fc1": "mlp.linear_fc1",
-    "fc2": "mlp.linear_fc2",
-}
-"""The modules whose weights may have bits flipped, by place."""
-_UNCHANGEABLE = frozenset({"router", "experts", "loss"})
-
-
-class Kind(StrEnum):
-    """What is done to the values."""
-
-    NOISE = "noise"
-    """Add normal noise of deviation `amount`."""
-    SCALE_NOISE = "scale_noise"
-    """Multiply by 1 + `amount` times uniform noise in [-1, 1)."""
-    SCALE = "scale"
-    OFFSET = "offset"
-    ZERO = "zero"
-    REPLACE = "replace"
-    """Take the values that an earlier run had there (patching)."""
-    FLIP = "flip"
-    """Flip `amount` bits of the place's weight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intervention:
-    """One change; raises ConfigError when its parts do not fit together."""
-
-    place: str
-    kind: str
-    layers: tuple[int, ...] = ()
-    """From 1; none means all."""
-    units: tuple[int, ...] = ()
-    """Heads at query, key, value and context, else features, over all ranks; none means all."""
-    tokens: tuple[int, ...] = ()
-    """Positions; none means all."""
-    amount: float = 0.0
-    seed: int = 0
-    first: int = 0
-    """First iteration in training, first token in generation, at which it holds."""
-    last: int = 2**31
-    bit: int = -1
-    """Of a flip, from the lowest; -1 draws one for each flip."""
-
-    def __post_init__(self) -> None:
-        if self.place not in PLACES or self.place in _UNCHANGEABLE:
-            wanted = ", ".join(name for name in PLACES if name not in _UNCHANGEABLE)
-            raise ConfigError(f"place is {self.place[:40]!r}, expected one of {wanted}")
-        if self.kind not in list(Kind):
-            raise ConfigError(f"kind is {self.kind[:40]!r}, expected one of {', '.join(Kind)}")
-        if not math.isfinite(self.amount) or abs(self.amount) > _LARGEST_AMOUNT:
-            raise ConfigError(f"amount is {self.amount}, expected at most {_LARGEST_AMOUNT:g}")
-        if not 0 <= self.seed < _LARGEST_SEED:
-            raise ConfigError(f"seed is {self.seed}, expected 0 to {_LARGEST_SEED - 1}")
-        if self.kind == Kind.FLIP:
-            self._check_flip()
-
-    def _check_flip(self) -> None:
-        if self.place not in _WEIGHTS:
-            raise ConfigError(f"flip needs a place that has weights: {', '.join(_WEIGHTS)}")
-        if not 1 <= self.amount <= _MOST_FLIPS or self.amount != int(self.amount):
-            raise ConfigError(f"amount is {self.amount:g}, expected 1 to {_MOST_FLIPS} bits")
-        if not -1 <= self.bit < 64:
-            raise ConfigError(f"bit is {self.bit}, expected 0 to 63, or -1")
-
-    def holds_at(self, moment: int) -> bool:
-        """Return whether the change holds in an iteration, or at a token."""
-        return self.first <= moment <= self.last
-
-
-def read_interventions(records: object) -> tuple[Intervention, ...]:
-    """Check what a client has sent; ConfigError names the first thing that is wrong."""
-    if not isinstance(records, list) or len(records) > MOST_INTERVENTIONS:
-        raise ConfigError(f"interventions must be a list of at most {MOST_INTERVENTIONS}")
-    return tuple(_read(record) for record in records)
-
-
-def _read(record: object) -> Intervention:
-    if not isinstance(record, dict):
-        raise ConfigError("an intervention must be an object")
-    values: dict[str, Any] = {}
-    known = {field.name: str(field.type) for field in fields(Intervention)}
-    for name, value in record.items():
-        if name not in known:
-            raise ConfigError(f"{str(name)[:40]!r} is no part of an intervention")
-        values[name] = _typed(name, value, known[name])
-    for name in ("place", "kind"):
-        if name not in values:
-            raise ConfigError(f"an intervention needs {name}")
-    return Intervention(**values)
-
-
-def _typed(name: str, value: object, kind: str) -> object:
-    """A value out of JSON as its field has it."""
-    if kind == "str" and isinstance(value, str):
-        return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and is_number:
-        return float(cast(float, value))
-    if kind == "int" and is_whole(value):
-        return value
-    if kind.startswith("tuple") and isinstance(value, list) and len(value) <= _MOST_ITEMS:
-        numbers = tuple(one for one in value if is_whole(one) and one >= 0)
-        if len(numbers) == len(value):
-            return numbers
-    raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {kind}")
-
-
-def is_whole(value: object) -> bool:
-    """Return whether a value out of JSON is a whole number of a sane size."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**31
+from megascope.request import Intervention, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +39,8 @@ class TensorShares:
 
 
 Replacements = Mapping[tuple[str, int], torch.Tensor]
-"""By place and layer: whole tensors (token, row, feature) of an earlier run, by position."""
+"""By place and layer: tensors (token, row, …) of an earlier run, by position, whole or this rank's
+share."""
 
 
 class Intervening:
@@ -270,7 +149,7 @@ class Intervening:
         changed = ordered
         for one in active:
             changed = self._one(one, spot, changed, grid, call)
-        return changed.permute(1, 2, 0, 3) if ordered.shape != tensor.shape else changed
+        return changed.view(tensor.shape)
 
     def _one(
         self, one: Intervention, spot: Spot, x: torch.Tensor, grid: _Grid, call: int
@@ -340,9 +219,11 @@ class _Grid:
             return x
         at = self._tokens + self._first_token
         known = at < source.shape[0]
-        if source.shape[2:].numel() != self._width or not bool(known.any()):
+        if not bool(known.any()):
             return x
-        taken = self._fit(source.flatten(2)[at.clamp(max=source.shape[0] - 1)])
+        there = source.flatten(2)[at.clamp(max=source.shape[0] - 1)]
+        is_share = source.shape[2:] == self._tensor.shape[2:]
+        taken = there.reshape(x.shape).to(x) if is_share else self._fit(there)
         shape = (-1, *([1] * (x.dim() - 1)))
         return torch.where(known.to(x.device).view(shape), taken, x)
 

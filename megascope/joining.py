@@ -12,6 +12,7 @@ import numpy as np
 from megascan.errors import ConfigError
 from megascope.frames import Array, Frame
 from megascope.reductions import join, join_tokens
+from megascope.request import BY_EXPERT, BY_HEAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +47,16 @@ def join_table(
         for number, item in enumerate(part.frame.header["items"]):
             if (item["place"], item["reduction"], item["gradient"]) == (place, reduction, gradient):
                 stages[part.pp].append((part.tp, item, part.frame.arrays[str(number)]))
-    rows: dict[int, Array] = {}
-    for shares in stages.values():
-        if len(shares) < num_shares:
-            continue
-        joined = _joined(shares, reduction, per_token=per_token)
-        rows |= dict(zip(shares[0][1]["layers"], joined, strict=True))
-    if not rows:
+    found = [
+        (shares[0][1]["layers"], _joined(shares, reduction, per_token=per_token))
+        for shares in stages.values()
+        if len(shares) >= num_shares
+    ]
+    if not found:
         raise ConfigError(f"{reduction} of {place[:40]} was not captured then")
+    if len(found) == 1:
+        return found[0]
+    rows = {layer: row for own, table in found for layer, row in zip(own, table, strict=True)}
     layers = sorted(rows)
     return layers, np.stack([rows[layer] for layer in layers])
 
@@ -63,7 +66,7 @@ def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Arr
     ordered = sorted(shares, key=lambda one: one[0])
     item = ordered[0][1]
     arrays, widths = [one[2] for one in ordered], [one[1]["width"] for one in ordered]
-    if item["place"] == "attention":  # heads side by side
+    if item["place"] == BY_HEAD or item["place"] in BY_EXPERT:  # side by side
         return np.concatenate(arrays, axis=-1)
     if item["share"] == "whole":
         made = join(reduction, arrays[:1], widths[:1])

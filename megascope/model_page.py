@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from megascan.errors import ConfigError
-from megascope.interventions import Kind
 from megascope.parquet import to_parquet
+from megascope.request import CHANGEABLE, Kind
 from megascope.server import Answer
-from megascope.session import REPLACEABLE, STRIP_PLACES, read_command
+from megascope.session import STRIP_PLACES, read_command
 
 _MOST_WAITING = 8
 _LONGEST_TEXT = 100_000
@@ -51,7 +51,8 @@ class ModelPage:
         if name == "state":
             return {
                 "mode": "generation", "places": sorted(STRIP_PLACES), "kinds": list(Kind),
-                "replaceable": REPLACEABLE, "max_length": self._max_length,
+                "changeable": [name for name in CHANGEABLE if name != "logits"],
+                "max_length": self._max_length,
                 "vocab_size": self._vocab_size, **self._described,
             }  # fmt: skip
         if name == "tokenize":

@@ -71,10 +71,11 @@ def _path(dotted: str) -> Callable[[Any], object]:
 def _attention(layer: Any) -> object:
     """The module whose inputs are queries, keys and values as they are used.
 
-    The generating engine's rotates them itself and multiplies in a module `product`.
+    The generating engine's attention rotates them itself and shows them in a module `heads`, before
+    they go into its cache.
     """
     core = _path("self_attention.core_attention")(layer)
-    return getattr(core, "product", core)
+    return getattr(core, "heads", core)
 
 
 PLACES: tuple[Place, ...] = (
@@ -120,10 +121,10 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         name="router", meaning="weights of the experts that each token is sent to",
-        reach=_path("mlp.router"),
+        reach=_path("mlp.router"), follows_sequence=True,
     ),
     Place(
-        name="experts", meaning="what the experts of this rank return", reach=_path("mlp.experts"),
+        name="experts", meaning="what each expert of this rank returns", reach=_path("mlp.experts"),
     ),
     Place(
         name="residual", meaning="the stream after the layer", reach=lambda layer: layer,

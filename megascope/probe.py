@@ -23,7 +23,7 @@ from megascope.places import BY_NAME, Spot, find_spots
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
-_PLACES = tuple(name for name in BY_NAME if name not in ("experts", "router"))
+_PLACES = tuple(BY_NAME)
 _SUMMED = ("embedding", "attention_out", "fc2")
 """Places that tensor-parallel ranks sum up."""
 _REDUCTIONS = (

@@ -13,6 +13,7 @@ the recording. What looking costs is measured; above the budget fewer iterations
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from megascope.frames import encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.places import Spot, find_spots
 from megascope.recording import DataFile
-from megascope.reductions import reduce, width_of
+from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +44,11 @@ _WEIGHTS_EVERY = 8
 """A power of two, as the factors are by which a budget makes captures rarer."""
 _PATIENCE = 3
 """Captured iterations in a row above the budget until fewer are captured."""
+_FAR_ABOVE = 4
+"""Times the budget at which fewer are captured at once."""
+_MOST_OF_ITERATION, _MOST_S = 0.5, 1.0
+"""Looking stops within an iteration when it has taken these seconds, and this share (the budget's
+where that is larger) of what has passed of the iteration without it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Limits:
     """What a viewer may ask of a training."""
 
     budget_ratio: float = 0.05
-    """Share of the time that looking may cost."""
+    """Time that looking may cost over the time that the training itself takes."""
     interventions: bool = False
     """Whether requests may change what is computed."""
 
@@ -104,6 +110,8 @@ class Recorder:
         self._weights: _Weights | None = None
         self._spent_s = 0.0
         self._started_s = 0.0
+        self._is_cut = False
+        self._pending: _Pending | None = None
         self._warned_of: set[str] = set()
 
     def begin(self, iteration: int) -> None:
@@ -121,6 +129,10 @@ class Recorder:
     def end(self) -> None:
         """Take the hooks away and write what was captured."""
         self._guarded(self._end)
+
+    def close(self) -> None:
+        """Write what is still on its way from the device."""
+        self._guarded(self._write_pending)
 
     def _guarded(self, moment: Callable[[], None]) -> None:
         if not self._is_broken:
@@ -146,6 +158,7 @@ class Recorder:
         if not self._is_due and not changes:
             return
         self._groups, self._order, self._num_numbers = {}, [], 0
+        self._is_cut = False
         self._open = ExitStack()
         if changes:
             inside = Intervening(self._chunks, changes, shares=self._shares)
@@ -177,10 +190,17 @@ class Recorder:
         wanted = set(self._request.places)
         if "attention" in wanted:
             wanted |= {"query", "key"}
-        return find_spots(self._chunks, tuple(wanted - {"attention"}), self._request.layers)
+        if "expert_load" in wanted:
+            wanted.add("experts")
+        return find_spots(self._chunks, tuple(wanted), self._request.layers)
 
     def _take(self, sight: Sight) -> None:
         begun = time.perf_counter()
+        computed_s = begun - self._started_s - self._spent_s
+        most = max(_MOST_OF_ITERATION, self._limits.budget_ratio)
+        if self._spent_s > _MOST_S + most * computed_s:
+            self._is_cut = True
+            return
         try:
             with torch.no_grad():
                 self._look_at(sight)
@@ -194,6 +214,9 @@ class Recorder:
             return
         if "attention" in request.places and not sight.is_gradient:
             self._look_at_attention(sight)
+        if sight.counts is not None:
+            self._look_at_experts(sight, sight.counts)
+            return
         if spot.place.name not in request.places:
             return
         for name in request.reductions:
@@ -201,8 +224,20 @@ class Recorder:
             width = width_of(name, sight.tensor, per_token=request.per_token)
             self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made, width)
 
+    def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
+        """A number an expert of this rank: the size of what it returns, its tokens."""
+        places, num_experts = self._request.places, len(counts)
+        # With tensor parallelism inside experts a rank holds a part of a sum, which says nothing.
+        if "experts" in places and not _is_split(sight.spot):
+            made = rms_by_expert(sight.tensor, counts)
+            self._keep(Key("experts", "rms", sight.is_gradient), sight, made, num_experts)
+        if "expert_load" in places and not sight.is_gradient:
+            load = counts.to(sight.tensor.device).float().view(1, 1, -1)
+            self._keep(Key("expert_load", "mean", False), sight, load, num_experts)
+
     def _keep(self, key: Key, sight: Sight, made: torch.Tensor, width: int) -> None:
         if self._num_numbers + made.numel() > MOST_NUMBERS:
+            self._is_cut = True
             return
         self._num_numbers += made.numel()
         group = self._groups.setdefault(key, Group(sight.share.value, width))
@@ -248,80 +283,149 @@ class Recorder:
         if not self._is_due:
             return
         begun = time.perf_counter()
-        items, arrays = self._packed()
+        self._write_pending()
         header: dict[str, object] = {
             "kind": "data", "iteration": self._iteration, "request": self._request.identifier,
             "per_token": self._request.per_token, "every": self._every * self._request.every,
-            "items": items, "is_cut": self._num_numbers >= MOST_NUMBERS,
+            "is_cut": self._is_cut,
         }  # fmt: skip
-        broken = self._first_broken(items, arrays)
-        if broken is not None:
-            header["broken"] = broken
+        parts = [one for group in self._groups.values() for one in group.numbers.values()]
         if self._weights is not None:
-            header["weights"], arrays["weights"] = self._weights.names, self._weights.table()
+            header["weights"] = self._weights.names
+            parts.append(self._weights.table())
             self._weights = None
-        self._file.append(encode(header, arrays))
-        self._groups.clear()
+        self._pending = _Pending(header, self._groups, self._order, _to_host(parts))
+        if not self._pending.on_host.is_on_its_way:
+            self._write_pending()
+        self._groups = {}
         self._spent_s += time.perf_counter() - begun
         self._heed_budget(time.perf_counter() - self._started_s)
 
-    def _packed(self) -> tuple[list[dict[str, object]], dict[str, np.ndarray[Any, Any]]]:
-        """All groups as (layer, microbatch, token, row, partial), by one transfer."""
-        parts = [one for group in self._groups.values() for one in group.numbers.values()]
-        if not parts:
-            return [], {}
-        flat = torch.cat([part.reshape(-1).float() for part in parts]).cpu().numpy()
-        items: list[dict[str, object]] = []
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
-        start = 0
-        for number, (key, group) in enumerate(self._groups.items()):
-            layers = sorted({layer for layer, _ in group.numbers})
-            calls = sorted({call for _, call in group.numbers})
-            shape = tuple(next(iter(group.numbers.values())).shape)
-            table = np.full((len(layers), len(calls), *shape), np.nan, dtype=np.float32)
-            for layer, call in group.numbers:
-                size = int(np.prod(shape))
-                at = layers.index(layer), calls.index(call)
-                table[at] = flat[start : start + size].reshape(shape)
-                start += size
-            arrays[str(number)] = table
-            items.append(
-                {"place": key.place, "reduction": key.reduction, "gradient": key.is_gradient,
-                 "share": group.share, "width": group.width, "layers": layers,
-                 "microbatches": calls}
+    def _write_pending(self) -> None:
+        """Write the newest captured iteration, its numbers having come from the device."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        items, arrays, rest = _unpacked(pending.groups, pending.on_host.numbers())
+        header = {**pending.header, "items": items}
+        if "weights" in header:
+            arrays["weights"] = rest.reshape(-1, 3)
+        broken = _first_broken(pending.order, items, arrays)
+        if broken is not None:
+            header["broken"] = broken
+            layer, place = broken["layer"], broken["place"]
+            _LOG.warning(
+                "iteration %d, microbatch %d: the first number that is not finite is in %s%s",
+                header["iteration"], broken["microbatch"],
+                f"layer {layer} {place}" if layer else place,
+                " (gradient)" if broken["gradient"] else "",
             )  # fmt: skip
-        return items, arrays
-
-    def _first_broken(
-        self, items: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray[Any, Any]]
-    ) -> dict[str, object] | None:
-        """The first number, in the order of computing, that is infinite or NaN."""
-        if all(np.isfinite(array).all() for array in arrays.values()):
-            return None
-        tables = {
-            Key(item["place"], item["reduction"], item["gradient"]): (item, arrays[str(number)])
-            for number, item in enumerate(items)
-        }
-        for key, layer, call in self._order:
-            item, table = tables[key]
-            at = item["layers"].index(layer), item["microbatches"].index(call)
-            if not np.isfinite(table[at]).all():
-                _LOG.warning(
-                    "iteration %d, microbatch %d: the first number that is not finite is in %s%s",
-                    self._iteration, call, f"layer {layer} {key.place}" if layer else key.place,
-                    " (gradient)" if key.is_gradient else "",
-                )  # fmt: skip
-                return {"layer": layer, "place": key.place, "microbatch": call,
-                        "gradient": key.is_gradient}  # fmt: skip
-        return None
+        self._file.append(encode(header, arrays))
 
     def _heed_budget(self, duration_s: float) -> None:
-        """Capture half as often when looking has cost more than its budget some times in a row."""
-        share = self._spent_s / max(duration_s, 1e-9) / self._every
-        self._over_budget = self._over_budget + 1 if share > self._limits.budget_ratio else 0
-        if self._over_budget >= _PATIENCE and not self._request.interventions:
-            self._every *= 2
+        """Capture more rarely: at once after what was far too much, else after some times."""
+        share = self._spent_s / max(duration_s - self._spent_s, 1e-9) / self._every
+        excess = share / self._limits.budget_ratio
+        self._over_budget = self._over_budget + 1 if excess > 1 else 0
+        if self._over_budget >= _PATIENCE or excess > _FAR_ABOVE:
+            self._every *= 2 ** math.ceil(math.log2(excess))
             self._over_budget = 0
+
+
+@dataclass(frozen=True)
+class _OnHost:
+    """Numbers that are, or soon will be, in the host's memory."""
+
+    flat: torch.Tensor
+    copied: torch.cuda.Event | None = None
+
+    @property
+    def is_on_its_way(self) -> bool:
+        return self.copied is not None
+
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """Return them; waits for a copy that is still under way, which an iteration later none
+        is."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return cast("np.ndarray[Any, Any]", self.flat.numpy())
+
+
+def _to_host(parts: Sequence[torch.Tensor]) -> _OnHost:
+    """Begin to bring all numbers to the host by one transfer, for which nobody waits."""
+    if not parts:
+        return _OnHost(torch.empty(0))
+    flat = torch.cat([part.reshape(-1).float() for part in parts])
+    if not flat.is_cuda:
+        return _OnHost(flat)
+    there = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    there.copy_(flat, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return _OnHost(there, copied)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What a captured iteration has left, its numbers still on their way."""
+
+    header: dict[str, object]
+    groups: Mapping[Key, Group]
+    order: Sequence[tuple[Key, int, int]]
+    on_host: _OnHost
+
+
+def _is_split(spot: Spot) -> bool:
+    """Whether tensor parallelism cuts the experts themselves."""
+    config = cast(Any, spot.module).config
+    return int(getattr(config, "expert_tensor_parallel_size", 1) or 1) > 1
+
+
+def _unpacked(
+    groups: Mapping[Key, Group], flat: np.ndarray[Any, Any]
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """All groups as (layer, microbatch, token, row, partial), and the numbers behind them."""
+    items: list[dict[str, Any]] = []
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    start = 0
+    for number, (key, group) in enumerate(groups.items()):
+        layers = sorted({layer for layer, _ in group.numbers})
+        calls = sorted({call for _, call in group.numbers})
+        shape = tuple(next(iter(group.numbers.values())).shape)
+        size = math.prod(shape)
+        table = np.full((len(layers), len(calls), *shape), np.nan, dtype=np.float32)
+        for layer, call in group.numbers:
+            at = layers.index(layer), calls.index(call)
+            table[at] = flat[start : start + size].reshape(shape)
+            start += size
+        arrays[str(number)] = table
+        items.append(
+            {"place": key.place, "reduction": key.reduction, "gradient": key.is_gradient,
+             "share": group.share, "width": group.width, "layers": layers,
+             "microbatches": calls}
+        )  # fmt: skip
+    return items, arrays, flat[start:]
+
+
+def _first_broken(
+    order: Sequence[tuple[Key, int, int]],
+    items: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+) -> dict[str, Any] | None:
+    """The first number, in the order of computing, that is infinite or NaN."""
+    tables = {
+        Key(item["place"], item["reduction"], item["gradient"]): (item, arrays[str(number)])
+        for number, item in enumerate(items)
+    }
+    if all(np.isfinite(table).all() for _, table in tables.values()):
+        return None
+    for key, layer, call in order:
+        item, table = tables[key]
+        at = item["layers"].index(layer), item["microbatches"].index(call)
+        if not np.isfinite(table[at]).all():
+            return {"layer": layer, "place": key.place, "microbatch": call,
+                    "gradient": key.is_gradient}  # fmt: skip
+    return None
 
 
 class _Weights:
@@ -342,9 +446,9 @@ class _Weights:
             update = _rms(_sampled(parameter) - before)
             self._rows.append(torch.stack((_rms(before), gradient, update)))
 
-    def table(self) -> np.ndarray[Any, Any]:
+    def table(self) -> torch.Tensor:
         """`(parameter, 3)`: root mean squares of parameter, gradient, update."""
-        return cast("np.ndarray[Any, Any]", torch.stack(self._rows).float().cpu().numpy())
+        return torch.stack(self._rows)
 
 
 def _named_parameters(

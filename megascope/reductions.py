@@ -5,7 +5,7 @@ ranks joins them (`join`) and finishes. So the ranks of a job never talk for a p
 Example: rms of a rank's half of the features is the sum of squares; the viewer adds both and takes
 the root of the mean.
 
-`begin` uses nothing but methods of the tensor, `finish` numpy: the viewer needs no torch.
+`finish` uses numpy alone: the viewer needs no torch.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Join(StrEnum):
 class Reduction:
     """One row of the table.
 
-    `begin` makes (…, feature) into partial numbers (…, partial); `finish` gets them joined, with
-    the number of all features, and gives (…,) or (…, number).
+    `begin` makes (…, feature), in the model's own format, into partial numbers, each (…,);
+    `finish` gets them joined, with the number of all features, and gives (…,) or (…, number).
     """
 
     name: str
@@ -54,8 +54,22 @@ class Reduction:
     join: Join = Join.SUM
 
 
+def _energy(x: torch.Tensor) -> torch.Tensor:
+    """Sums of squares: one pass over the tensor as it is, added up in float32."""
+    import torch
+
+    found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+    return found.square()
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of a whole tensor, in one pass."""
+    least, most = x.aminmax()
+    return (-least).maximum(most)
+
+
 def _entropy_parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    energy = x.square()
+    energy = x.float().square()
     return energy.sum(-1), (energy * energy.clamp(min=_TINY).log()).sum(-1)
 
 
@@ -67,14 +81,14 @@ def _finish_entropy(parts: Numbers, width: int) -> Numbers:
 
 
 def _bins(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    powers = x.abs().clamp(min=_TINY).log2().floor().nan_to_num(nan=float(NUM_BINS))
+    powers = x.float().abs().clamp(min=_TINY).log2().floor().nan_to_num(nan=float(NUM_BINS))
     numbers = (powers - LOWEST_BIN).clamp(0, NUM_BINS - 1)
-    return [(numbers == one).sum(-1).to(x.dtype) for one in range(NUM_BINS)]
+    return [(numbers == one).sum(-1) for one in range(NUM_BINS)]
 
 
 def _pixels(x: torch.Tensor) -> Sequence[torch.Tensor]:
     """Means over `NUM_PIXELS` (or fewer) runs of neighbouring features."""
-    return [part.mean(-1) for part in x.tensor_split(min(NUM_PIXELS, x.shape[-1]), dim=-1)]
+    return [part.mean(-1) for part in x.float().tensor_split(min(NUM_PIXELS, x.shape[-1]), dim=-1)]
 
 
 def _finish_pixels(parts: Numbers, width: int) -> Numbers:
@@ -90,13 +104,13 @@ def _top(x: torch.Tensor) -> Sequence[torch.Tensor]:
     """Largest magnitudes, then which features they are."""
     size = min(NUM_TOP, x.shape[-1])
     indices = x.abs().nan_to_num(nan=float("inf")).topk(size, dim=-1).indices
-    return [*x.gather(-1, indices).unbind(-1), *indices.to(x.dtype).unbind(-1)]
+    return [*x.gather(-1, indices).unbind(-1), *indices.unbind(-1)]
 
 
 REDUCTIONS: tuple[Reduction, ...] = (
     Reduction(
         name="rms", meaning="root of the mean square",
-        begin=lambda x: (x.square().sum(-1),),
+        begin=lambda x: (_energy(x),),
         finish=lambda parts, width: np.sqrt(parts[..., 0] / width),
     ),
     Reduction(
@@ -106,17 +120,17 @@ REDUCTIONS: tuple[Reduction, ...] = (
     ),
     Reduction(
         name="mean", meaning="mean",
-        begin=lambda x: (x.sum(-1),),
+        begin=lambda x: (x.float().sum(-1),),
         finish=lambda parts, width: parts[..., 0] / width,
     ),
     Reduction(
         name="zeros", meaning="share of exact zeros",
-        begin=lambda x: ((x == 0).sum(-1).to(x.dtype),),
+        begin=lambda x: ((x == 0).sum(-1),),
         finish=lambda parts, width: parts[..., 0] / width,
     ),
     Reduction(
         name="finite", meaning="share of numbers that are neither infinite nor NaN",
-        begin=lambda x: (x.isfinite().sum(-1).to(x.dtype),),
+        begin=lambda x: (x.isfinite().sum(-1),),
         finish=lambda parts, width: parts[..., 0] / width,
     ),
     Reduction(
@@ -149,22 +163,38 @@ def reduce(name: str, tensor: torch.Tensor, *, per_token: bool = True) -> torch.
 
     Without `per_token` all tokens and rows become one: (1, 1, partial).
     """
-    flat = tensor.float().flatten(2)
-    if not per_token:
-        flat = _over_tokens(name, flat)
+    flat = tensor.flatten(2)
+    if not per_token and name == "max":
+        return _largest(flat).float().view(1, 1, 1)
+    if not per_token and name in _BY_FEATURE:
+        magnitudes = flat.float().abs()
+        along = magnitudes.amax if name == "top" else magnitudes.mean
+        flat = along((0, 1), keepdim=True)
     parts = BY_NAME[name].begin(flat)
-    made = flat.new_empty((*flat.shape[:2], len(parts)))
-    for number, part in enumerate(parts):
-        made[..., number] = part
-    return made
+    if len(parts) == 1:
+        made = parts[0].float().unsqueeze(-1)
+    else:
+        made = flat.new_empty((*flat.shape[:2], len(parts)), dtype=parts[0].float().dtype)
+        for number, part in enumerate(parts):
+            made[..., number] = part
+    is_summed = not per_token and name not in _BY_FEATURE
+    return made.sum((0, 1), keepdim=True) if is_summed else made
 
 
-def _over_tokens(name: str, flat: torch.Tensor) -> torch.Tensor:
-    if name == "top":
-        return flat.abs().amax((0, 1), keepdim=True)
-    if name == "pixels":
-        return flat.abs().mean((0, 1), keepdim=True)
-    return flat.reshape(1, 1, -1)
+def rms_by_expert(tensor: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of what each expert returns, `(1, 1, expert)`.
+
+    `tensor` is (token, row, feature), its tokens in the order of the experts, of which each has as
+    many as `counts` says. An expert without tokens has 0.
+    """
+    energies = _energy(tensor).sum(1).double()
+    sums = energies.new_zeros(len(energies) + 1)
+    sums[1:] = energies.cumsum(0)
+    counts = counts.to(sums.device)
+    ends = counts.cumsum(0)
+    energy = sums[ends] - sums[ends - counts]
+    mean = energy / (counts * tensor.shape[1:].numel()).clamp(min=1)
+    return mean.clamp(min=0).sqrt().float().view(1, 1, -1)
 
 
 def width_of(name: str, tensor: torch.Tensor, *, per_token: bool) -> int:
@@ -179,7 +209,10 @@ def join(name: str, shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers
     `widths` are the numbers of features of the shares.
     """
     reduction = BY_NAME[name]
-    match reduction.join:
+    kind = reduction.join if len(shares) > 1 else None
+    match kind:
+        case None:
+            joined = shares[0]
         case Join.SUM:
             joined = np.sum([np.asarray(share, dtype=np.float64) for share in shares], axis=0)
         case Join.MAX:

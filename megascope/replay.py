@@ -19,6 +19,7 @@ from megascan.errors import ConfigError, InputError
 from megascan.topology import Layout
 from megascope.frames import Array, Frame, decode, whole_frames
 from megascope.joining import Part, join_table
+from megascope.request import BY_EXPERT
 
 MOST_POINTS = 1 << 22
 """Numbers of one answer."""
@@ -61,6 +62,8 @@ class Recordings:
         self.problems: list[str] = []
         self.layout = Layout()
         self.model: Mapping[str, Any] = {}
+        self.may_change = False
+        """Whether the newest run heeds requests that change what is computed."""
         self._frames: dict[int, dict[int, Kept]] = {}
         """By iteration and rank."""
 
@@ -122,6 +125,7 @@ class Recordings:
                 if kept.header["kind"] == "run":
                     self.layout = Layout(**kept.header["layout"])
                     self.model = kept.header["model"]
+                    self.may_change = kept.header.get("may_change") is True
                     if not kept.header["is_continued"]:
                         self._forget_from(rank, kept.header["first_iteration"])
                 elif kept.header["kind"] == "data":
@@ -144,6 +148,7 @@ class Recordings:
         return {
             "layout": asdict(self.layout),
             "model": dict(self.model),
+            "may_change": self.may_change,
             "iterations": self.iterations[-20_000:],
             "keys": [list(key) for key in keys],
             "broken": self.first_broken(),
@@ -174,12 +179,25 @@ class Recordings:
 
         ConfigError when that was not captured.
         """
+        is_by_expert = place in BY_EXPERT
         parts = []
         for rank, kept in sorted(self._frames.get(iteration, {}).items()):
             at = self.layout.coordinates(rank)
-            if at.dp == dp and at.cp == 0:
+            if is_by_expert and rank in self._first_experts:
+                parts.append(Part(tp=at.ep, pp=at.pp, frame=kept.read()))
+            elif not is_by_expert and at.dp == dp and at.cp == 0:
                 parts.append(Part(tp=at.tp, pp=at.pp, frame=kept.read()))
-        return join_table(parts, place, reduction, num_shares=self.layout.tp, gradient=gradient)
+        num_shares = self.layout.ep if is_by_expert else self.layout.tp
+        return join_table(parts, place, reduction, num_shares=num_shares, gradient=gradient)
+
+    @property
+    def _first_experts(self) -> set[int]:
+        """Of each stage the first rank that holds each share of the experts."""
+        found: dict[tuple[int, int], int] = {}
+        for rank in range(self.layout.world_size):
+            at = self.layout.coordinates(rank)
+            found.setdefault((at.pp, at.ep), rank)
+        return set(found.values())
 
     def series(
         self, place: str, reduction: str, *, gradient: bool = False, most: int = 400

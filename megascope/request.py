@@ -1,35 +1,158 @@
-"""What is to be captured, as a file beside the recordings: written by a viewer, read by every rank.
+"""What is to be captured and changed, as data that is checked, and the file that asks a training.
 
-The file is JSON of a fixed shape. Every part is checked, sizes are bounded, nothing is evaluated;
-a file that is wrong is said once and changes nothing. `first` lies in the future, so that all ranks
-begin at the same iteration.
+The file lies beside the recordings, written by a viewer and read by every rank. It is JSON of a
+fixed shape. Every part is checked, sizes are bounded, nothing is evaluated; a file that is wrong is
+said once and changes nothing. `first` lies in the future, so that all ranks begin at the same
+iteration.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from megascan.errors import ConfigError
-
-if TYPE_CHECKING:
-    from megascope.interventions import Intervention
 
 FILE_NAME = "scope-request.json"
 LARGEST_FILE = 1 << 16
 PLACES = (
     "embedding", "qkv", "query", "key", "value", "context", "attention_out", "fc1", "neurons",
-    "fc2", "router", "experts", "residual", "logits", "loss", "attention",
+    "fc2", "router", "experts", "residual", "logits", "loss", "attention", "expert_load",
 )  # fmt: skip
-"""Those of `megascope.places`, and attention's entropy; here so that a viewer needs no torch."""
+"""Those of `megascope.places`, attention's entropy and how many tokens each expert has; here so
+that a viewer needs no torch."""
+BY_HEAD, BY_EXPERT = "attention", frozenset({"experts", "expert_load"})
+"""Places with a number a head or an expert, whatever reduction is asked for: entropy in nats, root
+mean square (`rms`), tokens (`mean`)."""
 REDUCTIONS = (
     "rms", "max", "mean", "zeros", "finite", "entropy", "histogram", "top", "pixels",
 )  # fmt: skip
 _FAR = 2**31
 _MOST_LAYERS = 4096
+
+
+MOST_INTERVENTIONS = 64
+_MOST_ITEMS = 4096
+_MOST_FLIPS = 4096
+_LARGEST_AMOUNT = 1e6
+_LARGEST_SEED = 2**31
+_WITH_WEIGHTS = ("qkv", "attention_out", "fc1", "fc2")
+"""Places whose module has a weight in which bits may be flipped."""
+CHANGEABLE = tuple(
+    name for name in PLACES
+    if name not in ("router", "experts", "loss", "attention", "expert_load")
+)  # fmt: skip
+
+
+class Kind(StrEnum):
+    """What is done to the values."""
+
+    NOISE = "noise"
+    """Add normal noise of deviation `amount`."""
+    SCALE_NOISE = "scale_noise"
+    """Multiply by 1 + `amount` times uniform noise in [-1, 1)."""
+    SCALE = "scale"
+    OFFSET = "offset"
+    ZERO = "zero"
+    REPLACE = "replace"
+    """Take the values that an earlier run had there (patching)."""
+    FLIP = "flip"
+    """Flip `amount` bits of the place's weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """One change; raises ConfigError when its parts do not fit together."""
+
+    place: str
+    kind: str
+    layers: tuple[int, ...] = ()
+    """From 1; none means all."""
+    units: tuple[int, ...] = ()
+    """Heads at query, key, value and context, else features, over all ranks; none means all."""
+    tokens: tuple[int, ...] = ()
+    """Positions; none means all."""
+    amount: float = 0.0
+    seed: int = 0
+    first: int = 0
+    """First iteration in training, first token in generation, at which it holds."""
+    last: int = 2**31
+    bit: int = -1
+    """Of a flip, from the lowest; -1 draws one for each flip."""
+
+    def __post_init__(self) -> None:
+        if self.place not in CHANGEABLE:
+            raise ConfigError(
+                f"place is {self.place[:40]!r}, expected one of {', '.join(CHANGEABLE)}"
+            )
+        if self.kind not in list(Kind):
+            raise ConfigError(f"kind is {self.kind[:40]!r}, expected one of {', '.join(Kind)}")
+        if not math.isfinite(self.amount) or abs(self.amount) > _LARGEST_AMOUNT:
+            raise ConfigError(f"amount is {self.amount}, expected at most {_LARGEST_AMOUNT:g}")
+        if not 0 <= self.seed < _LARGEST_SEED:
+            raise ConfigError(f"seed is {self.seed}, expected 0 to {_LARGEST_SEED - 1}")
+        if self.kind == Kind.FLIP:
+            self._check_flip()
+
+    def _check_flip(self) -> None:
+        if self.place not in _WITH_WEIGHTS:
+            raise ConfigError(f"flip needs a place that has weights: {', '.join(_WITH_WEIGHTS)}")
+        if not 1 <= self.amount <= _MOST_FLIPS or self.amount != int(self.amount):
+            raise ConfigError(f"amount is {self.amount:g}, expected 1 to {_MOST_FLIPS} bits")
+        if not -1 <= self.bit < 64:
+            raise ConfigError(f"bit is {self.bit}, expected 0 to 63, or -1")
+
+    def holds_at(self, moment: int) -> bool:
+        """Return whether the change holds in an iteration, or at a token."""
+        return self.first <= moment <= self.last
+
+
+def read_interventions(records: object) -> tuple[Intervention, ...]:
+    """Check what a client has sent; ConfigError names the first thing that is wrong."""
+    if not isinstance(records, list) or len(records) > MOST_INTERVENTIONS:
+        raise ConfigError(f"interventions must be a list of at most {MOST_INTERVENTIONS}")
+    return tuple(_read(record) for record in records)
+
+
+def _read(record: object) -> Intervention:
+    if not isinstance(record, dict):
+        raise ConfigError("an intervention must be an object")
+    values: dict[str, Any] = {}
+    known = {field.name: str(field.type) for field in fields(Intervention)}
+    for name, value in record.items():
+        if name not in known:
+            raise ConfigError(f"{str(name)[:40]!r} is no part of an intervention")
+        values[name] = _typed(name, value, known[name])
+    for name in ("place", "kind"):
+        if name not in values:
+            raise ConfigError(f"an intervention needs {name}")
+    return Intervention(**values)
+
+
+def _typed(name: str, value: object, kind: str) -> object:
+    """A value out of JSON as its field has it."""
+    if kind == "str" and isinstance(value, str):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and is_number:
+        return float(cast(float, value))
+    if kind == "int" and is_whole(value):
+        return value
+    if kind.startswith("tuple") and isinstance(value, list) and len(value) <= _MOST_ITEMS:
+        numbers = tuple(one for one in value if is_whole(one) and one >= 0)
+        if len(numbers) == len(value):
+            return numbers
+    raise ConfigError(f"{name} is {str(value)[:40]!r}, expected {kind}")
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value out of JSON is a whole number of a sane size."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +252,14 @@ def _name(name: str, value: object) -> str:
 
 
 def _changes(name: str, value: object) -> tuple[Intervention, ...]:
-    if value == []:
-        return ()
-    from megascope.interventions import read_interventions
-
     del name
-    return read_interventions(value)
+    changes = read_interventions(value)
+    if any(one.kind == Kind.REPLACE for one in changes):
+        raise ConfigError(
+            "replace needs values of another run, which a training does not keep: patch in a model "
+            "that speaks (training.serve --scope)"
+        )
+    return changes
 
 
 _READERS: Mapping[str, Callable[[str, object], object]] = {

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,12 +25,12 @@ import torch
 from megascan.errors import ConfigError
 from megascope.attention import probabilities
 from megascope.capture import Capture, Sight
-from megascope.frames import Array, decode, encode
-from megascope.interventions import Intervening, Intervention, TensorShares, read_interventions
+from megascope.frames import Array, Frame, decode, encode
+from megascope.interventions import Intervening, TensorShares
 from megascope.joining import Part, join_table
 from megascope.places import Spot, find_spots
 from megascope.reductions import reduce, width_of
-from megascope.request import PLACES
+from megascope.request import PLACES, Intervention, Kind, read_interventions
 
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024
@@ -38,10 +39,18 @@ LENS_TOP = 5
 _MOST_LENS_TOKENS = 64
 _MOST_PCA_POINTS = 4096
 _KEPT_RUNS = 2
-_KEPT = ("embedding", "residual", "query", "key", "attention_out", "fc2")
-"""Places whose whole tensors stay after a run."""
-REPLACEABLE = ("residual", "attention_out", "fc2")
-STRIP_PLACES = frozenset(PLACES) - {"attention", "loss", "logits", "router", "experts"}
+_KEPT_TEXTS = 1 << 16
+_KEPT = ("residual", "query", "key")
+"""Places whose whole tensors stay after a run, beside those that strips were asked of: attention
+maps, the logit lens, PCA and patching read them."""
+STRIP_PLACES = frozenset(PLACES) - {
+    "attention",
+    "loss",
+    "logits",
+    "router",
+    "experts",
+    "expert_load",
+}
 
 
 class Model(Protocol):
@@ -64,7 +73,11 @@ class Model(Protocol):
         """
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits `(state, token)` of hidden states `(state, 1, feature)`; on the last stage."""
+        """Logits `(state, token)` of hidden states `(state, 1, feature)`; on the last stage, in
+        any format."""
+
+    def share(self, content: bytes) -> bytes:
+        """Give every rank rank 0's bytes."""
 
     def collect(self, content: bytes) -> list[bytes] | None:
         """Bring every rank's bytes to rank 0, by rank; None elsewhere."""
@@ -90,7 +103,13 @@ class Seen:
     """What stays of a run: whole tensors (token, row, …) of this rank, and its tokens."""
 
     tokens: list[int]
+    places: frozenset[str]
     tensors: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers of this rank."""
+        return sorted(layer for place, layer in self.tensors if place == "residual")
 
     def joined(self, place: str, layer: int) -> torch.Tensor | None:
         """A place of a layer over all tokens, (token, …) of the one row."""
@@ -105,14 +124,23 @@ class _Active:
     random: np.random.Generator
     spots: list[Spot]
     num_computed: int = 0
+    strips: dict[str, dict[int, Sight]] = field(default_factory=dict)
+    """What the step under way has shown, by place and layer."""
+    hooks: ExitStack = field(default_factory=ExitStack)
+    changes: Intervening | None = None
+    is_looking: bool = False
 
+    def take(self, sight: Sight) -> None:
+        """Keep what a hook shows. What a step computes is its own: nobody writes to it again."""
+        place, layer = sight.spot.place.name, sight.spot.layer
+        self.seen.tensors.setdefault((place, layer), []).append(sight.tensor)
+        if place in self.run.places:
+            self.strips.setdefault(place, {})[layer] = sight
 
-@dataclass
-class _Strips:
-    """Tensors of one step by place and layer, and each place's share and width."""
-
-    tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
-    shares: dict[str, tuple[str, int]] = field(default_factory=dict)
+    def look_away(self) -> None:
+        """Take hooks and changes out of the model."""
+        self.hooks.close()
+        self.changes, self.is_looking = None, False
 
 
 Send = Callable[[int, bytes | None], None]
@@ -126,7 +154,7 @@ class Session:
         self, model: Model, send: Send, vocab_size: int, text_of: Callable[[int], str]
     ) -> None:
         self._model = model
-        self._text_of = text_of
+        self._text_of = lru_cache(maxsize=_KEPT_TEXTS)(text_of)
         self._send = send
         self._vocab_size = vocab_size
         self._commands: deque[Mapping[str, Any]] = deque()
@@ -166,83 +194,100 @@ class Session:
     def _stop(self, identifier: int) -> None:
         self._commands = deque(one for one in self._commands if one["id"] != identifier)
         if self._active is not None and self._active.run.identifier == identifier:
-            self._active = None
+            self._end_run()
         self._send(identifier, None)
 
+    def look_away(self) -> None:
+        """Leave the model as it is for others, until the next step of ours."""
+        if self._active is not None and self._active.is_looking:
+            self._active.look_away()
+
+    def _end_run(self) -> None:
+        self.look_away()
+        self._active = None
+
     def _begin(self, run: Run) -> None:
-        if run.replace_from is not None and run.replace_from not in self._seen:
-            raise ConfigError("the run to patch from is not here any more; run it again")
-        seen = Seen(tokens=list(run.prompt))
+        self._check_patches(run)
+        places = frozenset({*run.places, *_KEPT})
+        seen = Seen(tokens=list(run.prompt), places=places)
         self._seen[run.identifier] = seen
         self._seen.move_to_end(run.identifier)
         while len(self._seen) > _KEPT_RUNS:
             self._seen.popitem(last=False)
         random = np.random.default_rng(run.seed)
-        spots = find_spots([self._model.module], tuple({*run.places, *_KEPT}))
+        spots = find_spots([self._model.module], tuple(places))
         self._active = _Active(run=run, seen=seen, random=random, spots=spots)
+
+    def _check_patches(self, run: Run) -> None:
+        patched = [one.place for one in run.interventions if one.kind == Kind.REPLACE]
+        if not patched:
+            return
+        source = None if run.replace_from is None else self._seen.get(run.replace_from)
+        if source is None:
+            raise ConfigError("the run to patch from is not here any more; run it again")
+        unseen = [place for place in patched if place not in source.places]
+        if unseen:
+            raise ConfigError(
+                f"the run to patch from kept nothing of {unseen[0]}: choose it among the strips "
+                "and run that again"
+            )
 
     def _advance(self, active: _Active) -> None:
         run, seen = active.run, active.seen
-        strips = _Strips()
-
-        def take(sight: Sight) -> None:
-            place, layer = sight.spot.place.name, sight.spot.layer
-            tensor = sight.tensor[-len(tokens) :]  # keys and values come with all before them
-            if place in _KEPT:
-                seen.tensors.setdefault((place, layer), []).append(tensor.clone())
-            if place in run.places:
-                strips.tensors.setdefault(place, {})[layer] = tensor.clone()
-                width = width_of(run.reduction, tensor, per_token=True)
-                strips.shares[place] = (sight.share.value, width)
-
         start = active.num_computed
         tokens = seen.tokens[start:]
-        with ExitStack() as stack:
-            if run.interventions:
-                stack.enter_context(self._changes(run, start))
-            stack.enter_context(Capture(active.spots, take))
-            row = self._model.compute(
-                tokens, start, temperature=run.temperature, draw=float(active.random.random())
-            )
+        self._look(active)
+        if active.changes is not None:
+            active.changes.restart(start)
+        active.strips = {}
+        row = self._model.compute(
+            tokens, start, temperature=run.temperature, draw=float(active.random.random())
+        )
         active.num_computed += len(tokens)
-        self._show_step(run, start, strips, row)
+        self._show_step(active, start, row)
         seen.tokens.append(int(row[0]))
         is_full = len(seen.tokens) >= self._model.max_length
         if len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full:
-            self._active = None
+            self._end_run()
             self._send(run.identifier, None)
 
-    def _changes(self, run: Run, start: int) -> Intervening:
+    def _look(self, active: _Active) -> None:
+        """Have hooks and changes in the model; they stay as long as nobody else is served."""
+        if active.is_looking:
+            return
+        if active.run.interventions:
+            active.changes = active.hooks.enter_context(self._changes(active.run))
+        active.hooks.enter_context(Capture(active.spots, active.take))
+        active.is_looking = True
+
+    def _changes(self, run: Run) -> Intervening:
+        source = None if run.replace_from is None else self._seen.get(run.replace_from)
         replacements = {}
-        source = self._seen.get(run.replace_from) if run.replace_from is not None else None
         if source is not None:
-            replacements = {key: torch.cat(parts) for key, parts in source.tensors.items()}
-        inside = Intervening(
+            patched = {one.place for one in run.interventions if one.kind == Kind.REPLACE}
+            replacements = {
+                key: torch.cat(parts) for key, parts in source.tensors.items() if key[0] in patched
+            }
+        return Intervening(
             [self._model.module], run.interventions, shares=self._model.shares,
             replacements=replacements,
         )  # fmt: skip
-        inside.moment = start
-        return inside
 
-    def _show_step(
-        self,
-        run: Run,
-        start: int,
-        strips: _Strips,
-        row: Sequence[float],
-    ) -> None:
-        tokens = self._seen[run.identifier].tokens[start:]
-        items, arrays = [], {}
-        for number, (place, layers) in enumerate(strips.tensors.items()):
-            share, width = strips.shares[place]
+    def _show_step(self, active: _Active, start: int, row: Sequence[float]) -> None:
+        run, tokens = active.run, active.seen.tokens[start:]
+        items, tables = [], []
+        for place, sights in active.strips.items():
+            stacked = torch.stack([one.tensor for one in sights.values()])
+            made = reduce(run.reduction, stacked.flatten(0, 1))  # one reduction for all layers
+            first = next(iter(sights.values()))
+            width = width_of(run.reduction, first.tensor, per_token=True)
             items.append({
-                "place": place, "reduction": run.reduction, "gradient": False, "share": share,
-                "width": width, "layers": list(layers), "microbatches": [0],
+                "place": place, "reduction": run.reduction, "gradient": False,
+                "share": first.share.value, "width": width, "layers": list(sights),
+                "microbatches": [0],
             })  # fmt: skip
-            stacked = torch.stack(list(layers.values()))  # one reduction for all layers
-            made = reduce(run.reduction, stacked.flatten(0, 1))
-            shape = (len(layers), 1, *stacked.shape[1:3], made.shape[-1])
-            arrays[str(number)] = made.view(shape).cpu().numpy()
+            tables.append(made.view(len(sights), 1, *stacked.shape[1:3], made.shape[-1]))
+        arrays = {str(number): table for number, table in enumerate(_on_host(tables))}
         parts = self._collect({"per_token": True, "items": items}, arrays)
         if parts is None:
             return
@@ -297,31 +342,48 @@ class Session:
 
     def _lens(self, command: Mapping[str, Any]) -> None:
         """What each layer would say next: the newest tokens' streams through the output layer."""
-        seen = self._seen_of(command)
-        if self._model.num_stages > 1:
-            raise ConfigError("the logit lens needs all layers on one pipeline stage")
-        layers = sorted(layer for place, layer in seen.tensors if place == "residual")
-        streams = [seen.joined("residual", layer) for layer in layers]
-        stacked = torch.stack([one[-_MOST_LENS_TOKENS:] for one in streams if one is not None])
-        logits = self._model.unembed(stacked.flatten(0, 1)[:, None]).float()
-        logits = logits.view(*stacked.shape[:2], -1).log_softmax(-1)
-        best = logits.topk(min(LENS_TOP, logits.shape[-1]), dim=-1)
-        num_computed = sum(len(one) for one in seen.tensors["residual", layers[0]])
+        seen, model = self._seen_of(command), self._model
+        own = [(layer, seen.joined("residual", layer)) for layer in seen.layers]
+        newest = {layer: one[-_MOST_LENS_TOKENS:] for layer, one in own if one is not None}
+        streams = self._on_last_stage(newest)
+        arrays: dict[str, Array] = {}
+        if model.pp == model.num_stages - 1:
+            layers = sorted(streams)
+            stacked = torch.stack([streams[layer] for layer in layers])
+            logits = model.unembed(stacked.flatten(0, 1)[:, None]).float()
+            logits = logits.view(*stacked.shape[:2], -1).log_softmax(-1)
+            best = logits.topk(min(LENS_TOP, logits.shape[-1]), dim=-1)
+            arrays = {"ids": best.indices.cpu().numpy(), "logprobs": best.values.cpu().numpy(),
+                      "layers": np.array(layers)}  # fmt: skip
+        parts = self._collect({}, arrays)
+        if parts is None:
+            return
+        found = next(part.frame.arrays for part in parts if part.frame.arrays)
+        num_computed = len(own[0][1]) if own and own[0][1] is not None else 0
         header = {
-            "kind": "lens", "layers": layers, "tokens": seen.tokens,
-            "first": num_computed - stacked.shape[1],
-            "texts": {one: self._text_of(one) for one in set(best.indices.flatten().tolist())},
+            "kind": "lens", "layers": found["layers"].tolist(), "tokens": seen.tokens,
+            "first": num_computed - found["ids"].shape[1],
+            "texts": {one: self._text_of(one) for one in {*found["ids"].flatten().tolist()}},
         }  # fmt: skip
-        arrays = {"ids": best.indices.cpu().numpy(), "logprobs": best.values.cpu().numpy()}
-        if self._model.shares.rank == 0:
-            self._say(command["id"], header, arrays)
+        self._say(command["id"], header, {"ids": found["ids"], "logprobs": found["logprobs"]})
+
+    def _on_last_stage(self, streams: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
+        """The streams of all layers, where one stage does not have them: by way of rank 0."""
+        if self._model.num_stages == 1:
+            return streams
+        own = {} if self._model.shares.rank else {
+            str(layer): one.float().cpu().numpy() for layer, one in streams.items()
+        }  # fmt: skip
+        parts = self._collect({}, own)
+        together = {name: one for part in parts or () for name, one in part.frame.arrays.items()}
+        shared = decode(self._model.share(encode({}, together)))
+        return {int(name): torch.tensor(one) for name, one in shared.arrays.items()}
 
     def _pca(self, command: Mapping[str, Any]) -> None:
         """The streams of all tokens and layers on their three main axes."""
         seen = self._seen_of(command)
-        layers = sorted(layer for place, layer in seen.tensors if place == "residual")
         arrays = {}
-        for layer in layers:
+        for layer in seen.layers:
             stream = seen.joined("residual", layer)
             if stream is not None and self._model.shares.rank == 0:
                 arrays[str(layer)] = stream.float().cpu().numpy()
@@ -349,6 +411,8 @@ class Session:
         self, header: Mapping[str, object], arrays: Mapping[str, Array]
     ) -> list[Part] | None:
         """All ranks' pieces on rank 0."""
+        if self._model.num_stages == self._model.shares.size == 1:
+            return [Part(tp=0, pp=0, frame=Frame(header=header, arrays=arrays))]
         place = {"tp": self._model.shares.rank, "pp": self._model.pp}
         found = self._model.collect(encode({**header, **place}, arrays))
         if found is None:
@@ -360,6 +424,16 @@ class Session:
         self, identifier: int, header: Mapping[str, object], arrays: Mapping[str, Array]
     ) -> None:
         self._send(identifier, encode({**header, "run": identifier}, arrays))
+
+
+def _on_host(tables: Sequence[torch.Tensor]) -> list[Array]:
+    """Tables as arrays, by one transfer from the device."""
+    if not tables:
+        return []
+    flat = torch.cat([one.reshape(-1) for one in tables]).cpu().numpy()
+    ends = np.cumsum([one.numel() for one in tables])
+    parts = np.split(flat, ends[:-1])
+    return [part.reshape(one.shape) for part, one in zip(parts, tables, strict=True)]
 
 
 def principal_axes(points: Array) -> tuple[Array, list[float]]:
@@ -427,10 +501,8 @@ def read_run(command: Mapping[str, Any], max_length: int, vocab_size: int) -> Ru
         raise ConfigError("temperature must be from 0 to 100")
     changes = read_interventions(command.get("interventions", []))
     for one in changes:
-        if one.place in ("key", "value"):
-            raise ConfigError(f"{one.place} comes out of the cache here; change qkv instead")
-        if one.kind == "replace" and one.place not in REPLACEABLE:
-            raise ConfigError(f"replace goes at {', '.join(REPLACEABLE)}")
+        if one.place == "logits":
+            raise ConfigError("logits cannot be changed here; change the last layer's residual")
     source = command.get("replace_from")
     return Run(
         identifier=int(command["id"]),

@@ -4,12 +4,14 @@
 #
 #   bash scripts/megatron_matrix.sh                  the pinned release and the newest
 #   bash scripts/megatron_matrix.sh 0.16.1 0.17.0    these
+#   MEGATRON_LM=DIR bash scripts/megatron_matrix.sh  then NVIDIA's own scripts from that checkout of Megatron-LM, too
 #
 # Each release gets a virtual environment of its own in .venv/matrix: over the packages of .venv where the release takes
 # that Python, else a whole one with the newest Python on the PATH (megatron-core 0.17 and newer want 3.12).
 set -euo pipefail
+shopt -s inherit_errexit # what fails within $(…) ends the script, too
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -22,8 +24,11 @@ newest_release() {
 
 newer_python() {
     local candidate
-    for candidate in python3.13 python3.12; do
-        if command -v "$candidate"; then return; fi
+    for candidate in python3.13 python3.12 python3; do # asked: a version manager's shim may stand for none
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
     done
     echo "error: megatron-core $1 wants Python 3.12 or newer, and there is none on the PATH; install one" >&2
     return 1
@@ -46,7 +51,7 @@ environment_of() { # release; prints its interpreter
         "$newer" -m venv "$folder"
         grep -v '^megatron-core==' constraints.txt >"$folder/constraints.txt"
         "$folder/bin/python" -m pip install -q -c "$folder/constraints.txt" "megatron-core==$1" \
-            -e ".[train]" pytest pytest-timeout pytest-rerunfailures hypothesis pandas >&2
+            -e ".[train]" pytest pytest-timeout pytest-rerunfailures hypothesis pandas pybind11 einops >&2
     fi
     touch "$folder/installed"
     echo "$folder/bin/python"
@@ -70,6 +75,10 @@ for release in "${RELEASES[@]}"; do
     fi
     PYTHONPATH=$ROOT "$interpreter" -m pytest -q --reruns 1 "${TESTS[@]}" || failed+=("$release")
 done
+if [[ -n ${MEGATRON_LM:-} ]]; then
+    echo "== Megatron-LM in $MEGATRON_LM, with the environment of megatron-core ${RELEASES[-1]}"
+    PYTHONPATH=$ROOT "$interpreter" -m pytest -q tests/instrument/test_megatron_lm.py || failed+=("of $MEGATRON_LM")
+fi
 if [[ ${#failed[@]} -gt 0 ]]; then
     echo "error: the tracer's tests fail on megatron-core ${failed[*]}" >&2
     exit 1

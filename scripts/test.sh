@@ -44,8 +44,7 @@ if [[ $# -gt 0 ]]; then
 fi
 # On a shared machine a neighbour's load can pass for a fault. What is broken fails twice.
 pytest_twice() { "$PYTHON" -m pytest -q --durations=10 --reruns 1 "$@"; }
-pytest_twice -n 2 -m "not distributed"
-echo "== tests that start several ranks each, two files at a time"
-pytest_twice -n 2 --dist loadfile -m "distributed and not alone"
+# Two files at a time: a file's tests share what they have made. Those of several ranks come first (tests/conftest.py).
+pytest_twice -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
 echo "== tests that judge what several ranks take, one after the other"
 pytest_twice -m alone

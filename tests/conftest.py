@@ -3,13 +3,14 @@
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
+
+from tests import ranks, warm_python
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("megascan", deadline=None)
@@ -18,15 +19,25 @@ settings.load_profile("megascan")
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start several ranks come first, so that no worker begins a long one last."""
+    long = {item.path for item in items if item.get_closest_marker("distributed")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def megascan() -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """`megascan(word, …, cwd=…)` as it is typed, in a process of its own without our variables."""
+    """`megascan(word, …, cwd=…)` as it is typed, in a process of its own without our variables.
+
+    It is forked with numpy and pyarrow imported. Elsewhere many tests start the real interpreter.
+    """
+    python = ranks.warm(warm_python.COMMANDS)
 
     def run(
         *words: object, cwd: Path = ROOT, timeout_s: float = 200
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "megascan", *map(str, words)], cwd=cwd, timeout=timeout_s,
+            [python, "-m", "megascan", *map(str, words)], cwd=cwd, timeout=timeout_s,
             capture_output=True, text=True,
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

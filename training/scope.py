@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 1 << 20
 """That recordings are given: some frames must fit."""
+MOST_BUDGET = 100.0
+"""Looking that takes a hundred times as long as training: no bound, in effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class ScopeSettings:
     def __post_init__(self) -> None:
         if self.probe_interval < 0:
             raise ConfigError(f"--probe-interval is {self.probe_interval}, expected 0 or more")
-        if not 0 < self.budget_ratio < 1:
+        if not 0 < self.budget_ratio <= MOST_BUDGET:
             raise ConfigError(f"--scope-budget is {self.budget_ratio}, expected a share like 0.05")
         if self.max_bytes < LEAST_BYTES:
             raise ConfigError(f"--scope-max-bytes is {self.max_bytes}, expected {LEAST_BYTES} on")
@@ -143,6 +145,7 @@ class ScopeCallback(Callback):
         header: dict[str, object] = {
             "kind": "run", "schema": 1, "rank": rank, "layout": asdict(layout_of(sizes)),
             "model": _described(sizes), "first_iteration": first_iteration,
+            "may_change": settings.interventions,
         }  # fmt: skip
         self._recorder: Recorder | None = None
         try:
@@ -165,6 +168,15 @@ class ScopeCallback(Callback):
             ),
             limits=Limits(budget_ratio=settings.budget_ratio, interventions=settings.interventions),
         )
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Write what is left when training ends, by an exception, too."""
+        try:
+            yield
+        finally:
+            if self._recorder is not None:
+                self._recorder.close()
 
     @contextmanager
     def iteration(self, iteration: int) -> Iterator[None]:

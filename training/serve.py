@@ -47,6 +47,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SHORTEST_TOKEN = 16
 _END_S = 3
 """Time that clients have to hear that the server ends."""
+_KEEP_ALIVE_S = 75
+"""How long an idle connection stays open. Longer than clients keep theirs (httpx, and with it the
+openai client: 5 s), so that no server closes what a client is about to ask on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +263,7 @@ def _start_server(
         lifespan="off",
         ws="none",
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_END_S,
     )
     return _Server(uvicorn.Server(config), listening)

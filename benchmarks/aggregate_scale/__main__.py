@@ -4,12 +4,16 @@ Writes synthetic traces (a simulated job's spans, in our format and in the origi
 aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto protobuf, and prints
 speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
 temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
-in turns, and prints how the two compare.
+in turns, and prints how the two compare. --cores runs the jobs on so many of the machine's cores
+in turn, and prints speed, parallel efficiency and memory of all processes.
+
+    python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +24,7 @@ import orjson
 
 from benchmarks.aggregate_scale.cases import SIZES, SUFFIXES, Case, cases
 from benchmarks.aggregate_scale.measuring import Measurement, measure, reference_seconds
-from benchmarks.aggregate_scale.report import Row, to_markdown
+from benchmarks.aggregate_scale.report import CoresRow, Row, to_cores, to_markdown
 from megascan.errors import UsageError, report_errors
 
 QUICK_SPANS = 200_000
@@ -37,13 +41,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-spans", type=int, metavar="N", help="leave out larger traces")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
-        "--by", choices=["processes", "threads"], default="processes", help="what reads rank files"
+        "--by", choices=["processes", "threads"], default="processes", help="who holds the shards"
     )
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the MegaScan checked out there"
     )
     parser.add_argument(
         "--turns", type=int, default=3, metavar="N", help="runs of each with --against (default 3)"
+    )
+    parser.add_argument("--cores", metavar="LIST", help="on how many cores in turn (1,2,4,8,16)")
+    parser.add_argument("--only", metavar="LIST", help="jobs of so many ranks only (64,16384)")
+    parser.add_argument(
+        "--suffixes", default=",".join(SUFFIXES), metavar="LIST", help="outputs (.json.gz,.pftrace)"
     )
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where traces are written")
     return parser
@@ -56,12 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     largest = chosen.max_spans or largest
     reference = reference_seconds()
     rows: list[Row] = []
+    by_cores: list[CoresRow] = []
+    only = chosen.only and {int(ranks) for ranks in chosen.only.split(",")}
     if chosen.work_dir:
         chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
         for case in cases(_sizes(chosen.sizes), largest):
-            rows += _measured(case, Path(place) / "trace", chosen)
-    print(to_markdown(rows, reference))
+            if only and (case.num_ranks not in only or case.source != "rank files"):
+                continue
+            if chosen.cores:
+                by_cores += _on_cores(case, Path(place) / "trace", chosen)
+            else:
+                rows += _measured(case, Path(place) / "trace", chosen)
+    print(to_cores(by_cores, reference) if chosen.cores else to_markdown(rows, reference))
     if chosen.json:
         chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
     return 0
@@ -76,12 +92,35 @@ def _sizes(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"--sizes is {text!r}, expected millions of spans like 0.1,1,4") from error
 
 
+def _on_cores(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[CoresRow]:
+    """Run a job on the first so many cores, the fewest first; more than there are are left out."""
+    available = sorted(os.sched_getaffinity(0))
+    print(f"writing {case.name}, {case.num_events:,} spans …", file=sys.stderr, flush=True)
+    num_events = case.write(folder)
+    try:
+        for suffix in chosen.suffixes.split(","):
+            for num_cores in sorted({int(number) for number in chosen.cores.split(",")}):
+                if num_cores > len(available):
+                    continue
+                print(f"{case.name} {suffix}, {num_cores} cores …", file=sys.stderr, flush=True)
+                measured = measure(folder, suffix, chosen.by, cores=available[:num_cores])
+                yield CoresRow(
+                    case=case,
+                    suffix=suffix,
+                    num_events=num_events,
+                    num_cores=num_cores,
+                    measured=measured,
+                )
+    finally:
+        shutil.rmtree(folder)
+
+
 def _measured(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[Row]:
     print(f"{case.source} {case.name}, {case.num_events:,} events …", file=sys.stderr, flush=True)
     num_events = case.write(folder)
     try:
         size = sum(path.stat().st_size for path in folder.iterdir())
-        for suffix in SUFFIXES:
+        for suffix in chosen.suffixes.split(","):
             ours, theirs = _in_turns(folder, suffix, chosen)
             yield Row(
                 case=case,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a run of the command took; `stages` are (wall, CPU) seconds by stage.
+    """What a run of the command took; `stages` are seconds on the wall by stage.
 
     `seconds` and `cpu_seconds` are those of the whole process and its children, interpreter and
     imports included; `peak_bytes` is the most memory that they have had together.
@@ -32,23 +33,33 @@ class Measurement:
     cpu_seconds: float
     peak_bytes: int
     output_bytes: int
-    stages: dict[str, tuple[float, float]]
+    stages: dict[str, float]
 
 
-def measure(folder: Path, suffix: str, by: str = "processes", checkout: Path = ROOT) -> Measurement:
-    """Aggregate a trace folder to a file of that suffix, read by `processes` or `threads`.
+def measure(
+    folder: Path,
+    suffix: str,
+    by: str = "processes",
+    checkout: Path = ROOT,
+    cores: Collection[int] | None = None,
+) -> Measurement:
+    """Aggregate a trace folder to a file of that suffix, by `processes` or `threads`.
 
-    `checkout` is the MegaScan that does it. Raises RuntimeError with the command's words on
-    failure.
+    `checkout` is the MegaScan that does it, `cores` those it may use if not all. Raises
+    RuntimeError with the command's words on failure.
     """
+    words = [sys.executable, "-m", "benchmarks.aggregate_scale.worker"]
+    if cores is not None:
+        listed = ",".join(map(str, sorted(cores)))
+        words = [sys.executable, "-c", _ON_CORES, listed, *words]
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
-        words = [str(report), by, "-b", str(folder), "-o", str(output)]
+        words += [str(report), by, "-b", str(folder), "-o", str(output)]
         log = Path(place) / "log.txt"
         began = time.perf_counter()
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.aggregate_scale.worker", *words],
+                words,
                 cwd=checkout,
                 stdout=file,
                 stderr=file,
@@ -65,8 +76,14 @@ def measure(folder: Path, suffix: str, by: str = "processes", checkout: Path = R
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             peak_bytes=max(timed["peak_bytes"], watch.peak_bytes),
             output_bytes=output.stat().st_size,
-            stages={name: (timed["seconds"][name], cpu) for name, cpu in timed["cpu"].items()},
+            stages=timed["seconds"],
         )
+
+
+_ON_CORES = (
+    "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); "
+    "os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 class Watch:

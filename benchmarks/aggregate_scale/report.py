@@ -50,6 +50,17 @@ class Row:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class CoresRow:
+    """One run on some of the machine's cores."""
+
+    case: Case
+    suffix: str
+    num_events: int
+    num_cores: int
+    measured: Measurement
+
+
 def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
     """All tables and what they were measured on."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -62,6 +73,34 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
     ]
     tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
     return "\n".join([*head, *tables, *_against_other(rows)])
+
+
+def to_cores(rows: Sequence[CoresRow], reference_seconds: float) -> str:
+    """Return a table of speed by cores; efficiency is speed / (cores · speed on the fewest)."""
+    lines = [
+        f"Measured on {os.cpu_count()} cores, {platform.machine()}, Python "
+        f"{platform.python_version()}; the sort took {reference_seconds:.2f} s before, load "
+        f"average {os.getloadavg()[0]:.1f} at the end.",
+        "",
+        "| job | ranks | spans | output | cores | s | CPU s | spans/s | efficiency | peak MiB | "
+        + " | ".join(STAGES)
+        + " |",
+        "|---" * (10 + len(STAGES)) + "|",
+    ]
+    for row in rows:
+        first = next(
+            one for one in rows if (one.case.name, one.suffix) == (row.case.name, row.suffix)
+        )
+        speed = first.measured.seconds * first.num_cores / row.measured.seconds
+        it = row.measured
+        stages = " | ".join(f"{it.stages[name]:.2f}" for name in STAGES)
+        lines.append(
+            f"| {row.case.name} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
+            f"| {row.num_cores} | {it.seconds:.2f} | {it.cpu_seconds:.2f} "
+            f"| {row.num_events / it.seconds:,.0f} | {100 * speed / row.num_cores:.0f} % "
+            f"| {it.peak_bytes / _MIB:.0f} | {stages} |"
+        )
+    return "\n".join(lines)
 
 
 def _speed(rows: Sequence[Row]) -> list[str]:
@@ -83,14 +122,14 @@ def _speed(rows: Sequence[Row]) -> list[str]:
 
 
 def _shares(rows: Sequence[Row]) -> list[str]:
-    """Share of each stage in the CPU time; `rest` is the start and what is between."""
+    """Share of each stage in the time on the wall; `rest` is the start and what is between."""
     stages = ("import", *STAGES)
     lines = [
         f"| ranks | events | output | {' | '.join(stages)} | rest |",
         "|---" * (len(stages) + 4) + "|",
     ]
     for row in rows:
-        shares = [row.measured.stages[name][1] / row.measured.cpu_seconds for name in stages]
+        shares = [row.measured.stages[name] / row.measured.seconds for name in stages]
         cells = " | ".join(f"{100 * share:.0f} %" for share in [*shares, 1 - sum(shares)])
         lines.append(f"| {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} | {cells} |")
     return lines

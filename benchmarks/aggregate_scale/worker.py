@@ -2,15 +2,15 @@
 
     worker REPORT.json processes|threads -b DIR -o FILE
 
-runs the real command, which reads rank files by one or the other, with the functions of its stages
-timed, and writes to REPORT.json what they took on the wall and on all cores.
+runs the real command, its shards worked on by one or the other, with the functions of its stages
+timed, and writes to REPORT.json what they took on the wall. (What the processes of a pool compute
+counts when they have ended, behind the last stage.)
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,28 +21,24 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 STAGES = {
-    "read": ("megascan.reader", "read_trace"),
+    "read": ("megascan.reader", "read_ends"),
     "match": ("aggregate.merge", "match_spans"),
     "align": ("aggregate.merge", "align_clocks"),
-    "decompose": ("aggregate.merge", "decompose"),
-    "summarise": ("aggregate", "summarise"),
+    "waits": ("aggregate.merge", "split_waits"),
+    "settle": ("aggregate", "build_shards"),
+    "lay": ("megascan.export.writing", "make_drawing"),
     "export": ("megascan.cli.aggregate", "write_timeline"),
 }
 """Stage and the name under which the command calls it."""
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of those it has started and that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+INSIDE = {"settle": ("match", "align", "waits"), "export": ("lay",)}
+"""Stages that are taken out of the one that holds them."""
 
 
 class StopWatch:
-    """Seconds by stage, on the wall and on all cores."""
+    """Seconds on the wall by stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.cpu_seconds: dict[str, float] = {}
 
     def timed(
         self, stage: str, function: Callable[Parameters, Result]
@@ -50,17 +46,22 @@ class StopWatch:
         """The same function, its time added to a stage."""
 
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            began, cpu_began = time.perf_counter(), _cpu_seconds()
+            began = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._add(stage, time.perf_counter() - began, _cpu_seconds() - cpu_began)
+                spent = time.perf_counter() - began
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
 
         return run
 
-    def _add(self, stage: str, seconds: float, cpu_seconds: float) -> None:
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.cpu_seconds[stage] = self.cpu_seconds.get(stage, 0.0) + cpu_seconds
+    def stages(self) -> dict[str, float]:
+        """Return seconds by stage, each less those inside it."""
+        return {
+            stage: self.seconds.get(stage, 0.0)
+            - sum(self.seconds.get(inner, 0.0) for inner in INSIDE.get(stage, ()))
+            for stage in ("import", *STAGES)
+        }
 
 
 def main(arguments: list[str]) -> int:
@@ -76,9 +77,7 @@ def main(arguments: list[str]) -> int:
         setattr(module, function, watch.timed(stage, getattr(module, function)))
     sys.argv = ["megascan", "aggregate", *words]
     code: int = command()
-    report.write_text(
-        json.dumps({"seconds": watch.seconds, "cpu": watch.cpu_seconds, "peak_bytes": peak_bytes()})
-    )
+    report.write_text(json.dumps({"seconds": watch.stages(), "peak_bytes": peak_bytes()}))
     return code
 
 

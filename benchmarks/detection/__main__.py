@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from benchmarks.detection.cases import FULL, QUICK, cases
+from benchmarks.detection.jobs import sampled
 from benchmarks.detection.outcomes import Outcome
 from benchmarks.detection.report import to_json, to_text
 from benchmarks.detection.runner import run_all
@@ -38,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-baselines", action="store_true", help="leave other rules out")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: all cores)")
     parser.add_argument("--only", metavar="GROUP", help="one class or look-alike only")
+    parser.add_argument(
+        "--layer-stride", type=int, default=1, metavar="N",
+        help="record the modules of every N-th layer only, in turns (1: all)",
+    )  # fmt: skip
     return parser
 
 
@@ -45,6 +50,8 @@ def main() -> int:
     """Run the benchmark; tables on stdout."""
     arguments = _parser().parse_args()
     chosen = cases(FULL if arguments.full else QUICK)
+    if arguments.layer_stride != 1:
+        chosen = [sampled(case, arguments.layer_stride) for case in chosen]
     if arguments.only:
         groups = sorted({case.group for case in chosen})
         chosen = [case for case in chosen if case.group == arguments.only]
@@ -60,16 +67,18 @@ def main() -> int:
         )
     )
     seconds = time.perf_counter() - begin
-    text = to_text(outcomes, _setting(arguments.full, seconds))
+    text = to_text(outcomes, _setting(arguments, seconds))
     print(text)
     for path in arguments.output:
         _write(path, outcomes, text, seconds)
     return 0
 
 
-def _setting(is_full: bool, seconds: float) -> str:
+def _setting(arguments: argparse.Namespace, seconds: float) -> str:
     """Command, date, machine, versions, time."""
-    command = "python -m benchmarks.detection" + (" --full" if is_full else "")
+    command = "python -m benchmarks.detection" + (" --full" if arguments.full else "")
+    command += f" --only {arguments.only}" if arguments.only else ""
+    command += f" --layer-stride {arguments.layer_stride}" if arguments.layer_stride != 1 else ""
     return (
         f"`{command}`, {datetime.date.today().isoformat()}; {os.cpu_count()} cores "
         f"({platform.machine()}), Python {platform.python_version()}, numpy {np.__version__}; "

@@ -83,3 +83,8 @@ def base_job(layout: Layout, cost_name: str, **changes: object) -> JobModel:
         device="cpu" if cost_name == "cpu" else "cuda",
     )
     return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def sampled(case: Case, layer_stride: int) -> Case:
+    """The same case, traced with the modules of some layers only."""
+    return replace(case, job=replace(case.job, layer_stride=layer_stride))

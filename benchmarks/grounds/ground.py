@@ -3,9 +3,10 @@
 A ground is written from the physics of training clusters and from the literature, by somebody who
 has read neither `detect` nor `megascan.simulate`; it writes ordinary files (rank files as
 docs/format.md describes them, or the original MegaScan's) and never imports the product beyond what
-a trainer would. Each ground is one module with two functions, `cases()` and `write(case,
-directory)`. A third of all cases, drawn by a hash of their names, is unseen: it is judged at the
-end, never looked at while the detector is changed.
+a trainer would. Each ground is one module with `cases()` and `write(case, directory)`; what it
+knows of its chips, for a judge of figures, it says by `slowness(case)` and `write_varied(case, …)`.
+A third of all cases, drawn by a hash of their names, is unseen: it is judged at the end, never
+looked at while the detector is changed.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
 
 UNSEEN_SHARE = 3  # one case in so many is unseen
 
@@ -64,6 +68,20 @@ class Case:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """State what a sound job is to differ by from a case: its chips, and one slow GPU among them.
+
+    `chip_spread_ratio` is what a ground calls by how much chips differ, None to keep the case's.
+    The clock of `slow_rank` is lower throughout, its products take `factor` times as long; -1:
+    nobody's.
+    """
+
+    chip_spread_ratio: float | None = None
+    slow_rank: int = -1
+    factor: float = 1.0
+
+
 class Ground(Protocol):
     """What the module of one ground offers."""
 
@@ -73,4 +91,19 @@ class Ground(Protocol):
 
     def write(self, case: Case, directory: Path) -> tuple[Planted, ...]:
         """Write the files of `case` into `directory`; return what was planted, with its cost."""
+        ...
+
+    def slowness(self, case: Case) -> NDArray[np.float64]:
+        """Return how many times longer the passes of each rank take than on chips without any
+        difference and without what was planted, (rank, iteration): waiting and communication left
+        out, all other draws alike.
+        """
+        ...
+
+    def write_varied(
+        self, case: Case, variation: Variation, directory: Path | None
+    ) -> NDArray[np.float64]:
+        """Simulate the job of a case without what was planted, but with this variation; write its
+        files where a directory is given. Return the time of each rank's passes, (rank, iteration).
+        """
         ...

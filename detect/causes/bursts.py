@@ -28,14 +28,14 @@ in none of 150: p = 2.2e-6.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from detect.causes.finding import Claim, build_finding, saved_by_compute
-from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.causes.starvation import HOST_ADVICE
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.starvation import HOST_ADVICE, starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -50,7 +50,24 @@ from detect.stats.residuals import (
 from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, OCCUPANCY, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
 
+FEW = "so few iterations may be chance: trace more of them in a row"
+SHARED = (
+    "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "
+    "show, may be the reason as well"
+)
+LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
+EXPERTS = "now and then its experts may get more tokens, which would show the same"
+FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
+ALONE = (
+    "its pipeline stages are on no other host: work of theirs alone that varies (the output layer, "
+    "say) may be the reason as well"
+)
+LENGTHS = (
+    "its microbatches vary in length, and so does what the last stage alone computes, which may be "
+    "the reason as well"
+)
 LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -87,6 +104,8 @@ class _Burst:
     other_hits: int
     is_sure: bool = True
     """Whether chance is excluded."""
+    is_shared: bool = False
+    """Whether most rows of its stage have such bursts."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
@@ -126,17 +145,19 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
     )
 
 
-def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list[_Burst]:
+def bursts(
+    value: Floats, known: Flags, rate: float, least_share: float, least_hit: float = 0.0
+) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean.
+    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
         return []
-    excess = np.nan_to_num(value - robust.median(value[~known], axis=0))
-    usual = float(np.nan_to_num(robust.spread(excess[~known])))
+    excess = _over_own_level(value, known)
+    usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
     hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
     lost = np.where(hits, excess, 0.0)
     found: list[_Burst] = []
@@ -144,14 +165,16 @@ def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list
     for row in np.argsort(-lost.mean(axis=1)).tolist():
         num_hits = int(hits[row].sum())
         is_burst = BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations
-        if excluded[row] or not is_burst or lost[row].mean() < least_share:
+        is_small = lost[row].mean() < least_share or lost[row].sum() < least_hit * num_hits
+        if excluded[row] or not is_burst or is_small:
             continue
         others = ~excluded
         others[row] = False
         other_hits, num_others = int(hits[others].sum()), int(others.sum()) * num_iterations
         q_value = _chance(num_hits, num_iterations, other_hits, num_others)
         q_value *= num_rows / (len(found) + 1)
-        if q_value <= rate:
+        alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
+        if q_value <= rate and alone:
             excluded[row] = True
             found.append(
                 _Burst(
@@ -162,35 +185,71 @@ def bursts(value: Floats, known: Flags, rate: float, least_share: float) -> list
     return found
 
 
-def pair_burst(value: Floats, own: Floats, rate: float, least_share: float) -> _Burst | None:
+def _over_own_level(value: Floats, known: Flags) -> Floats:
+    """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
+
+    Rows differ for good, by their place or their chip: that is no burst.
+    """
+    over = value - robust.median(value[~known], axis=0)
+    seen = np.isfinite(over).any(axis=1)
+    quiet = np.zeros(len(over))
+    quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
+    return np.asarray(np.nan_to_num(over - quiet[:, None]))
+
+
+def pair_burst(log_ns: Floats, rate: float, least_share: float) -> _Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
-    `value` (2, iteration) is the excess of each over the other, as a share; `own` (2, iteration)
-    its own log time. Example: 17 of 38 iterations in which row 0 is 8 to 17 % above row 1, none the
-    other way round: p = 2^-17.
+    `log_ns` (2, iteration, operation) are their own times, operations in the order in which they
+    run. Slow passes side by side are one burst. Example: 17 bursts in which passes of row 0 take 8
+    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three may be chance:
+    such a row is named undecided.
     """
-    gap = value[0] - value[1]
-    quiet = float(np.quantile(np.abs(gap), BURSTS.quiet_share)) / BURSTS.quiet_quantile
-    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
-    hits = np.stack([gap > margin, gap < -margin])
-    row = int(hits[1].sum() > hits[0].sum())
-    num_hits, num_iterations = int(hits[row].sum()), len(gap)
-    if not BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations:
+    gap = log_ns[0] - log_ns[1]
+    over, sigma = _off_quiet(gap)
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
+    ways = np.stack([over > margin, over < -margin])
+    num_bursts = [_num_runs(one.reshape(-1)) for one in ways]
+    row = int(num_bursts[1] > num_bursts[0])
+    hits = ways[row].any(axis=1)
+    if num_bursts[row] < BURSTS.min_hits or ways[row].mean() > BURSTS.max_pair_share:
         return None
-    excess = np.where(hits[row], np.abs(gap), 0.0)
-    changes = [
-        float(robust.median(one[hits[row]]) - robust.median(one[~hits[row]]))
-        for one in (own[row], own[1 - row])
-    ]
-    size = float(np.median(excess[hits[row]]))
-    agrees = changes[0] > PAIRS.agrees_share * size > abs(changes[1])
-    q_value = float(special.bdtrc(num_hits - 1, int(hits.sum()), 0.5)) * 2
-    if not agrees or q_value > rate or excess.mean() < least_share:
+    own, other = (
+        float(robust.median(_off_quiet(one)[0][ways[row]]))
+        for one in (log_ns[row], log_ns[1 - row])
+    )
+    size = float(np.median(np.abs(over)[ways[row]]))
+    agrees = own > PAIRS.agrees_share * size > abs(other)
+    q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
+    excess = np.where(ways[row], np.expm1(np.abs(over)), 0.0).mean(axis=1)
+    is_sure, alone = q_value <= rate, num_bursts[row] >= BURSTS.min_pair and not num_bursts[1 - row]
+    if not agrees or not (is_sure or alone) or excess.mean() < least_share:
         return None
     return _Burst(
-        row=row, hits=hits[row], excess=excess, q_value=min(1.0, q_value),
-        others=np.arange(2) != row, other_hits=int(hits[1 - row].sum()),
+        row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
+        others=np.arange(2) != row, other_hits=int(ways[1 - row].any(axis=1).sum()),
     )  # fmt: skip
+
+
+def _off_quiet(value: Floats) -> tuple[Floats, float]:
+    """Return (iteration, operation) less each operation's level in quiet times, and its noise.
+
+    The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
+    """
+    over = value - robust.median(value, axis=0)
+    known = np.sort(over[np.isfinite(over)])
+    half = len(known) // 2
+    if not half:
+        return over, 0.0
+    width = known[half:] - known[: len(known) - half]
+    first = int(np.argmin(width))
+    level = float(np.mean(known[first : first + half + 1]))
+    return np.nan_to_num(over - level), float(width[first]) / 2 / BURSTS.half_sigmas
+
+
+def _num_runs(hits: Flags) -> int:
+    """Return how many stretches of hits there are."""
+    return int((hits & ~np.r_[False, hits[:-1]]).sum())
 
 
 def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
@@ -223,15 +282,13 @@ def _lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
 def _compute_excess(seen: Observations, known: Flags) -> Floats:
     """Mean of each row's passes over its peers' minus 1, (row, iteration).
 
-    A row that is quicker than its peers for good is measured against itself; a slow one that is
-    `known` is nobody's peer.
+    A row that is `known` to be slow is nobody's peer.
     """
     groups = peer_groups(seen.work, seen.members)
     if min(len(rows) for rows in groups) < 2:
         return np.full((len(seen.members), len(seen.iterations)), np.nan)
     work = _averaged(seen.work, groups, known)
-    value = compare_within(work, seen.members, groups, known).value
-    return np.asarray(np.expm1(value - robust.centre(value)[:, None].clip(max=0.0)))
+    return np.asarray(np.expm1(compare_within(work, seen.members, groups, known).value))
 
 
 def _averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
@@ -258,6 +315,107 @@ def _main_cause(lost_ns: Mapping[Cause, Floats], burst: _Burst) -> Cause:
     return max((cause for cause in LOST if cause in lost_ns), key=total)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PausedHost:
+    """A host whose ranks stand still now and then, now the one and now the other."""
+
+    name: str
+    rows: Integers
+    burst: _Burst
+    """Of hosts in place of rows: the rank that loses most in each iteration."""
+    num_hit: int
+    """Ranks of the host that have pauses."""
+
+
+def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost | None:
+    """Return the host whose ranks pause while those of the other hosts do not.
+
+    Memory pressure, or a job of somebody else, stalls whichever process it meets. Each rank has too
+    few pauses for a proof, the host has enough. Most ranks of the host, of several TP groups, must
+    have some: in one TP group all wait for one, and one rank's pauses are its own.
+    """
+    hosts = np.array(seen.members.hosts)
+    names = np.unique(hosts)
+    if len(names) < 2 or Cause.HOST not in seen.lost_ns or known.any():
+        return None
+    over = _over_own_level(_lost_share(seen, (Cause.HOST,)), known)
+    usual = float(robust.median(robust.spread(over, axis=1)))
+    hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    lost = np.stack([np.where(hits, over, 0.0)[hosts == name].max(axis=0) for name in names])
+    row = int(np.argmax(lost.mean(axis=1)))
+    rows = np.flatnonzero(hosts == names[row])
+    hit = hits[rows].any(axis=1)
+    members = seen.members
+    groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
+    if len(groups) < 2 or hit.mean() < BURSTS.most_of_host_share:
+        return None
+    if lost[row].mean() < BURSTS.least_host_share:
+        return None
+    others, counts = np.arange(len(names)) != row, (lost > 0).sum(axis=1)
+    num_iterations, other_hits = lost.shape[1], int(counts[others].sum())
+    num_others = int(others.sum()) * num_iterations
+    if other_hits * num_iterations > BURSTS.others_share * int(counts[row]) * num_others:
+        return None
+    chance = _chance(int(counts[row]), num_iterations, other_hits, num_others)
+    q_value = min(1.0, chance * len(names))
+    burst = _Burst(
+        row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
+        other_hits=other_hits, is_sure=q_value <= rate,
+    )  # fmt: skip
+    return _PausedHost(name=str(names[row]), rows=rows, burst=burst, num_hit=int(hit.sum()))
+
+
+def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
+    members, burst = seen.members, paused.burst
+    ranks = tuple(sorted(rank for row in paused.rows for rank in members.workers[int(row)]))
+    num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
+    lost_ns = burst.excess * float(np.median(seen.iteration_ns))
+    doubt = () if burst.is_sure else (FEW,)
+    elsewhere = np.delete(members.stage, paused.rows)
+    if not np.isin(members.stage[paused.rows], elsewhere).all():
+        doubt = (*doubt, ALONE)
+    share = float(burst.excess.mean())
+    reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(int(row) for row in paused.rows),
+            cause=Cause.HOST,
+            owner=Owner.UNDECIDED if doubt else Owner.NODE,
+            slowdown=1.0 + share,
+            interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
+            course=_course(burst, share),
+            q_value=burst.q_value,
+            num_peers=len(members) - len(paused.rows),
+            saved_ns=lost_ns,
+            subject=f"host {paused.name} (ranks {listed(ranks)})",
+            predicate=f"stalls one or another of its ranks in {num_hits} of {num_iterations} "
+            f"iterations, {milliseconds(float(lost_ns[burst.hits].mean()))} each on the mean,",
+            evidence=(
+                f"{paused.num_hit} of its {counted(len(paused.rows), 'rank')} stand still in some; "
+                f"on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "
+                "iterations lose as much",
+                *doubt,
+            ),
+            advice=ADVICE[Cause.HOST],
+            is_replayed=False,
+        ),
+    )
+
+
+def _course(burst: _Burst, effect: float) -> Course:
+    """Return the course of a burst: each hit is an episode of its own."""
+    slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
+    return Course(
+        active=burst.hits,
+        effect=effect,
+        standard_error=effect / float(np.sqrt(num_hits)),
+        share=num_hits / float(slots[-1] - slots[0] + 1),
+        episodes=tuple((int(slot), int(slot)) for slot in slots),
+    )
+
+
 def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
     members, row = seen.members, burst.row
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
@@ -267,28 +425,19 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
     else:
         excess_ns = saved_ns = burst.excess * float(np.median(seen.iteration_ns))
     share = float(burst.excess.mean())
-    slots = np.flatnonzero(burst.hits)
     reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
-    course = Course(
-        active=burst.hits,
-        effect=share,
-        standard_error=share / float(np.sqrt(num_hits)),
-        share=num_hits / float(slots[-1] - slots[0] + 1),
-        episodes=tuple((int(slot), int(slot)) for slot in slots),
-    )
     what = "its passes" if cause == Cause.COMPUTE else "the window"
-    owner = Owner.JOB if cause == Cause.GC else Owner.NODE
-    doubt = _doubt(seen, burst, cause)
+    cause, owner, reasons = _blamed(seen, burst, cause)
     return build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
             rows=(row,),
             cause=cause,
-            owner=Owner.UNDECIDED if doubt else owner,
+            owner=owner,
             slowdown=1.0 + share,
             interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
-            course=course,
+            course=_course(burst, share),
             q_value=burst.q_value,
             num_peers=int(burst.others.sum()),
             saved_ns=saved_ns,
@@ -299,29 +448,75 @@ def _finding(seen: Observations, burst: _Burst, cause: Cause) -> Finding:
                 f"that is {percent(1 + share)[:-2]} % of {what}; of "
                 f"{counted(int(burst.others.sum()) * num_iterations, 'iteration')} of the other "
                 f"ranks {burst.other_hits} lost as much",
-                *doubt,
+                *reasons,
             ),
             advice=ADVICE[cause],
         ),
     )
 
 
+def _blamed(
+    seen: Observations, burst: _Burst, cause: Cause
+) -> tuple[Cause, Owner, tuple[str, ...]]:
+    """Return cause and owner of a burst, with the sentences that carry them."""
+    starved = starvation(seen, burst.row, burst.hits) if cause == Cause.COMPUTE else None
+    if starved is not None:
+        return Cause.HOST, starved[0], (starved[1],)
+    doubt = _doubt(seen, burst, cause)
+    owner = Owner.JOB if cause == Cause.GC else Owner.NODE
+    return cause, Owner.UNDECIDED if doubt else owner, doubt
+
+
 def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
     if not burst.is_sure:
-        return ("so few iterations may be chance: trace more of them in a row",)
-    groups = stage_groups(seen.members)
-    if cause == Cause.COMPUTE and data_of(seen.work, seen.members, groups).used:
-        return ("its microbatches vary in length, and longer ones may be the reason as well",)
-    return ()
+        return (FEW,)
+    if burst.is_shared:
+        return (SHARED,)
+    if cause not in (Cause.COMPUTE, Cause.HOST):
+        return ()
+    stage = seen.members.stage
+    is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
+    if cause == Cause.HOST:
+        is_last = 0 < int(stage[burst.row]) == int(stage.max())
+        return (LENGTHS,) if is_uneven and is_last else ()
+    reasons = {
+        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others,
+        LONGER: is_uneven,
+        EXPERTS: seen.members.layout.ep > 1,
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)[:1]
 
 
 def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:
-    found = bursts(_lost_share(seen, LOST), known, rate, BURSTS.least_share)
+    """Return rows that pause; loading is compared where it has to be done alone."""
+    places = _places(seen)
+    found = bursts(_lost_share(seen, (Cause.GC, Cause.HOST)), known, rate, BURSTS.least_share)
+    loading = _lost_share(seen, (Cause.LOADER,))
+    for place_number in np.unique(places):
+        elsewhere = places != place_number
+        found += bursts(loading, known | elsewhere, rate, BURSTS.least_share)
     if found or known.any():
         return found
-    lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), _places(seen), rate)
+    lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)
     return [lone] if lone else []
+
+
+def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
+    """Return rows whose passes are slow now and then; in these, by the floor of slowdowns."""
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    if len(seen.members) == 2:
+        order = np.argsort(seen.work.microbatch, kind="stable")
+        log_ns = seen.work.log_ns[:, :, order]
+        lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
+        return [lone] if lone else []
+    floor = inquiry.settings.min_slowdown - 1.0
+    found = bursts(_compute_excess(seen, known), known, rate, BURSTS.least_share, floor)
+    stage, rows = seen.members.stage, [one.row for one in found]
+    return [
+        replace(one, is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()))
+        for one, at in zip(found, stage[rows], strict=True)
+    ]
 
 
 def _search(inquiry: Inquiry) -> Answer:
@@ -330,18 +525,16 @@ def _search(inquiry: Inquiry) -> Answer:
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     known = inquiry.slow | inquiry.named
+    host = _paused_host(seen, known, rate)
+    if host:
+        known = mask_of(host.rows.tolist(), len(known))
     paused = _pauses(seen, known, rate) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
-    excess, floor = _compute_excess(seen, known), inquiry.settings.min_slowdown - 1.0
-    if len(seen.members) == 2 and not known.any():
-        own = robust.median(seen.work.log_ns, axis=2)
-        lone = pair_burst(excess, own, rate, floor)
-        throttled = [lone] if lone else []
-    else:
-        throttled = bursts(excess, known, rate, floor)
+    throttled = _throttled(inquiry, known)
     return Answer(
         findings=(
+            *((_host_finding(seen, host),) if host else ()),
             *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused),
             *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
         )

@@ -40,10 +40,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.device import Slowness, is_isolated, mates_of, not_shown
+from detect.causes.device import Slowness, is_isolated, mates_of, not_shown, optimizer_shows
 from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.power import planted_power
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import HOST_ADVICE, starvation
+from detect.causes.starvation import host_advice, starvation
 from detect.observe.observations import BACKWARD, FORWARD, PHASE_NAMES, Members, Observations, Work
 from detect.observe.readings import REASONS_NAME, peculiar_reasons
 from detect.report import Cause, Finding, Owner
@@ -61,7 +62,7 @@ from detect.stats.residuals import (
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import DEVICE, ORDINARY, PAIRS, READINGS, DetectorSettings
+from detect.thresholds import DEVICE, ORDINARY, PAIRS, POWER, READINGS, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -263,6 +264,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     row, course = slow.suspect.row, slow.suspect.course
     cause, owner, reasons = _judge(inquiry, found, slow)
     low, high = slow.suspect.interval
+    high += LIMITS.hidden_share * course.effect
     share = 1.0 - float(np.exp(-course.effect))  # of its compute, spent above its peers
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
@@ -355,30 +357,37 @@ def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slownes
 
 
 def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
-    """Return slow rows that wait for a mate that stands out, and are slow for no other reason."""
+    """Return slow rows that wait for a mate that stands out, and are slow for no other reason.
+
+    The optimizer waits for nobody: a mate whose own is slower is a slow device itself.
+    """
     victims: set[int] = set()
     slow = {one.suspect.row: one for one in found.slow}
     for row, one in slow.items():
-        if one.across_stages or not is_isolated(seen.members, _effects(seen, found, one), row):
+        effects = _effects(seen, found, one)
+        if one.across_stages or not is_isolated(seen.members, effects, row):
             continue
-        mates = mates_of(seen.members, row).tolist()
+        optimizer = found.optimizer[:, one.suspect.course.active]
         victims |= {
-            mate for mate in mates
-            if mate in slow and slow[mate].suspect.course.effect < one.suspect.course.effect
+            mate for mate in mates_of(seen.members, row).tolist()
+            if mate in slow
+            and slow[mate].suspect.course.effect < one.suspect.course.effect
+            and not optimizer_shows(optimizer, effects, mate)
         }  # fmt: skip
     return victims
 
 
 def _alone_on_its_stage(slow: SlowRow) -> _Decision:
-    if slow.num_peers >= 2:
+    if not slow.suspect.course.active.all():
         return _Decision(
             True,
-            "no other rank shares its stage; its transformer layers were compared with those of "
-            "the other stages, which have the same shape",
+            "no other rank shares its stage; against the transformer layers of the other stages it "
+            "changed inside the trace, and what a stage has to do does not",
         )
     return _Decision(
         False,
-        "only one other stage exists to compare layers with: a benchmark of both devices decides",
+        "no other rank shares its stage, and layers of one kind may be heavier than others: a "
+        "benchmark of this device and of another stage's, or a second replica, decides",
     )
 
 
@@ -628,7 +637,7 @@ def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
 
 def _advice(cause: Cause, owner: Owner, has_gpu: bool) -> tuple[str, ...]:
     if cause == Cause.HOST:
-        return HOST_ADVICE
+        return host_advice(owner)
     if cause == Cause.UNKNOWN:
         return ("trace again at granularity full, over more iterations",)
     if owner == Owner.UNDECIDED:
@@ -654,19 +663,66 @@ def _advice(cause: Cause, owner: Owner, has_gpu: bool) -> tuple[str, ...]:
 def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     found = search_compute(inquiry)
-    least = None
+    least: float | None = None
+    doubts: tuple[str, ...] = ()
     if found.num_compared:
-        effect = inquiry.detectable_effect(found.noise)
-        least = max(least_slowdown(seen, inquiry.settings), float(np.exp(effect)))
-    victims = _victims(seen, found)
-    said = [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
+        least, doubts = _power(inquiry, found)
     return Answer(
-        findings=tuple(_finding(inquiry, found, one) for one in said),
+        findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
         least_slowdown=least,
-        least_because=inquiry.limited_by(found.noise),
+        least_because=(
+            "none of the ranks that were slowed to try it was found"
+            if least == POWER.blind_ratio
+            else inquiry.limited_by(found.noise)
+        ),
         slow=found.slow_rows,
-        notes=tuple(_limits(seen, found)),
+        notes=(*doubts, *_limits(seen, found)),
     )
+
+
+def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
+    """Return the slow rows that a finding is made of."""
+    victims = _victims(seen, found)
+    return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
+
+
+def _power(inquiry: Inquiry, found: ComputeSearch) -> tuple[float, tuple[str, ...]]:
+    """Return the smallest slowdown that is found, and a note where it would not be a node's."""
+    effect = inquiry.detectable_effect(found.noise)
+    effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
+    if effect >= np.log(POWER.blind_ratio):
+        return float(np.exp(effect)), ()
+    power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
+    if not np.isfinite(power.found):
+        return POWER.blind_ratio, ()
+    least = float(np.exp(power.found))
+    notes: tuple[str, ...] = ()
+    if not np.isfinite(power.named):
+        notes = (
+            f"a rank that computes {times(least)} slower would be found, but not said to be its "
+            "node's fault: ranks of this trace that were slowed by up to a factor of "
+            f"{POWER.blind_ratio:.0f} stayed undecided",
+        )
+    elif power.named > power.found:
+        notes = (
+            f"a rank that computes {times(least)} slower is found, but its node is named only from "
+            f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
+            "stayed undecided",
+        )
+    if power.unseen:
+        ranks = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+        notes += (
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}: {POWER.blind_ratio:.0f} "
+            "times slower would not be found there (few iterations, or no peer)",
+        )
+    return least, notes
+
+
+def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
+    """Return whom the slowness of a row is blamed on, None where it is not found."""
+    found = search_compute(inquiry)
+    slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
+    return None if slow is None else _judge(inquiry, found, slow)[1]
 
 
 def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
@@ -674,8 +730,8 @@ def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
     notes = []
     if not found.num_compared:
         notes.append(
-            "no two ranks do the same work (DP = TP = 1 and no transformer layers traced): compute "
-            "cannot be judged; trace at granularity full, or compare with an earlier trace"
+            f"no two ranks were recorded at the same work{_why_nobody_compares(seen)}: compute "
+            "cannot be judged; compare with an earlier trace"
         )
     elif int(np.median(found.residuals.num_peers)) == 1:
         notes.append("each rank has one peer only: a slowdown of both alike cannot be seen")
@@ -685,6 +741,18 @@ def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
             "CPU time: only large compute faults can be told; trace at granularity full"
         )
     return notes
+
+
+def _why_nobody_compares(seen: Observations) -> str:
+    """Return why, as part of a sentence."""
+    layout = seen.members.layout
+    if layout.world_size == 1:
+        return " (the job has one rank)"
+    if layout.world_size > layout.pp or len(np.unique(seen.members.stage)) == 1:
+        return " (of its peers' work nothing was recorded, or other work)"
+    if seen.layers is None:
+        return " (one rank a stage, and no transformer layers traced: granularity full has them)"
+    return " (one rank a stage, and their transformer layers cannot be compared)"
 
 
 COMPUTE = CauseSpec(

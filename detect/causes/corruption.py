@@ -63,9 +63,18 @@ def _replicas(probes: Probes) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, prober in sorted(probes.probers.items()):
         at = prober.coordinates
-        key = (at.tp, at.pp, at.cp, at.ep, prober.device, prober.points)
-        groups[key].append(rank)
+        groups[at.tp, at.pp, at.cp, prober.device, prober.points].append(rank)
     return list(groups.values())
+
+
+def _alike(ranks: Sequence[int], point: Point, probers: Mapping[int, Prober]) -> list[list[int]]:
+    """Ranks of a group by what they hold: at experts those with the same share of them."""
+    if not point.is_of_experts:
+        return [list(ranks)]
+    shares: dict[int, list[int]] = defaultdict(list)
+    for rank in ranks:
+        shares[probers[rank].coordinates.ep].append(rank)
+    return [share for share in shares.values() if len(share) > 1]
 
 
 def _deviations_at(
@@ -78,11 +87,16 @@ def _deviations_at(
         present = [rank for rank in group if iteration in probes.sums[rank]]
         if len(present) < 2:
             continue
-        found, torn = _compare({rank: probes.sums[rank][iteration] for rank in present})
+        sums = {rank: probes.sums[rank][iteration] for rank in present}
+        found, torn = _compare(sums, probes.probers)
         wrong |= found
         compared |= dict.fromkeys(present, len(present))
         if torn:
-            pairs.append((present, torn))
+            pairs.append((torn[0][1], [number for number, _ in torn]))
+    first_wrong = min(
+        (_order(probes.probers[rank], numbers[0]) for rank, numbers in wrong.items()),
+        default=None,
+    )
     for ranks, point, num_points in _blamed(wrong, probes.probers):
         yield Deviation(
             iteration=iteration, ranks=ranks, point=point, num_points=num_points,
@@ -90,30 +104,35 @@ def _deviations_at(
         )  # fmt: skip
     if not pairs:
         return
-    present, torn = min(pairs, key=lambda pair: _order(probes.probers[pair[0][0]], pair[1][0]))
+    earliest, present, first_torn = min(
+        (_order(probes.probers[ranks[0]], numbers[0]), ranks, numbers) for ranks, numbers in pairs
+    )
+    if first_wrong is not None and first_wrong < earliest:
+        return  # follows from what was decided: shares of the experts have fewer replicas
     yield Deviation(
         iteration=iteration, ranks=tuple(present),
-        point=probes.probers[present[0]].points[torn[0]], num_points=len(torn),
+        point=probes.probers[present[0]].points[first_torn[0]], num_points=len(first_torn),
         num_replicas=len(present), is_decided=False,
     )  # fmt: skip
 
 
 def _compare(
-    sums: Mapping[int, tuple[str, ...]],
-) -> tuple[dict[int, list[int]], list[int]]:
-    """The points at which ranks differ from the majority, and those at which there is none."""
+    sums: Mapping[int, tuple[str, ...]], probers: Mapping[int, Prober]
+) -> tuple[dict[int, list[int]], list[tuple[int, list[int]]]]:
+    """The points at which ranks differ from the majority, and those, with who was compared, at
+    which there is none."""
     wrong: dict[int, list[int]] = {}
-    torn: list[int] = []
-    for number, values in enumerate(zip(*sums.values(), strict=True)):
-        if len(set(values)) == 1:
-            continue
-        (right, count) = Counter(values).most_common(1)[0]
-        if 2 * count <= len(values):
-            torn.append(number)
-            continue
-        for rank, value in zip(sums, values, strict=True):
-            if value != right:
-                wrong.setdefault(rank, []).append(number)
+    torn: list[tuple[int, list[int]]] = []
+    for number, point in enumerate(probers[next(iter(sums))].points):
+        for ranks in _alike([*sums], point, probers):
+            values = {rank: sums[rank][number] for rank in ranks}
+            (right, count) = Counter(values.values()).most_common(1)[0]
+            if 2 * count <= len(values):
+                torn.append((number, ranks))
+                continue
+            for rank, value in values.items():
+                if value != right:
+                    wrong.setdefault(rank, []).append(number)
     return wrong, torn
 
 
@@ -128,10 +147,9 @@ def _blamed(
     wrong: Mapping[int, list[int]], probers: Mapping[int, Prober]
 ) -> Iterator[tuple[tuple[int, ...], Point, int]]:
     """Ranks to name with their earliest point and the number of points at which they differ."""
-    by_replica: dict[tuple[int, int], list[int]] = defaultdict(list)
+    by_replica: dict[int, list[int]] = defaultdict(list)
     for rank in wrong:
-        at = probers[rank].coordinates
-        by_replica[at.dp, at.cp].append(rank)
+        by_replica[_replica_of(rank, probers[rank])].append(rank)
     for ranks in by_replica.values():
         earliest = {rank: _order(probers[rank], wrong[rank][0]) for rank in ranks}
         start = min(earliest.values())
@@ -143,6 +161,18 @@ def _blamed(
             damaged = [point for point in points if point.is_weight]
             if rank not in first and damaged:
                 yield (rank,), damaged[0], len(points)
+
+
+def _replica_of(rank: int, prober: Prober) -> int:
+    """Number the ranks that compute together, whose bits follow from each other's.
+
+    A replica of the model is one data-parallel rank; with experts shared over several of these,
+    whose tokens they exchange, all of them are one.
+    """
+    layout = prober.layout
+    if layout.ep == 1:
+        return prober.coordinates.dp
+    return min(layout.coordinates(one).dp for one in layout.group(rank, "ep"))
 
 
 def findings_of(probes: Probes) -> tuple[tuple[Finding, ...], tuple[str, ...]]:

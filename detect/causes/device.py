@@ -31,7 +31,8 @@ import numpy as np
 
 from detect.observe.observations import Members, Observations
 from detect.stats import robust
-from detect.thresholds import DEVICE, PAIRS
+from detect.stats.noise import Usual, estimate_noise
+from detect.thresholds import COMPUTE, DEVICE, PAIRS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -53,20 +54,18 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     `optimizer` (row, iteration) is the optimizer step's log time minus that of its peers, in the
     iterations in which the row is slow.
     """
-    level, error = _optimizer_level(optimizer, passes.slow)
     effect = float(passes.effects[row])
-    if is_isolated(seen.members, passes, row):
+    if is_isolated(seen.members, passes, row) or optimizer_shows(optimizer, passes, row):
         return None
-    if level[row] >= max(DEVICE.optimizer_share * effect, DEVICE.sure_sigmas * error):
-        return None
+    level = float(robust.centre(optimizer[row]))
     alike = _on_the_same_data(seen.members, row)
     if float(np.mean(passes.effects[alike] >= 0.5 * effect)) < DEVICE.alike_share:
         return None
     words = "its optimizer step, which no data can lengthen, was not recorded"
-    if np.isfinite(level[row]):
+    if np.isfinite(level):
         words = (
             "its optimizer step, which no data can lengthen, takes "
-            f"{np.exp(level[row]):.2f}x the time of its peers'"
+            f"{np.exp(level):.2f}x the time of its peers'"
         )
     if seen.members.layout.ep > 1:
         return f"{words}: tokens routed to its experts may be the reason as well as the device"
@@ -76,6 +75,16 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
             "trace does not show, or their data, may be the reason as well as a device"
         )
     return f"{words}: longer data may be the reason as well as the device"
+
+
+def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
+    """Return whether the optimizer of `row` is slower, too, as that of a slow device is."""
+    level = float(robust.centre(optimizer[row]))
+    if not np.isfinite(level):
+        return False
+    error = _optimizer_error(optimizer, passes.slow, row)
+    least = DEVICE.optimizer_share * float(passes.effects[row])
+    return level >= max(least, DEVICE.sure_sigmas * error)
 
 
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
@@ -97,12 +106,20 @@ def mates_of(members: Members, row: int) -> Integers:
     return np.flatnonzero(same)
 
 
-def _optimizer_level(residual: Floats, slow: Flags) -> tuple[Floats, float]:
-    """Return each row's level, NaN where it has none, and its error; slow rows set no scale."""
-    level = robust.centre(residual)
-    others = level[~slow & np.isfinite(level)]
-    error = float(np.sqrt(np.mean(others**2))) if len(others) > 1 else 0.0
-    return level, max(error, DEVICE.optimizer_error_log)
+def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
+    """Return the standard error of a row's optimizer level; slow rows set no scale.
+
+    By the levels of the others, or by the noise of all iterations and what is usual, whichever is
+    less: three levels may lie far apart by chance, and a starved row's own noise is large.
+    """
+    usual = Usual(floor=DEVICE.optimizer_error_log, spread=COMPUTE.gpu_spread_log)
+    noise = estimate_noise(residual, slow, usual)
+    error = float(noise.level_error(residual.shape[1])[row])
+    others = robust.centre(residual)[~slow]
+    others = others[np.isfinite(others)]
+    if len(others) > 1:
+        error = min(error, float(np.sqrt(np.mean(others**2))))
+    return max(error, DEVICE.optimizer_error_log)
 
 
 def _on_the_same_data(members: Members, row: int) -> Integers:

@@ -16,14 +16,14 @@ graph can be replayed (`detect.costs`), that answer is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.persistence import Course
-from detect.text import confidence, percent
+from detect.text import confidence, percent, ranks_text
 from detect.thresholds import COSTS
 from megascan.arrays import Flags, Floats, Integers
 
@@ -165,10 +165,71 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
 def _gain(cost: float) -> str:
     if cost < COSTS.next_to_nothing_ratio:
         return "it hides in time that others spend anyway and costs the step next to nothing"
-    faster = (
-        f"{cost:.1f}x as fast" if cost >= COSTS.as_fast_ratio else f"about {percent(cost)} faster"
-    )
-    return f"without it the job would be {faster}"
+    return f"without it the job would be {_faster(cost)}"
+
+
+def _faster(cost: float) -> str:
+    if cost >= COSTS.as_fast_ratio:
+        return f"{cost:.1f}x as fast"
+    return f"about {percent(cost)} faster"
+
+
+def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Finding]:
+    """Return the findings, those of several slow nodes with what mending all of them would save.
+
+    Of ranks that hide behind each other none costs anything by itself: four that compute 1.3 times
+    slower cost the step 26 %, each of them next to nothing as long as the other three are slow.
+    Together count those of one host, unless most of the cost goes only with those of other hosts.
+    """
+    blamed = [
+        one for one in findings
+        if one.owner == Owner.NODE and one.cause in (Cause.COMPUTE, Cause.HOST, Cause.LINK)
+    ]  # fmt: skip
+    if len(blamed) < 2:
+        return findings
+    everybody = _joint_cost(seen, blamed)
+    by_host = {host: _joint_cost(seen, [one for one in blamed if one.host == host])
+               for host in {one.host for one in blamed if one.host}}  # fmt: skip
+    result = list(findings)
+    for place, finding in enumerate(findings):
+        if finding not in blamed:
+            continue
+        group, cost = [one for one in blamed if one.host == finding.host], by_host.get(finding.host)
+        if cost is None or (everybody or 1.0) - 1.0 > COSTS.most_elsewhere * (cost - 1.0):
+            group, cost = blamed, everybody
+        if cost is not None and len(group) > 1 and cost > finding.step_time_cost_ratio:
+            ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
+            result[place] = _mended_with(finding, ranks, cost)
+    return result
+
+
+def _mended_with(finding: Finding, ranks: tuple[int, ...], cost: float) -> Finding:
+    others = tuple(rank for rank in ranks if rank not in finding.ranks)
+    headline = finding.headline
+    if cost >= COSTS.next_to_nothing_ratio and others:
+        together = f"without it and {ranks_text(others)} the job would be {_faster(cost)}"
+        headline = headline.replace(_gain(finding.step_time_cost_ratio), together)
+    return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
+
+
+def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
+    """Return iteration time now over that without any of the findings; None if unknown."""
+    if seen.costs and all(one.cost_is_replayed for one in group):
+        ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
+        replayed = seen.costs.ratio(ranks, links=any(one.cause == Cause.LINK for one in group))
+        if replayed is not None:
+            return replayed
+    if any(one.cause != Cause.COMPUTE for one in group):
+        return None
+    busy = np.nan_to_num(seen.busy_ns)
+    better = busy.copy()
+    for one in group:
+        rows = np.array([bool(set(own) & set(one.ranks)) for own in seen.members.workers])
+        holds = np.zeros(len(seen.iterations), dtype=bool)
+        for first, last in one.episodes:
+            holds |= (seen.iterations >= first) & (seen.iterations <= last)
+        better[rows[:, None] & holds] /= one.slowdown
+    return cost_ratio(seen.iteration_ns, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0))
 
 
 def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:

@@ -148,7 +148,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
     named = _named(inquiry, sides, tests, sure)
-    is_shown = named is not None
+    is_shown = named is not None and not _of_its_stage(sides, *named)
     if named is None:
         compute = sure.get(COMPUTE)
         if compute is None or not _all_suspected(inquiry, sides, compute):
@@ -160,11 +160,25 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         cause=cause,
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
-        excess_ns=_excess_ns(sides, cause, test),
+        excess_ns=_excess_ns(sides, test, by_compute=test is tests.get(COMPUTE)),
         tests=tests,
         num_peers=int((~sides.own).sum()),
         is_shown=is_shown,
     )
+
+
+def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
+    """Return whether the place in the pipeline may cost the host's ranks that time.
+
+    Stages have gaps of their own, some more than others; but none has many where others have next
+    to none.
+    """
+    if cause not in LOST.values() or not sides.lacks_peers(sides.own) or _is_starved(sides):
+        return False
+    lost = robust.mean(sides.seen.lost(cause), axis=1)
+    largest = float(np.nan_to_num(lost[sides.control]).max())
+    own = float(np.nan_to_num(lost[sides.own]).mean())
+    return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
 
 def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
@@ -286,11 +300,13 @@ def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
     return _Test(effect, error, p_value)
 
 
-def _excess_ns(sides: _Sides, cause: Cause, test: _Test) -> Floats:
+def _excess_ns(sides: _Sides, test: _Test, *, by_compute: bool) -> Floats:
     """Time lost an iteration by the host's slowest rank, (iteration,)."""
     seen, own = sides.seen, sides.own
-    if cause == Cause.COMPUTE:
-        excess = np.nan_to_num(seen.busy_ns[own]).max(axis=0) * (1 - np.exp(-test.effect))
+    if by_compute:
+        busy = np.nan_to_num(seen.busy_ns)
+        better = np.where(own[:, None], busy * np.exp(-test.effect), busy)
+        excess = busy.max(axis=0) - better.max(axis=0)
     else:
         lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
         excess = lost[own].max(axis=0) - robust.median(lost[~own], axis=0)

@@ -30,7 +30,7 @@ from detect.stats.noise import rank_correlation, t_tail
 from detect.stats.residuals import data_effects, deviations, stage_groups
 from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import IMBALANCE, SEARCH
-from megascan.arrays import Flags, Floats
+from megascan.arrays import Flags, Floats, Integers
 
 STAGE_ADVICE = (
     "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
@@ -220,6 +220,9 @@ class SequenceSkew:
     across_ranks: bool
     ratio: float
     """Longest replica of an iteration over the mean replica."""
+    num_longest: int
+    """Replicas that are the longest in some iteration."""
+    num_replicas: int
     interval: tuple[float, float]
     p_value: float
     saved_ns: Floats
@@ -251,7 +254,7 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
     correlation, across_ranks = _data_correlation(seen, deviation, faulty)
     if correlation < IMBALANCE.min_sequence_correlation or _lasts(deviation):
         return None
-    ratio, saved = _uneven_replicas(seen, faulty)
+    ratio, saved, longest = _uneven_replicas(seen, faulty)
     typical = float(robust.median(ratio))
     error = float(np.std(ratio) / np.sqrt(len(ratio))) + IMBALANCE.error_floor_ratio
     return SequenceSkew(
@@ -259,6 +262,8 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
         correlation=correlation,
         across_ranks=across_ranks,
         ratio=typical,
+        num_longest=len(np.unique(longest)),
+        num_replicas=len(np.unique(members.replica)),
         interval=(
             max(1.0, typical - SEARCH.interval_sigmas * error),
             typical + SEARCH.interval_sigmas * error,
@@ -294,8 +299,8 @@ def _correlation(one: Floats, other: Floats) -> float:
     return rank_correlation(one, other) if len(one) >= IMBALANCE.min_samples else 0.0
 
 
-def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats]:
-    """Longest over mean replica, and the time between them, (iteration,) each."""
+def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats, Integers]:
+    """Longest over mean replica, the time between them, and which is longest, (iteration,) each."""
     busy = np.where(faulty[:, None], np.nan, seen.busy_ns)
     replicas = np.unique(seen.members.replica)
     by_stage = []
@@ -306,7 +311,7 @@ def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats]
         by_stage.append(np.stack(of_replica))
     total = robust.mean(np.stack(by_stage), axis=0)  # (replica, iteration)
     longest, typical = np.nanmax(total, axis=0), robust.mean(total, axis=0)
-    return longest / typical, longest - typical
+    return longest / typical, longest - typical, np.argmax(np.nan_to_num(total), axis=0)
 
 
 def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
@@ -370,6 +375,16 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def _who_is_longest(skew: SequenceSkew) -> str:
+    """Say how many replicas take turns at being the longest."""
+    if skew.num_longest == 1:
+        return "the same replica is the longest in every iteration"
+    return (
+        f"{skew.num_longest} of {skew.num_replicas} replicas are the longest in one iteration or "
+        "another"
+    )
+
+
 def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
     """Uneven sequences; no rank is named, because none keeps it."""
     spread = percent(float(np.exp(skew.spread)))
@@ -395,7 +410,7 @@ def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
             predicate=f"are uneven: the longest replica computes {times(skew.ratio)} the mean",
             evidence=(
                 f"the same microbatch slot differs between replicas by {spread} (robust standard "
-                "deviation), and other replicas are the longest in other iterations",
+                f"deviation), and {_who_is_longest(skew)}",
                 f"{where} (rank correlation {skew.correlation:.2f})",
             ),
             advice=(

@@ -135,7 +135,7 @@ def _attribute(
         explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
         fine = compared.copy()
         fine[[one.row for one in suspects]] = False
-        link = _link(units, ranks, explained, int(compared.sum()))
+        link = _link(units, ranks, explained, compared)
         found.append(replace(link, is_isolated=_is_isolated(seen, units, fine, ranks)))
         left = [one for one in left if one not in explained]
     return found
@@ -166,10 +166,15 @@ def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
 
 
 def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
-    rows = np.flatnonzero(units.unit == suspect.row)
-    row = int(rows[np.argmax(units.transfers.total_ns[rows])])
+    row = _row_of(units, suspect)
     actual = float(robust.median(units.transfers.transfer_ns[row][suspect.course.active]))
     return actual, actual / float(np.exp(suspect.course.effect))
+
+
+def _row_of(units: _Units, suspect: Suspect) -> int:
+    """Return the transfers' row of the suspect's kind that takes most time."""
+    rows = np.flatnonzero(units.unit == suspect.row)
+    return int(rows[np.argmax(units.transfers.total_ns[rows])])
 
 
 def _culprits(
@@ -201,20 +206,26 @@ def _link(
     units: _Units,
     ranks: tuple[int, ...],
     explained: list[Suspect],
-    num_compared: int,
+    compared: Flags,
 ) -> _SlowLink:
     best = min(explained, key=lambda one: (one.q_value, -one.course.effect))
     rows = np.flatnonzero(np.isin(units.unit, [one.row for one in explained]))
     share = 1.0 - float(np.exp(-best.course.effect))
-    lost = float(units.transfers.total_ns[rows].sum()) * share
+    by_rank: dict[int, float] = {}  # units of different ranks transfer at the same time
+    for one in rows.tolist():
+        for rank in units.transfers.members[one]:
+            by_rank[rank] = by_rank.get(rank, 0.0) + float(units.transfers.total_ns[one]) * share
+    lost = max(by_rank.values(), default=0.0)
     actual, normal = _times(units, best)
-    row = int(np.flatnonzero(units.unit == best.row)[0])
+    row = _row_of(units, best)
+    alike = {int(one) for one in units.unit[units.transfers.kind == units.transfers.kind[row]]}
+    alike -= {one.row for one in explained}
     return _SlowLink(
         ranks=ranks,
         course=best.course,
         q_value=best.q_value,
         units=tuple(units.members[one.row] for one in explained),
-        num_peers=num_compared - len(explained),
+        num_peers=sum(bool(compared[one]) for one in alike),
         kind=units.transfers.kinds[int(units.transfers.kind[row])],
         normal_ns=normal,
         actual_ns=actual,
@@ -262,7 +273,7 @@ def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
 
 def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     sentences = [
-        f"{link.kind} takes {milliseconds(link.actual_ns)} against "
+        f"one {link.kind} takes {milliseconds(link.actual_ns)} against "
         f"{milliseconds(link.normal_ns)} on {counted(link.num_peers, 'equal connection')}, counted "
         "from the last member's arrival",
         f"slower in {link.course.share:.0%} of these iterations",

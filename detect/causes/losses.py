@@ -18,7 +18,7 @@ import numpy as np
 
 from detect.causes.lost_time import Loss, lost_time, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.causes.starvation import HOST_ADVICE, hosts_are_all_late, is_host_bound
+from detect.causes.starvation import host_advice, hosts_are_all_late, is_host_bound
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -45,10 +45,12 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     groups, across = _rows_that_load(members, loads, usual)
 
-    def owner(suspect: Suspect) -> Owner:
+    def doubt(suspect: Suspect) -> str:
         own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
         over = suspect.course.effect * float(np.median(seen.iteration_ns))
-        return Owner.NODE if own >= LOSSES.loader_ratio * (own - over) else Owner.UNDECIDED
+        if own < LOSSES.loader_ratio * (own - over):
+            return SHARDS
+        return OF_STAGE if on_gpu and across and suspect.course.active.all() else ""
 
     return lost_time(
         inquiry,
@@ -60,8 +62,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
                 inquiry.settings.min_stage_excess - 1.0 if on_gpu and across else 0.0,
                 LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
             ),
-            owner=owner,
-            evidence=lambda suspect: (SHARDS,) if owner(suspect) == Owner.UNDECIDED else (),
+            owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
+            evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
             base_ns=lambda row, own, excess: own - excess,
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
             advice=lambda suspect: (
@@ -157,7 +159,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             evidence=evidence,
             without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
-            advice=lambda suspect: HOST_ADVICE,
+            advice=lambda suspect: host_advice(owner(suspect)),
         ),
     )
     return replace(answer, notes=tuple(notes))
@@ -166,6 +168,10 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 SHARDS = (
     "its loading takes a little longer only, as that of longer documents does: the loader timed "
     "alone on that host and on another decides"
+)
+OF_STAGE = (
+    "the ranks that load are of different stages, and how long a device waits for its data depends "
+    "on what its stage has to do: the loader timed alone decides"
 )
 OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "

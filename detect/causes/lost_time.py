@@ -90,7 +90,11 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)
     lost = _Lost(loss, time_ns, np.nan_to_num(compare(excluded) * step_ns))
-    told = tuple(one for one in result.suspects if _told_apart(loss, time_ns, one))
+    told = tuple(
+        one
+        for one in result.suspects
+        if _told_apart(loss, time_ns, one) and _mean_share(one) >= LOSSES.least_mean_share
+    )
     return Answer(
         findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
         least_slowdown=1.0 + max(inquiry.detectable_effect(result.noise), task.floor),
@@ -131,6 +135,11 @@ def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             advice=loss.advice(suspect),
         ),
     )
+
+
+def _mean_share(suspect: Suspect) -> float:
+    """Return the share of all time in the window that a row loses above its peers."""
+    return suspect.course.effect * float(np.mean(suspect.course.active))
 
 
 def _told_apart(loss: Loss, time_ns: Floats, suspect: Suspect) -> bool:

@@ -212,7 +212,7 @@ def _evidence(seen: Observations, split: _Split) -> str:
     typical = robust.median(seen.transfers.transfer_ns, axis=1)
     slow_ns, quick_ns = (float(np.median(typical[units])) for units in (split.slow, split.quick))
     return (
-        f"{split.kind} takes {milliseconds(slow_ns)} on "
+        f"one {split.kind} takes {milliseconds(slow_ns)} on "
         f"{counted(len(split.slow), 'connection')} of it against {milliseconds(quick_ns)} on "
         f"{counted(len(split.quick), 'connection')} between other hosts, counted from the last "
         "member's arrival"

@@ -57,7 +57,7 @@ class Inquiry:
         """Say what keeps the detectable effect from being smaller, as part of a sentence."""
         num_iterations = len(self.seen.iterations)
         if noise.between > noise.chance(num_iterations):
-            return f"sound ranks differ by {noise.between:.0%} for good"
+            return f"sound ranks differ by {noise.between:.1%} for good"
         varied = float(np.median(noise.sigma))
         return f"{num_iterations} iterations were traced, and a rank's vary by {varied:.0%} each"
 

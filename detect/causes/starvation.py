@@ -25,6 +25,17 @@ HOST_ADVICE = (
     "if nothing else runs there, restart the rank on another host",
 )
 
+JOB_ADVICE = (
+    "the hosts launch too late everywhere: fewer and larger kernels (fused layers and optimizer, "
+    "torch.compile, CUDA graphs), less Python between them",
+    "no node is at fault; on this rank, see what its process does besides (logging, loading)",
+)
+
+
+def host_advice(owner: Owner) -> tuple[str, ...]:
+    """Return what to do about devices that wait for their hosts: on that host, or in the job."""
+    return JOB_ADVICE if owner == Owner.JOB else HOST_ADVICE
+
 
 def is_host_bound(seen: Observations) -> bool:
     """Return whether devices wait for their hosts nearly all the time, on the usual rank."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from detect.observe.transfers import bytes_text
 from megascan.errors import listed
 from megascan.schema import Kind
 from megascan.timeline import codes, equals, numbers
@@ -86,7 +87,7 @@ def _sizes(before: Side, after: Side) -> Iterator[str]:
         if tensor_ops[0] != tensor_ops[1]:  # sequence parallelism cuts an activation into TP parts
             alike |= {then * old.tp, then // old.tp}
         if now not in alike:
-            yield f"{' '.join(name)} ({_bytes(then)} before, {_bytes(now)} after)"
+            yield f"{' '.join(name)} ({bytes_text(then)} before, {bytes_text(now)} after)"
             return
     if not shared and old == new:
         yield from _gradients(before.traffic.gradient_bytes, after.traffic.gradient_bytes)
@@ -94,8 +95,4 @@ def _sizes(before: Side, after: Side) -> Iterator[str]:
 
 def _gradients(then: float, now: float) -> Iterator[str]:
     if then and now and abs(np.log(now / then)) > np.log(MOST_GRADIENT_CHANGE):
-        yield f"gradients of a rank ({_bytes(then)} before, {_bytes(now)} after)"
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,.0f} bytes"
+        yield f"gradients of a rank ({bytes_text(then)} before, {bytes_text(now)} after)"

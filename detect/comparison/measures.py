@@ -192,21 +192,27 @@ def roles_of_timeline(timeline: Timeline, seen: Observations) -> dict[Role, Role
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
     edges = np.searchsorted(which.reshape(-1)[order], np.arange(unique.shape[1] + 1))
-    time_ns = index.self_time(rows)
+    time_ns, layer = index.self_time(rows), numbers(index.table, "layer")[rows]
     return {
         Role(int(stage), int(part), names[int(code)]): _times(
             index.ranks,
             (row[order[low:high]], slot[order[low:high]]),
             time_ns[order[low:high]],
             len(seen.iterations),
+            layer=layer[order[low:high]],
         )
         for (stage, part, code), low, high in zip(unique.T, edges, edges[1:], strict=False)
     }
 
 
 def _times(
-    ranks: Integers, place: tuple[Integers, Integers], time_ns: Floats, num_iterations: int
+    ranks: Integers,
+    place: tuple[Integers, Integers],
+    time_ns: Floats,
+    num_iterations: int,
+    layer: Integers,
 ) -> RoleTimes:
+    """Return the times of one role; not all of its layers need be recorded in every iteration."""
     own, row = np.unique(place[0], return_inverse=True)
     flat = row.reshape(-1) * num_iterations + place[1]
     size = len(own) * num_iterations
@@ -215,7 +221,10 @@ def _times(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(total > 0, total / count, np.nan)
     shape = (len(own), num_iterations)
-    return RoleTimes(ranks[own], mean.reshape(shape), float(np.median(count[count > 0])))
+    layers, number = np.unique(layer, return_inverse=True)
+    each = np.bincount(flat * len(layers) + number.reshape(-1))
+    times_of_all = float(np.median(each[each > 0])) * len(layers)
+    return RoleTimes(ranks[own], mean.reshape(shape), times_of_all)
 
 
 def roles_of_observations(seen: Observations) -> dict[Role, RoleTimes]:

@@ -12,6 +12,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from detect.observe.stalls import (
     loading_time,
     stalled_time,
     starved_share,
+    within_stalls,
 )
 from detect.observe.transfers import transfers_of
 from detect.observe.waiting import waiting_time
@@ -42,7 +44,7 @@ from detect.observe.work import (
     work_of,
 )
 from detect.report import Alignment, Cause
-from detect.thresholds import PASSES
+from detect.thresholds import PASSES, STALLS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
 from megascan.schema import Granularity, Kind
@@ -125,8 +127,11 @@ class _Passes:
             own = own_times_of(index, rows, phase, busy_ns, entangling_modules(index))
         gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
         collecting = collecting_time(index, rows, gc_rows)
-        own_ns = own.unwaited_ns - collecting.inside_ns
-        stalled_ns = _stalled(index, members.stage, rows, phase, time_ns=busy_ns, own_ns=own_ns)
+        stall = partial(_stalled, index, members.stage, rows, phase, time_ns=busy_ns)
+        if index.is_sampled and not index.is_cpu:
+            stood_still_ns = stall(own_ns=own.unwaited_ns, tolerance_share=0.0)
+            collecting = within_stalls(index, rows, gc_rows, collecting, stood_still_ns)
+        stalled_ns = stall(own_ns=own.unwaited_ns - collecting.inside_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
         return cls(
             names=names,
@@ -194,6 +199,7 @@ def _stalled(
     *,
     time_ns: Floats,
     own_ns: Floats,
+    tolerance_share: float = STALLS.tolerance_share,
 ) -> Floats:
     """Time that the device stood still inside each pass; 0 on CPU runs.
 
@@ -214,8 +220,9 @@ def _stalled(
         modules=modules,
         module_kind=layer * len(texts) + name[modules],
         module_ns=index.self_time(modules),
+        is_sampled=index.is_sampled,
     )
-    return stalled_time(index, pieces)
+    return stalled_time(index, pieces, tolerance_share)
 
 
 def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
@@ -280,6 +287,7 @@ def _alignment(timeline: Timeline) -> Alignment | None:
         residual_median_ns=float(np.median([fit.residual_median_ns for fit in fits])),
         residual_p99_ns=float(max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits)),
         num_components=len({fit.component for fit in fits}),
+        is_measured=any(fit.num_anchors for fit in fits),
     )
 
 

@@ -18,7 +18,7 @@ from detect.observe.observations import BACKWARD, FORWARD
 from detect.thresholds import WINDOW
 from megascan.arrays import Flags, Floats, Integers
 from megascan.schema import Phase
-from megascan.timeline import Timeline, equals, numbers
+from megascan.timeline import Timeline, equals, is_sampled, numbers
 from megascan.vocabulary import CountsAs, names_of
 
 WORK_NAMES = {
@@ -46,6 +46,8 @@ class SpanIndex:
         self.duration = numbers(table, "duration_ns")
         self.is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
         self.uses_cpu_time = self._has_cpu_time()
+        self.is_sampled = is_sampled(timeline)
+        """Modules of some layers only were recorded, others in each iteration."""
 
     @property
     def shape(self) -> tuple[int, int]:

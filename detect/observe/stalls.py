@@ -14,6 +14,9 @@ median, unless that is more than twice what a rank of its stage typically needs,
 their modules. What the pass took beyond all this, it stood still. That needs no peers: a stage of
 one rank shows it, too.
 
+Where modules of some layers only were recorded, in turns, the others take what is typical of them
+on their rank, times the same ratio: each of them is recorded in some iteration of the window.
+
 Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
 of the pass's own time (see `detect.observe.work`).
 
@@ -54,7 +57,8 @@ class Pieces:
 
     `role`, `time_ns`, `own_ns`: of each pass, a number for what it is comparable with (phase,
     chunk), its time, and that less all waiting. `module_kind`, `module_ns`: of each module, a
-    number for name and layer, and its time.
+    number for name and layer, and its time. `is_sampled`: passes hold further modules of the same
+    kinds that were not recorded.
     """
 
     passes: Flags
@@ -66,10 +70,16 @@ class Pieces:
     modules: Flags
     module_kind: Integers
     module_ns: Floats
+    is_sampled: bool = False
 
 
-def stalled_time(spans: SpanTimes, pieces: Pieces) -> Floats:
-    """Time that each pass stood still, (pass,) ns; 0 where it holds too few modules to tell."""
+def stalled_time(
+    spans: SpanTimes, pieces: Pieces, tolerance_share: float = STALLS.tolerance_share
+) -> Floats:
+    """Time that each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
+
+    What is within the tolerance, a share of the pass, is scatter and no standing still.
+    """
     owner = enclosing(spans, pieces.passes, pieces.modules)
     inside = owner >= 0
     num_passes = len(pieces.time_ns)
@@ -84,10 +94,34 @@ def stalled_time(spans: SpanTimes, pieces: Pieces) -> Floats:
     expected: Floats = np.zeros(num_passes)
     np.add.at(expected, owner, typical * scale)
     rest = pieces.time_ns - np.bincount(owner, weights=module_ns, minlength=num_passes)
+    if pieces.is_sampled:
+        kind = pieces.module_kind[inside]
+        unseen = _unseen_modules(spans, pieces, owner, kind, typical)
+        ratio = np.ones(num_passes)
+        ratio[owner] = scale
+        expected, rest = expected + unseen * ratio, rest - unseen * ratio
     told = (count >= STALLS.min_modules) & (expected > 0)
     whole = expected + _usual_rest(spans, pieces, told, np.maximum(rest, 0.0), expected)
     over = pieces.own_ns - whole
-    return np.where(told & (over > STALLS.tolerance_share * whole), over, 0.0)
+    return np.where(told & (over > tolerance_share * whole), over, 0.0)
+
+
+def _unseen_modules(
+    spans: SpanTimes, pieces: Pieces, owner: Integers, kind: Integers, typical: Floats
+) -> Floats:
+    """Return what the modules that were not recorded typically take in each pass, (pass,) ns.
+
+    `owner`, `kind` and `typical` are those of each recorded module.
+    """
+    num_roles = int(pieces.role.max(initial=0)) + 1
+    place = spans.row[pieces.passes] * num_roles + pieces.role
+    width = int(kind.max(initial=0)) + 1
+    _, first = np.unique(place[owner] * width + kind, return_index=True)
+    size = int(place.max(initial=0)) + 1
+    whole = np.bincount(place[owner][first], weights=typical[first], minlength=size)[place]
+    seen = np.bincount(owner, weights=typical, minlength=len(place))
+    missing: Floats = np.maximum(whole - seen, 0.0)
+    return missing
 
 
 def _usual_rest(
@@ -164,6 +198,30 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> HostTime:
         if (busy & equals(index.table, "kind", Kind.COMPUTE)).any():
             lost = _Cover(start, end, busy).idle(start[gc], end[gc])
     return HostTime(lost, enclosed_time(index, passes, gc, lost))
+
+
+def within_stalls(
+    index: SpanIndex, passes: Flags, gc: Flags, collecting: HostTime, stalled_ns: Floats
+) -> HostTime:
+    """Bound what collections cost by what the passes beside them stood still, (pass,) ns.
+
+    Where modules of some layers only were recorded, the others look as if the device had nothing
+    to do; what a pass took beyond what is typical of it tells how much of that is true. A
+    collection costs what the device idled outside of passes, and the stalls of those beside it.
+    """
+    start, end = axis_of(index)
+    order = np.argsort(start[passes], kind="stable")
+    first = np.searchsorted(end[passes][order], start[gc], side="right")
+    last = np.maximum(np.searchsorted(start[passes][order], end[gc]), first)
+    before = np.concatenate([[0.0], np.cumsum(stalled_ns[order])])
+    outside = _Cover(start, end, _on_device(index)).idle(start[gc], end[gc])
+    lost = np.minimum(collecting.lost_ns, outside + before[last] - before[first])
+    beside = np.zeros(len(order) + 1)
+    np.add.at(beside, first, 1.0)
+    np.add.at(beside, last, -1.0)
+    inside = np.zeros(len(order))
+    inside[order] = np.where(np.cumsum(beside)[:-1] > 0, stalled_ns[order], 0.0)
+    return HostTime(lost, inside)
 
 
 def starved_share(index: SpanIndex, rows: Flags) -> Floats | None:

@@ -6,6 +6,8 @@ The transfer of one operation is that of its quickest member: what one member al
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,13 +135,32 @@ def _kinds(
     for part in (axis, op_code, size, width[unit], crossed[unit], unsized):
         values, code = np.unique(part, return_inverse=True)
         kind = np.unique(kind * len(values) + code.reshape(-1), return_inverse=True)[1].reshape(-1)
-    first = np.unique(kind, return_index=True)[1]
-    names = tuple(
-        f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]} of "
-        f"{size[one]} bytes"
-        for one in first.tolist()
+    first = np.unique(kind, return_index=True)[1].tolist()
+    what = [
+        f"{axes[axis[one]]} {'message' if is_p2p[one] else op_texts[op_code[one]]}" for one in first
+    ]
+    return kind.astype(np.int64), _named(what, size[first])
+
+
+def bytes_text(size_bytes: float) -> str:
+    """805306368 as "805 MB", decimal; small sizes to the byte."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.3g} {unit}"
+    return f"{size_bytes:,.0f} bytes"
+
+
+def _named(what: Sequence[str], size: Integers) -> tuple[str, ...]:
+    """Name kinds of operations by their sizes; to the byte where rounded ones would be alike."""
+    rounded = [
+        f"{name} of {bytes_text(own) if own >= 0 else 'unknown size'}"
+        for name, own in zip(what, size.tolist(), strict=True)
+    ]
+    names = Counter(rounded)
+    return tuple(
+        text if names[text] == 1 or own < 0 else f"{name} of {own:,} bytes"
+        for text, name, own in zip(rounded, what, size.tolist(), strict=True)
     )
-    return kind.astype(np.int64), names
 
 
 @dataclass(frozen=True)

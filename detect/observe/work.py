@@ -113,12 +113,24 @@ def pass_times(index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Flo
     gathers &= numbers(index.table, "track") == Track.OVERLAPPED
     if layers.any() and gathers.any():
         layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
+        if index.is_sampled:
+            layers_ns *= _layers_a_recorded_one(index, passes, layers)
         holds = enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0
         for one in np.unique(phase):
             sharded = phase == one
             if float(holds[sharded].mean()) > PASSES.entangled_share:
                 time_ns[sharded & (layers_ns > 0)] = layers_ns[sharded & (layers_ns > 0)]
     return np.maximum(time_ns, 1.0)
+
+
+def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
+    """Return for how many layers each recorded one of a pass stands, (pass,)."""
+    chunk = np.maximum(numbers(index.table, "chunk"), 0)
+    place = index.row * (int(chunk.max(initial=0)) + 1) + chunk
+    found = np.unique(np.stack([place[layers], numbers(index.table, "layer")[layers]]), axis=1)
+    whole = np.bincount(found[0], minlength=int(place.max(initial=0)) + 1)[place[passes]]
+    recorded = enclosed_time(index, passes, layers, np.ones(int(layers.sum())))
+    return np.asarray(whole / np.maximum(recorded, 1.0))
 
 
 def own_times_of(
@@ -137,6 +149,7 @@ def own_times_of(
         modules=modules,
         module_kind=codes(index.table, "name")[0][modules],
         overlapped=overlapped,
+        stand_in=numbers(index.table, "layer")[modules] >= 0 if index.is_sampled else None,
     )
     return own_times(index, marks)
 
@@ -218,7 +231,8 @@ class Entanglement:
     """Marks of spans: passes, their modules, and the collectives that overlap them.
 
     `phase` and `time_ns` are those of each pass, `module_kind` a number for the name of each
-    module. Modules of a rank must not overlap each other.
+    module. Modules of a rank must not overlap each other. Collectives are always recorded; one in
+    no module lies in a module that was not.
     """
 
     passes: Flags
@@ -227,6 +241,8 @@ class Entanglement:
     modules: Flags
     module_kind: Integers
     overlapped: Flags
+    stand_in: Flags | None = None
+    """(module,): those that stand for others, which were not recorded; None where all were."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +255,8 @@ class _Modules:
     kind: Integers
     owner: Integers
     """Number of the pass, -1 for none."""
+    number: Integers
+    """Place among the marked modules."""
     span_ns: Floats
     lead_ns: Floats
     """Start to the launch of the first overlapped collective."""
@@ -262,9 +280,35 @@ def own_times(spans: SpanTimes, marks: Entanglement) -> OwnTimes:
     for part_ns in _parts(modules):
         difference = np.zeros(len(marks.phase))
         np.add.at(difference, modules.owner[inside], (part_ns - modules.span_ns)[inside])
+        if marks.stand_in is not None:
+            difference += _of_unseen_modules(spans, marks, modules, part_ns - modules.span_ns)
         difference[~np.isin(marks.phase, phases)] = 0.0
         differences.append(np.maximum(marks.time_ns + difference, 1.0))
     return OwnTimes(phases, differences[0], differences[1])
+
+
+def _of_unseen_modules(
+    spans: SpanTimes, marks: Entanglement, modules: _Modules, difference_ns: Floats
+) -> Floats:
+    """Return the difference that modules which were not recorded make to each pass, (pass,) ns.
+
+    A module's time less its collective is work, more or less: how much more, the recorded ones of
+    the pass tell. The collectives themselves are always recorded, and so is every wait in them.
+    """
+    num_passes = len(marks.phase)
+    module = enclosing(spans, marks.modules, marks.overlapped)
+    owner = enclosing(spans, marks.passes, marks.overlapped)
+    unseen = (module < 0) & (owner >= 0)
+    waits_ns = spans.duration[marks.overlapped][unseen].astype(np.float64)
+    lost = np.bincount(owner[unseen], minlength=num_passes)
+    lost_ns = np.bincount(owner[unseen], weights=waits_ns, minlength=num_passes)
+    held = np.bincount(module[module >= 0], minlength=len(marks.module_kind))[modules.number]
+    assert marks.stand_in is not None
+    use = marks.stand_in[modules.number] & (modules.owner >= 0)
+    more_ns = (difference_ns + modules.collective_ns)[use]
+    seen = np.bincount(modules.owner[use], weights=held[use], minlength=num_passes)
+    total_ns = np.bincount(modules.owner[use], weights=more_ns, minlength=num_passes)
+    return np.asarray(np.where(seen > 0, lost * total_ns / np.maximum(seen, 1.0) - lost_ns, 0.0))
 
 
 def _modules(spans: SpanTimes, marks: Entanglement) -> _Modules:
@@ -281,6 +325,7 @@ def _modules(spans: SpanTimes, marks: Entanglement) -> _Modules:
         place=(spans.row * spans.shape[1] + spans.slot)[marks.modules][use],
         kind=marks.module_kind[use],
         owner=enclosing(spans, marks.passes, marks.modules)[use],
+        number=np.flatnonzero(use),
         span_ns=length[use].astype(np.float64),
         lead_ns=np.maximum(first - start, 1)[use].astype(np.float64),
         collective_ns=np.minimum(collective[use], length[use]),

@@ -200,9 +200,12 @@ def _connections(transfers: Transfers, ranks: set[int]) -> tuple[Integers, Integ
         if not (same & ~inside).any():
             continue
         normal = float(robust.median(level[same & ~inside]))
+        slowest = float(np.nanmax(level[same & inside]))
+        if not slowest > normal:
+            continue
         number = np.count_nonzero(same & inside)
         share = float(np.nanmean(transfers.total_ns[same & inside])) * number
-        excess = share * max(1.0 - normal / float(np.nanmax(level[same & inside])), 0.0)
+        excess = share * (1.0 - normal / slowest)
         if excess > best:
             best, chosen = excess, int(kind)
     same = transfers.kind == chosen

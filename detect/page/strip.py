@@ -5,6 +5,9 @@ reaches last, the other members' waiting is its doing; the ranks with most of it
 
     rank 5   ├──── forward ────┤├transfer┤       culprit: arrives last
     rank 1   ├─ forward ─┤░wait░├transfer┤       victim: waits until rank 5 is there
+
+Where the step can be replayed, the iteration's critical path lies over the lanes, and the ranks
+that have most of it have lanes, too.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import pyarrow as pa
 from detect.observe.observations import Observations
 from detect.report import Finding
 from detect.text import ranks_text
+from detect.whatif.graph import Replay
+from detect.whatif.path import CriticalPath, StepPath, critical_path
+from detect.whatif.path_text import made_of
 from megascan.arrays import Flags, Integers, group_starts, new_parts
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
@@ -27,6 +33,8 @@ MOST_VICTIMS = 5
 MOST_PIECES = 400
 """Of a lane; shorter ones are joined with their neighbours until they are as few."""
 MOST_ARRIVALS = 12
+MOST_ON_PATH = 2
+"""Ranks that have a lane because they have most of the critical path."""
 WORTH_AN_ARRIVAL = 0.01
 """Share of the iteration that a victim must wait for an arrival to be marked."""
 PASSES = ("forward", "backward")
@@ -38,6 +46,7 @@ class _Spans:
     """Columns of the spans of one iteration; times are relative to its begin."""
 
     table: pa.Table
+    begin_ns: int
     rank: Integers
     start: Integers
     end: Integers
@@ -52,6 +61,7 @@ class _Spans:
         begin = int(start.min(initial=np.iinfo(np.int64).max)) if len(start) else 0
         return cls(
             table=table,
+            begin_ns=begin,
             rank=numbers(table, "rank"),
             start=start - begin,
             end=start - begin + numbers(table, "duration_ns"),
@@ -61,10 +71,16 @@ class _Spans:
         )
 
 
-def critical_strip(timeline: Timeline, seen: Observations, finding: Finding | None) -> Json:
+def critical_strip(
+    timeline: Timeline,
+    seen: Observations,
+    finding: Finding | None,
+    replay: Replay | None = None,
+) -> Json:
     """Return the strip of the finding's longest iteration; None where nothing can be shown.
 
     Without a finding the lanes are the ranks that wait least and most in the longest iteration.
+    `replay` gives the critical path.
     """
     iteration = _longest_iteration(seen, finding)
     if iteration is None:
@@ -76,11 +92,14 @@ def critical_strip(timeline: Timeline, seen: Observations, finding: Finding | No
     chosen = culprits[:MOST_CULPRITS]
     victims = _victims(spans, culprits)
     shown = [*chosen, *(rank for rank in victims if rank not in chosen)]
+    path, step = _path_of(replay, iteration)
+    on_path = [] if path is None or step is None else _most_on_path(path, step)
+    shown += [rank for rank in on_path if rank not in shown]
     lanes: list[Json] = [
         {
             "rank": rank,
             "place": timeline.layout.label(rank),
-            "role": "named" if rank in culprits else "waits",
+            "role": "named" if rank in culprits else "waits" if rank in victims else "path",
             "pieces": _pieces(spans, rank),
         }
         for rank in shown
@@ -92,7 +111,48 @@ def critical_strip(timeline: Timeline, seen: Observations, finding: Finding | No
         "at": f"{shown[0]}:{iteration}",
         "lanes": lanes,
         "arrivals": _arrivals(spans, shown, set(culprits)),
+        "path": [] if path is None or step is None else _path_lines(path, step, shown, spans),
+        "made_of": "" if path is None or step is None else made_of(path, step),
     }
+
+
+def _path_of(
+    replay: Replay | None, iteration: int
+) -> tuple[CriticalPath, StepPath] | tuple[None, None]:
+    """Return all paths and that of an iteration; nothing where the replay does not hold it."""
+    if replay is None or iteration not in replay.steps:
+        return None, None
+    path = critical_path(replay)
+    return path, next(step for step in path.steps if step.iteration == iteration)
+
+
+def _most_on_path(path: CriticalPath, step: StepPath) -> list[int]:
+    """Return the ranks that have most of the path."""
+    ranks, number = np.unique(path.ranks(step), return_inverse=True)
+    total = np.bincount(number, weights=step.work_ns, minlength=len(ranks))
+    return [int(rank) for rank in ranks[np.argsort(-total, kind="stable")][:MOST_ON_PATH]]
+
+
+def _path_lines(path: CriticalPath, step: StepPath, shown: list[int], spans: _Spans) -> list[Json]:
+    """Return [lane, start µs, length µs] of where the path is, in the order of time.
+
+    Hops in a row of one rank are one line; those of ranks without a lane are left out, and of too
+    many lines the shortest.
+    """
+    ranks = path.ranks(step)
+    first = group_starts(ranks)
+    ends = step.ends_ns[np.append(first[1:], len(ranks)) - 1] - spans.begin_ns
+    starts = step.starts_ns[first] - spans.begin_ns
+    rows = np.flatnonzero(np.isin(ranks[first], shown) & (ends > starts))
+    longest = np.argsort(starts[rows] - ends[rows], kind="stable")[:MOST_PIECES]
+    return [
+        [
+            shown.index(int(ranks[first[row]])),
+            round(int(starts[row]) / 1e3, 1),
+            round(int(ends[row] - starts[row]) / 1e3, 1),
+        ]
+        for row in rows[np.sort(longest)].tolist()
+    ]
 
 
 def _longest_iteration(seen: Observations, finding: Finding | None) -> int | None:

@@ -41,7 +41,7 @@ from megascan.header import Json
 from megascan.timeline import Timeline
 
 MOST_CHARTS = 12
-MOST_RANKS_NAMED = 24
+MOST_RUNS_NAMED = 24
 MOST_LETTERS_IN_A_FIGURE = 12
 MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
@@ -251,7 +251,11 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[Figure]:
     least = report.minimum_detectable_slowdown
     power = "not judged" if least is None else percent(least)
     return [
-        Figure(f"{report.world_size:,}", "ranks", f"{report.num_iterations:,} iterations judged"),
+        Figure(
+            f"{report.world_size:,}",
+            "ranks",
+            f"{counted(report.num_iterations, 'iteration')} judged",
+        ),
         Figure(power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"),
         Figure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
     ]
@@ -264,7 +268,7 @@ def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
     share = lost_share(finding)
     hours = share * _num_gpus(inputs) * HOURS_A_DAY
     how = "replayed" if finding.cost_is_replayed else "estimated"
-    detail = f"{share:.1%} of every GPU's time, {how}"
+    detail = f"{100 * share:.1f} % of every GPU's time, {how}"
     if finding.step_time_cost_ratio < WORTH_SAYING:
         detail = "it hides in time that others spend anyway"
     return [
@@ -302,7 +306,9 @@ def _as_ranges(ranks: Sequence[int]) -> str:
     """Return ranks as runs: 4, 5, 6, 9 as "4–6, 9"."""
     ordered = np.array(sorted(ranks), dtype=np.int64)
     runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    left_out = len(texts) - MOST_RUNS_NAMED
+    return ", ".join(texts[:MOST_RUNS_NAMED]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def _deciding(examined: Examination, findings: Sequence[Finding]) -> Iterable[str]:
@@ -324,7 +330,7 @@ def _deciding(examined: Examination, findings: Sequence[Finding]) -> Iterable[st
 
 
 def _finding_view(number: int, finding: Finding, examined: Examination, said: _Said) -> FindingView:
-    title = "".join(said.new([finding.headline])) or f"Why {_who_in_words(finding)}"
+    title = "".join(said.new([finding.headline])) or f"Why {_who_in_words(finding.ranks)}"
     return FindingView(
         number=number,
         title=title[:1].upper() + title[1:],
@@ -337,8 +343,10 @@ def _finding_view(number: int, finding: Finding, examined: Examination, said: _S
     )
 
 
-def _who_in_words(finding: Finding) -> str:
-    return ranks_text(finding.ranks) if finding.ranks else "all ranks"
+def _who_in_words(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "all ranks"
+    return f"ranks {_as_ranges(ranks)}" if len(ranks) > 2 else ranks_text(tuple(ranks))
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
@@ -358,7 +366,7 @@ def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
         ratio = f"{finding.step_time_cost_ratio:.3f}"
         facts.append(Fact("cost", f"an iteration takes {ratio} times as long with it ({how})"))
     if len(finding.ranks) > MOST_RANKS_IN_A_HEADLINE:
-        facts.insert(0, Fact("ranks", listed(finding.ranks, most=MOST_RANKS_NAMED)))
+        facts.insert(0, Fact("ranks", _as_ranges(finding.ranks)))
     if finding.host:
         facts.append(Fact("host", finding.host))
     if finding.device and len(finding.ranks) <= MOST_DEVICES:
@@ -369,7 +377,7 @@ def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
 def _iterations(finding: Finding) -> str:
     episodes = finding.episodes or ((finding.first_iteration, finding.last_iteration),)
     text = listed(f"{first} to {last}" for first, last in episodes)
-    return f"{text} (slower in {finding.share_of_iterations:.0%} of them)"
+    return f"{text} (slower in {100 * finding.share_of_iterations:.0f} % of them)"
 
 
 def _ranks_summary(examined: Examination) -> str:
@@ -380,11 +388,17 @@ def _ranks_summary(examined: Examination) -> str:
         return f"None of {counted(len(members), 'rank')} has a peer to be compared with."
     worst = int(known[np.argmax(value[known])])
     inside = int(((value[known] >= ALIKE[0]) & (value[known] < ALIKE[1])).sum())
+    alone = len(members) - len(known)
+    who = f"{ranks_text(members.workers[worst])} ({members.labels[worst]})"
     parts = [
-        f"{inside:,} of {counted(len(members), 'rank')} compute within 3 % of their peers; the "
-        f"slowest is {ranks_text(members.workers[worst])} ({members.labels[worst]}) at "
-        f"{times(float(value[worst]))}."
+        f"{inside:,} of {len(known):,} ranks compute within 3 % of their peers; the "
+        f"slowest is {who} at {times(float(value[worst]))}."
+        if len(known) > 1
+        else f"{who[:1].upper()}{who[1:]} takes {times(float(value[worst]))} the time of its peers."
     ]
+    if alone:
+        verb = "has" if alone == 1 else "have"
+        parts.append(f"{counted(alone, 'other rank').capitalize()} {verb} no sound peer.")
     missing = examined.report.completeness.get("missing_ranks")
     if isinstance(missing, list) and missing:
         parts.append(f"Not recorded and not shown: ranks {listed(missing)}.")
@@ -416,8 +430,8 @@ def _costs(result: WhatIf, savings: Sequence[Saving]) -> Costs:
 
 def _cost_row(saving: Saving) -> CostRow:
     return CostRow(
-        who=ranks_text(saving.ranks),
-        causes=listed(cause.value for cause in saving.causes),
+        who=_who_in_words(saving.ranks),
+        causes=listed(cause.value.replace("_", " ") for cause in saving.causes),
         step=milliseconds(saving.fixed_step_s * 1e9),
         faster=f"{saving.speedup:.3f}×",
         per_hour=f"{saving.gpu_hours_per_hour:.2f}",
@@ -465,7 +479,8 @@ def _figures(inputs: PageInputs, findings: Sequence[Finding]) -> dict[str, Json]
     series = [series_of(finding, examined) for finding in findings[:MOST_CHARTS]]
     strip = None
     if inputs.timeline is not None:
-        strip = critical_strip(inputs.timeline, seen, next(iter(findings), None))
+        replay = None if inputs.whatif is None else inputs.whatif.replay
+        strip = critical_strip(inputs.timeline, seen, next(iter(findings), None), replay)
     return {
         "source": inputs.source,
         "edges": list(SHADE_EDGES),

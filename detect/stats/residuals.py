@@ -275,4 +275,4 @@ def _agreed(level: Floats) -> Floats:
     typical = typical[np.isfinite(typical)]
     if len(typical) < 2 or not typical.min() >= DATA.alike_share * typical.max() > 0:
         return np.zeros(len(level))
-    return np.asarray(np.nanmin(level, axis=1))
+    return np.asarray(np.fmin.reduce(level, axis=1))

@@ -3,7 +3,8 @@
 Fed by timelines (`traced`, cut at `marks`) and by op tables (`optable`); both become a `Replay`, a
 dependency graph with traced and ideal weights (`graph`). From it `metrics` computes the figures of
 `megascan whatif` and what mending single ranks saves; `render` writes text, JSON and the heat map,
-`ideal` the timeline of the ideal run. Start reading at `graph`.
+`ideal` the timeline of the ideal run. `path` walks back through it: the chain of operations that
+determines a step's end, put into words by `path_text`. Start reading at `graph`.
 """
 
 from detect.whatif.graph import Replay
@@ -18,20 +19,29 @@ from detect.whatif.metrics import (
     worst_ranks,
 )
 from detect.whatif.optable import OpTable, is_op_table, read_op_table, replay_of_op_table
+from detect.whatif.path import CriticalPath, Share, critical_path, pieces
+from detect.whatif.path_text import link_text, path_to_json, render_path
 from detect.whatif.render import heat_map_png, heat_map_svg, render_text, to_json
 from detect.whatif.traced import replay_of_timeline
 
 __all__ = [
+    "CriticalPath",
     "OpTable",
     "Replay",
     "Saving",
+    "Share",
     "WhatIf",
     "analyze",
+    "critical_path",
     "heat_map_png",
     "heat_map_svg",
     "ideal_timeline",
     "is_op_table",
+    "link_text",
+    "path_to_json",
+    "pieces",
     "read_op_table",
+    "render_path",
     "render_text",
     "replay_of_op_table",
     "replay_of_timeline",

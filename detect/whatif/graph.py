@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -249,6 +250,23 @@ def _reducer(partition: Partition) -> Callable[[Floats], Floats]:
     return reduce
 
 
+class Instants(Protocol):
+    """When the operations of a replay took place, ns on one clock.
+
+    `step` is the place of a step among those of the replay. Nodes and lanes are arrays (hop,), and
+    so are the results; -1 where nothing was recorded.
+    """
+
+    def begin_ns(self, node: int, lane: int, step: int) -> int:
+        """Return when the rank that ran a node began the step."""
+
+    def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return when operations ended."""
+
+    def rows(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return the spans in which operations lie, as rows of the timeline's table."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     """A traced job in the form that scenarios are replayed on. Times in seconds.
@@ -265,6 +283,7 @@ class Replay:
     ranks: Integers
     steps: Integers
     measured: Floats
+    instants: Instants
     gpus_per_worker: int = 1
     layout_text: str = ""
     labels: Mapping[int, str] = field(default_factory=dict)
@@ -276,6 +295,9 @@ class Replay:
     shared_work: tuple[tuple[int, ...], ...] = ()
     """Ranks whose compute cannot be told apart in this trace (a TP group without its collectives
     traced); replacing one of them replaces all."""
+    entangled: Mapping[str, Partition] = field(default_factory=dict)
+    """Types of work that hold waiting for others in no span of its own, and which lanes wait for
+    each other: if one of them is slow there, all are."""
     notes: tuple[str, ...] = ()
 
     @property

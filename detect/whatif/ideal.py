@@ -87,6 +87,11 @@ def _times(replay: Replay) -> tuple[Floats, Floats]:
     return times[0], times[1]
 
 
+def name_of(node: Node) -> str:
+    """Return what a node's span is called: `forward`, `send_backward`."""
+    return _drawn(node).name
+
+
 def _drawn(node: Node) -> _Drawn:
     if node.optype in _KINDS:
         kind, name, track = _KINDS[node.optype]

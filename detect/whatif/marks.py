@@ -15,12 +15,16 @@ order, and a message that waits for its partner keeps the next pass from startin
     forward ──┤░░░ recv_backward ░░░├── forward          the gap is waiting, not the host's
 
 `messages_hold_up` recognises them by their ends: nothing begins earlier, the next pass at once.
+
+Collectives beside compute begin when their stream is free, in one iteration before the end of a
+pass, in the next one after it. They are put where they began at the earliest in any iteration of
+any rank of the stage: that is when what they need was ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +33,14 @@ from megascan.arrays import Flags, Integers, Words
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import CountsAs, names_of
+from megascan.vocabulary import LOSS_SYNC, CountsAs, names_of
 
 PASS_NAMES = names_of(CountsAs.PASS)
 END, BEGIN, COMMUNICATION = range(3)
 """Edges of marks, in the order they take at the same instant."""
+ROUNDING_NS = 2
+"""By how much one span's end and the next one's begin may differ where they are one instant: both
+are rounded to whole ns, and so are durations on aligned clocks."""
 _ROW_COLUMNS = ("rank", "iteration", "start_ns", "duration_ns", "microbatch", "chunk")
 
 
@@ -72,11 +79,12 @@ def marks_of(timeline: Timeline) -> Marks:
     time = np.where(edge == END, end[row], start[row])
     until = np.where(edge == COMMUNICATION, end[row], time)
     flat = bounds.reshape(-1, 2)[segment[row]]
-    inside = (time >= flat[:, 0]) & (until <= flat[:, 1])
+    inside = (time >= flat[:, 0] - ROUNDING_NS) & (until <= flat[:, 1] + ROUNDING_NS)
     row, edge, time, until = row[inside], edge[inside], time[inside], until[inside]
     key = _keys(table, columns, row, edge)
-    order = np.lexsort((key, edge, time, segment[row]))
-    return Marks(
+    sooner = time - ROUNDING_NS * (edge == END)  # what ends when the next begins comes first
+    order = np.lexsort((key, edge, sooner, segment[row]))
+    marks = Marks(
         row=row[order],
         edge=edge[order],
         time_ns=time[order],
@@ -87,6 +95,70 @@ def marks_of(timeline: Timeline) -> Marks:
         iterations=iterations,
         bounds=bounds,
     )
+    overlapped = equals(table, "kind", Kind.COLLECTIVE)
+    overlapped &= numbers(table, "track") == Track.OVERLAPPED
+    stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
+    return _settled(marks, overlapped[marks.row], stage)
+
+
+def _settled(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:
+    """Return the marks with `overlapped` collectives (mark,) where they began at the earliest.
+
+    A place counts the other marks of the iteration before it; `stage` is (rank,). The n-th
+    collective of a name is the same one in every iteration of a stage. Where it began later, the
+    work up to the next mark is taken to lie before it.
+    """
+    floating = np.flatnonzero(overlapped & (marks.edge == COMMUNICATION))
+    if not len(floating):
+        return marks
+    fixed = ~overlapped | (marks.edge != COMMUNICATION)
+    before = np.cumsum(fixed) - fixed  # of all segments up to here
+    first = np.searchsorted(marks.segment, np.arange(int(marks.segment.max()) + 2))
+    place = before - before[first[marks.segment]]
+    of_stage = stage[marks.segment[floating] // len(marks.iterations)]
+    ordinal = _ordinals(marks.segment[floating], marks.key[floating])
+    _, same = np.unique(
+        np.stack([of_stage, marks.key[floating], ordinal]), axis=1, return_inverse=True
+    )
+    same = same.reshape(-1)
+    earliest = np.full(int(same.max()) + 1, len(fixed))
+    np.minimum.at(earliest, same, place[floating])
+    place[floating] = earliest[same]
+    turn = np.full(len(fixed), len(earliest))  # after the collectives that are put before it
+    turn[floating] = same
+    order = np.lexsort((turn, place, marks.segment))
+    time = _no_later_than_next(marks.time_ns[order], fixed[order], marks.segment)
+    return replace(
+        marks,
+        row=marks.row[order],
+        edge=marks.edge[order],
+        time_ns=time,
+        end_ns=marks.end_ns[order],
+        key=marks.key[order],
+    )
+
+
+def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Integers:
+    """Return times (mark,), none after that of the next `fixed` mark of its segment."""
+    place = np.arange(len(time))
+    following = np.minimum.accumulate(np.where(fixed, place, len(time))[::-1])[::-1]
+    following = np.where(following < len(time), following, place)
+    following = np.where(segment[following] == segment, following, place)
+    time = np.minimum(time, time[following])
+    origin, width = int(time.min()), int(np.ptp(time)) + 1
+    latest = np.maximum.accumulate(segment * width + (time - origin))
+    return np.asarray(latest - segment * width + origin)
+
+
+def _ordinals(segment: Integers, key: Integers) -> Integers:
+    """Return how many marks of the same key came before each in its segment, (mark,)."""
+    order = np.lexsort((np.arange(len(key)), key, segment))
+    change = (np.diff(segment[order]) != 0) | (np.diff(key[order]) != 0)
+    starts = np.flatnonzero(np.concatenate([[True], change]))
+    counts = np.diff(np.append(starts, len(order)))
+    ordinal = np.empty(len(order), dtype=np.int64)
+    ordinal[order] = np.arange(len(order)) - np.repeat(starts, counts)
+    return ordinal
 
 
 def _bounds(
@@ -121,6 +193,7 @@ def _selected(timeline: Timeline, counts: Flags) -> Iterator[tuple[Integers, Int
         yield rows, np.full(len(rows), BEGIN)
         yield rows, np.full(len(rows), END)
     has_partner = (numbers(table, "peer") >= 0) | ~equals(table, "group", "")
+    has_partner |= equals(table, "name", LOSS_SYNC)
     communication = equals(table, "kind", *COMMUNICATION_KINDS) & has_partner
     rows = np.flatnonzero(communication & counts)
     yield rows, np.full(len(rows), COMMUNICATION)
@@ -214,6 +287,7 @@ class SpanColumns:
     size_bytes: Integers
     match: Integers
     wait_ns: Integers
+    duration_ns: Integers
     overlapped: Flags
     pauses_ns: Integers
     """Garbage collection in the work before each mark (mark,)."""
@@ -239,6 +313,7 @@ class SpanColumns:
             size_bytes=numbers(table, "size_bytes"),
             match=numbers(table, "match"),
             wait_ns=numbers(table, "wait_ns"),
+            duration_ns=numbers(table, "duration_ns"),
             overlapped=overlapped,
             pauses_ns=host_work_before_marks(timeline, marks, Kind.GC),
             loading_ns=host_work_before_marks(timeline, marks, Kind.DATA),

@@ -421,11 +421,22 @@ def _fix_work(replay: Replay, places: Flags, weights: Floats) -> str:
         sums = _sums(replay, types == optype)  # (stage, lane, step)
         for stage in stages:
             nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
-            own, others = places[stage], sums[stage, ~places[stage]]
-            if not have_peers:
+            own = _waiting_together(replay, str(optype), places[stage])
+            others = sums[stage, ~own]
+            if not have_peers or not len(others):
                 others = sums[~places.any(axis=1)].reshape(-1, sums.shape[2])
+            if not len(others):
+                continue
             _scale(weights, nodes, own, sums[stage], np.median(others, axis=0))
     return "peers" if have_peers else "stages"
+
+
+def _waiting_together(replay: Replay, optype: str, own: Flags) -> Flags:
+    """Flag the lanes (lane,) whose work of a type is as slow as that of `own`, and those."""
+    if optype not in replay.entangled:
+        return own
+    labels = replay.entangled[optype].labels
+    return np.isin(labels, labels[own])
 
 
 def _sums(replay: Replay, chosen: Flags) -> Floats:

@@ -31,7 +31,9 @@ import pyarrow as pa
 from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Replay, partition_of
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
+from megascan.schema import NOT_APPLICABLE
 
+_MAGIC = b"PAR1"
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
 _TIMES = ("start_ts", "duration")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")
@@ -66,11 +68,13 @@ class OpTable:
 
 
 def is_op_table(path: Path) -> bool:
-    """Return whether a path is a Parquet file, by its first four bytes."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
+    """Return whether a path is a Parquet file, by its first four bytes.
+
+    Raises InputError for a file that cannot be read.
+    """
+    from megascan.reader.lines import read_start  # readers take long to import
+
+    return path.is_file() and read_start(path, len(_MAGIC)) == _MAGIC
 
 
 def read_op_table(path: Path) -> OpTable:
@@ -540,6 +544,7 @@ def replay_of_op_table(table: OpTable) -> Replay:
         ranks=ranks,
         steps=steps.ids[complete],
         measured=(end.max(axis=(0, 1)) - start.min(axis=(0, 1))).astype(np.float64),
+        instants=TableInstants(graph.stage, start, end),
         gpus_per_worker=table.gpus_per_worker,
         layout_text=f"DP {num_lanes} PP {graph.num_stages}, "
         f"{_gpus(table.gpus_per_worker)} to a recorded rank",
@@ -548,6 +553,32 @@ def replay_of_op_table(table: OpTable) -> Replay:
         row_labels=("",) * num_lanes,
         notes=(f"{dropped} incomplete steps left out",) if dropped else (),
     )
+
+
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class TableInstants:
+    """When the operations of an op table took place; `stage` (node,), times (node, lane, step)."""
+
+    stage: Integers
+    start_s: Singles
+    end_s: Singles
+
+    def begin_ns(self, node: int, lane: int, step: int) -> int:
+        """Return when the rank that ran a node began the step."""
+        own = self.start_s[self.stage == self.stage[node], lane, step]
+        return round(float(own.min()) * _NS_PER_S)
+
+    def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return when operations ended, from the step's begin."""
+        ends = self.end_s[nodes, lanes, step].astype(np.float64)
+        return np.asarray(np.rint(ends * _NS_PER_S), dtype=np.int64)
+
+    def rows(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return -1: an op table holds no spans."""
+        return np.full(len(nodes), NOT_APPLICABLE)
 
 
 def traced_weights(graph: Graph, start: Singles, duration: Singles) -> Floats:

@@ -16,20 +16,26 @@ One rank's marks give the nodes of its pipeline stage; all ranks of the stage ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Partition, Replay, partition_of
 from detect.whatif.marks import BEGIN, COMMUNICATION, END, SpanColumns, Stack, stack_marks
-from megascan.arrays import Floats, Integers, group_starts
+from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
+from megascan.vocabulary import LOSS_SYNC
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
 DATA, HOST, GC = "data-loading", "host", "gc"
 PASS_TYPES = {"forward": FORWARD, "backward": BACKWARD, "backward-weights": BACKWARD}
+
+
+NO_MARK, END_OF_ITERATION = -1, -2
+"""Places of a node that no mark of its stage's template gives."""
 
 
 @dataclass(kw_only=True)
@@ -47,6 +53,10 @@ class DraftNode:
     match: int = NOT_APPLICABLE
     duration_ns: Floats | None = None
     is_collective: bool = False
+    ends_at: int = NO_MARK
+    """Mark of the template that ends it."""
+    inside: int = NO_MARK
+    """Mark of the template whose span it lies in."""
 
 
 @dataclass(kw_only=True)
@@ -55,6 +65,8 @@ class StageProgram:
 
     stage: int
     nodes: list[DraftNode] = field(default_factory=list)
+    reduces_in: set[str] = field(default_factory=set)
+    """Types of passes in which TP groups were seen to communicate."""
 
 
 def stage_program(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageProgram:
@@ -93,6 +105,8 @@ class _Walk:
         self.pending: dict[int, int] = {}
         """Overlapped communication not yet consumed: mark to node."""
         self.open: list[tuple[str, int, int]] = []
+        self.opened_at: list[int] = []
+        """Marks that opened what is open."""
         self.parts: Counter[tuple[str, int, int]] = Counter()
 
     # --- marks ---------------------------------------------------------------------------------
@@ -104,22 +118,23 @@ class _Walk:
             self._post(number)
             return
         self._consume(number)
-        self._work(self.time[:, :, number], self.pauses[:, :, number], self.loading[:, :, number])
+        self._work(number, self.time[:, :, number])
         self.burst = []
         if edge == COMMUNICATION:
             self.burst_waits_for = self.waits_for
             self._post(number)
         elif edge == BEGIN:
             self.open.append(self._context(number))
+            self.opened_at.append(number)
         elif edge == END and self.open:
             self.open.pop()
+            self.opened_at.pop()
 
     def finish(self) -> None:
         """Add the work after the last mark and wait for all that is still under way."""
         for mark in list(self.pending):
             self._wait_for(mark)
-        nothing = np.zeros_like(self.length)
-        self._work(self.length, nothing, nothing, always=True)
+        self._work(END_OF_ITERATION, self.length)
 
     def _joins_burst(self, number: int) -> bool:
         """Return whether a message is posted while the one before it is still under way."""
@@ -144,17 +159,21 @@ class _Walk:
         self.program.nodes.append(draft)
         return len(self.program.nodes) - 1
 
-    def _work(self, until: Floats, pauses: Floats, loading: Floats, always: bool = False) -> None:
-        """Add local work up to an instant; none where no rank has time for it.
+    def _work(self, mark: int, until: Floats) -> None:
+        """Add local work up to a mark, or to the end; none where no rank has time for it.
 
         Loading and pauses are told apart from it; a pause only by what the work took too long.
         """
         work = np.maximum(until - self.until, 0.0)
         self.until = np.maximum(self.until, until)
-        if not always and not work[self.present].any():
+        if mark == END_OF_ITERATION:
+            pauses = loading = np.zeros_like(work)
+        elif not work[self.present].any():
             return
+        else:
+            pauses = self.pauses[:, :, mark]
+            loading = np.minimum(self.loading[:, :, mark], work)
         optype, microbatch, chunk = self.open[-1] if self.open else (HOST, -1, -1)
-        loading = np.minimum(loading, work)
         rest = work - loading
         usual = np.median(rest[self.present])
         pauses = np.minimum(pauses, np.maximum(rest - usual, 0.0))
@@ -162,9 +181,11 @@ class _Walk:
             if part[self.present].any():
                 self._local(kind, microbatch, chunk, part)
         self._local(optype, microbatch, chunk, rest - pauses)
+        self.program.nodes[-1].ends_at = mark
 
     def _local(self, optype: str, microbatch: int, chunk: int, weight_ns: Floats) -> None:
         place = (optype, microbatch, chunk)
+        inside = self.opened_at[-1] if self.opened_at else NO_MARK
         node = Node(
             stage=self.program.stage,
             optype=optype,
@@ -174,7 +195,9 @@ class _Walk:
             part=self.parts[place],
         )
         self.parts[place] += 1
-        number = self._add(DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns))
+        number = self._add(
+            DraftNode(node=node, dependencies=self.waits_for, weight_ns=weight_ns, inside=inside)
+        )
         self.waits_for = (number,)
 
     def _post(self, number: int) -> None:
@@ -193,10 +216,14 @@ class _Walk:
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
         group = spans.group[row].partition("@")[0]
-        op = spans.op[row]
+        if spans.name[row] == LOSS_SYNC:
+            group = "dp"
+        op = spans.op[row] or spans.name[row]
         direction = spans.direction[row]
         is_message = spans.kind[row] == Kind.P2P
-        duration = self.end[:, :, number] - self.time[:, :, number]
+        duration = spans.duration_ns[self.row[:, :, number]].astype(np.float64)
+        if group == "tp" and self.open:
+            self.program.reduces_in.add(self.open[-1][0])
         waited = spans.wait_ns[self.row[:, :, number]].astype(np.float64)
         transfer = np.where(waited >= 0, duration - waited, np.nan)
         node = Node(
@@ -216,6 +243,8 @@ class _Walk:
                 axis=EACH_LANE if is_message else group,
                 match=int(spans.match[row]),
                 is_collective=not is_message,
+                ends_at=number,
+                inside=number,
             )
         )
 
@@ -321,6 +350,56 @@ def _medians(graph: Graph, weights: Floats, ideal: Floats, optype: str) -> None:
         ideal[nodes] = float(np.median(pool))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TracedInstants:
+    """When the operations of a timeline took place, looked up by their marks; (node,) each."""
+
+    stack: Stack
+    stage: Integers
+    is_local: Flags
+    ends_at: Integers
+    inside: Integers
+
+    @classmethod
+    def of(cls, stack: Stack, drafts: list[DraftNode]) -> TracedInstants:
+        """Keep where the nodes of all stages, in order, stand among their stage's marks."""
+        return cls(
+            stack=stack,
+            stage=np.array([draft.node.stage for draft in drafts]),
+            is_local=np.array([draft.node.is_local for draft in drafts]),
+            ends_at=np.array([draft.ends_at for draft in drafts]),
+            inside=np.array([draft.inside for draft in drafts]),
+        )
+
+    def begin_ns(self, node: int, lane: int, step: int) -> int:
+        """Return when the rank that ran a node began the iteration."""
+        stage = self.stage[node]
+        present = self.stack.stages[stage].present[lane]
+        return int(self.stack.bounds[stage, lane, step, 0]) if present else NOT_APPLICABLE
+
+    def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return when operations ended: work where a mark begins, -1 where nothing was recorded."""
+        marks, place = self.stack.marks, self._marks(self.ends_at, nodes, lanes, step)
+        ends = np.where(self.is_local[nodes], marks.time_ns[place], marks.end_ns[place])
+        ends[place < 0] = NOT_APPLICABLE
+        last = self.ends_at[nodes] == END_OF_ITERATION
+        ends[last] = self.stack.bounds[self.stage[nodes[last]], lanes[last], step, 1]
+        ends[ends == 0] = NOT_APPLICABLE
+        return ends
+
+    def rows(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        """Return the pass that operations are part of, or the communication that they are."""
+        place = self._marks(self.inside, nodes, lanes, step)
+        return np.where(place >= 0, self.stack.marks.row[place], NOT_APPLICABLE)
+
+    def _marks(self, of_node: Integers, nodes: Integers, lanes: Integers, step: int) -> Integers:
+        place = np.full(len(nodes), NOT_APPLICABLE)
+        for number, stage in enumerate(self.stack.stages):
+            here = (self.stage[nodes] == number) & (of_node[nodes] >= 0)
+            place[here] = stage.index[lanes[here], step, of_node[nodes[here]]]
+        return place
+
+
 _NS = 1e-9
 
 
@@ -357,11 +436,13 @@ def replay_of_timeline(timeline: Timeline) -> Replay:
         ranks=stack.ranks,
         steps=stack.iterations,
         measured=_measured(stack),
+        instants=TracedInstants.of(stack, drafts),
         layout_text=_sizes(layout) or "single rank",
         labels={int(rank): layout.label(int(rank)) for rank in stack.ranks.ravel()},
         columns=np.array([place.dp for place in places]),
         row_labels=tuple(_row_label(layout, place) for place in places),
         shared_work=shared,
+        entangled=_entangled(layout, stack, programs),
         notes=stack.notes + note,
     )
 
@@ -503,6 +584,20 @@ def _measured(stack: Stack) -> Floats:
     begins = stack.bounds[present][..., 0]
     ends = stack.bounds[present][..., 1]
     return np.asarray((ends.max(axis=0) - begins.max(axis=0)) * _NS)
+
+
+def _entangled(
+    layout: Layout, stack: Stack, programs: list[StageProgram]
+) -> Mapping[str, Partition]:
+    """Return, by type of pass, the TP groups whose communication in it was not traced.
+
+    Empty where none was traced in any pass: then the groups count as one worker altogether.
+    """
+    seen = {optype for program in programs for optype in program.reduces_in}
+    if layout.tp == 1 or not seen:
+        return {}
+    groups = partition_of([layout.group(int(rank), "tp") for rank in stack.ranks[0]])
+    return {optype: groups for optype in (FORWARD, BACKWARD) if optype not in seen}
 
 
 def _shared_work(

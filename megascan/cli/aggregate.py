@@ -19,12 +19,12 @@ from pathlib import Path
 
 from megascan.cli.options import (
     Look,
-    Workers,
     add_detector_arguments,
     add_run_arguments,
     add_scheduler_argument,
     add_selection_arguments,
     aggregate_folder,
+    chain_of,
     check_ranks,
     detect_in,
     is_tuned,
@@ -32,7 +32,6 @@ from megascan.cli.options import (
     ranks_in_focus,
     selection_from,
     settings_from,
-    size_bytes,
     workers_from,
 )
 from megascan.cli.output import check_outputs, require, say, stage, write_json
@@ -44,6 +43,8 @@ from megascan.export import (
     write_timeline,
 )
 from megascan.header import Json
+from megascan.parallel import Workers
+from megascan.timeline import numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write only the suspects of -d and the ranks that share a group with them",
     )
+    parser.add_argument(
+        "--path",
+        action="store_true",
+        help="draw the chain of spans that determines each iteration's end, too (megascan path)",
+    )
     add_detector_arguments(parser)
 
 
@@ -97,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
             "is still writing it",
             file=sys.stderr,
         )
-    trace_bytes = size_bytes(arguments.folder)
-    with workers_from(arguments, trace_bytes) as workers:
+    require("aggregate")
+    with workers_from(arguments, arguments.folder) as workers:
         num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
@@ -106,37 +112,40 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:
     """Number of events written."""
-    require("aggregate")
-    from aggregate import render_text, summarise
+    from aggregate import render_text, summary_of
 
     selection = selection_from(arguments)
     settings = settings_from(arguments) if arguments.detect else None
-    timeline = aggregate_folder(arguments.folder, arguments, workers)
+    sharded, sums = aggregate_folder(arguments.folder, arguments, workers, summed=True)
+    timeline = sharded.frame
     check_ranks(selection, timeline)
-    summary = summarise(timeline)
+    num_matches = int(numbers(sharded.ends, "match").max(initial=-1)) + 1
+    summary = summary_of(timeline, sums, num_matches)
     say(render_text(summary))
     marks: list[Mark] = []
+    whole = sharded.whole() if settings is not None or arguments.path else timeline
+    chain = chain_of(whole) if arguments.path else []
     record: dict[str, Json] = {"aggregate": summary.to_json()} if arguments.json else {}
     if settings is not None:
         from detect import render_text as render_verdict
 
-        report = detect_in(timeline, settings, arguments.folder)
+        report = detect_in(whole, settings, arguments.folder)
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
         look = Look(_view(output), selection.ranks, selection.iterations)
         said = timeline.completeness.notes  # by the summary
         new = tuple(note for note in report.notes if note not in said)
         say(render_verdict(replace(report, notes=new).with_look(look)))
-        marks = marks_of(report, timeline)
+        marks = marks_of(report, sharded.ends)
         record["detect"] = report.to_json()
     with stage(f"writing {output}"):
         num_events = write_timeline(
-            timeline,
+            whole if chain else sharded,
             output,
             force=arguments.force,
             selection=selection,
             marks=marks,
-            encode=workers.encode,
+            chain=chain,
         )
     if arguments.json:
         write_json(arguments.json, record, force=arguments.force)

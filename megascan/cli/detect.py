@@ -19,7 +19,6 @@ from megascan.cli.options import (
     add_run_arguments,
     add_scheduler_argument,
     load_timeline,
-    size_bytes,
     workers_from,
 )
 from megascan.cli.output import check_outputs, require, say, write_json
@@ -79,7 +78,7 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
 
     if is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)
-    with workers_from(arguments, size_bytes(arguments.path)) as workers:
+    with workers_from(arguments, arguments.path) as workers:
         timeline = load_timeline(arguments.path, arguments, workers)
     report = detect_in(timeline, settings, arguments.path)
     if arguments.history is None:

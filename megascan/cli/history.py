@@ -17,6 +17,7 @@ from pathlib import Path
 
 from megascan.cli.options import add_detector_arguments, add_run_arguments, settings_from
 from megascan.cli.output import say
+from megascan.errors import OutputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +49,36 @@ def _add(arguments: argparse.Namespace) -> int:
     from megascan.watch.history import History, named_in
 
     settings = settings_from(arguments)
-    history = History(arguments.file)
+    _check_place(arguments.file)
     timeline = load_timeline(arguments.path, arguments)
     report = detect_in(timeline, settings, arguments.path)
-    history.add(timeline.headers, named_in(report), timeline.origin_ns / 1e9)
+    is_new = not arguments.file.exists()
+    try:
+        history = History(arguments.file)
+        history.add(timeline.headers, named_in(report), timeline.origin_ns / 1e9)
+    except OutputError:
+        if is_new:
+            arguments.file.unlink(missing_ok=True)
+        raise
     say(
         f"booked run {timeline.run_id} ({report.verdict}, {len(report.findings)} findings) as one "
         f"of {history.num_jobs} jobs in {arguments.file}; "
         f"next: megascan history show {arguments.file}"
     )
     return 0
+
+
+def _check_place(file: Path) -> None:
+    """Raise, before any work is done, when a file is no history and cannot become one.
+
+    A new one is made by what is booked: an input that is refused leaves no empty history.
+    """
+    from megascan.export import check_free
+    from megascan.watch.history import History
+
+    check_free(file, force=True)
+    if file.exists():
+        History(file)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -90,6 +111,8 @@ def _show(arguments: argparse.Namespace) -> int:
 def _merge(arguments: argparse.Namespace) -> int:
     from megascan.watch.history import History
 
+    for other in arguments.others:
+        History(other, must_exist=True)
     history = History(arguments.file)
     for other in arguments.others:
         say(f"took {history.merge(other)} jobs from {other}")

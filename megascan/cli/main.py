@@ -19,6 +19,7 @@ COMMANDS = {
     "detect": "name the slow rank, its cause and its owner",
     "diff": "compare two traces: which role, rank or link got slower",
     "history": "findings of many jobs by host and device: add, show, merge",
+    "path": "what an iteration is made of: the chain of spans that determines its end",
     "plan": "say what would make a traced pipeline's step faster, and write the plan for it",
     "probe": "say which rank or device computes wrongly: whose bits are not its peers'",
     "query": "ask a timeline in PerfettoSQL",

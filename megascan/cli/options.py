@@ -14,26 +14,26 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from megascan.cli.output import require, stage
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
-from megascan.export import Mark, Selection, encode_here
-from megascan.parallel import Spread, across_processes, across_threads
-from megascan.schema import Kind
-from megascan.timeline import Timeline, equals, numbers
+from megascan.export import Hop, Mark, Selection
+from megascan.header import Json
+from megascan.parallel import Kept, Workers, workers_here
+from megascan.schema import NOT_APPLICABLE, Kind
+from megascan.timeline import ShardedTimeline, Timeline, equals, numbers
 
 if TYPE_CHECKING:
+    from aggregate import Sums
     from detect import DetectorSettings, Finding, Report
-    from megascan.export import Block
-    from megascan.reader import Format, Segment
     from megascan.timeline import Trace
 
 
@@ -61,32 +61,34 @@ def load_timeline(
 
         with stage(f"reading {path}"):
             return read_timeline(path)
-    return aggregate_folder(path, arguments, workers or Cores.for_trace(size_bytes(path)))
+    if workers is not None:
+        return aggregate_folder(path, arguments, workers)[0].whole()
+    with _workers_here(path) as cores:
+        return aggregate_folder(path, arguments, cores)[0].whole()
 
 
-def aggregate_folder(path: Path, arguments: argparse.Namespace, workers: Workers) -> Timeline:
-    """Read the rank files of `path`, match them and put them on one clock."""
+def aggregate_folder(
+    path: Path, arguments: argparse.Namespace, workers: Workers, *, summed: bool = False
+) -> tuple[ShardedTimeline, list[Sums]]:
+    """Read the rank files of `path`, match them and put them on one clock; sum up if wanted."""
     require("aggregate")
-    from aggregate import build_timeline
+    from aggregate import build_shards
 
-    trace = [
-        _trace(path, arguments, workers)
-    ]  # popped: what alignment replaces must not outlive it
-    with stage(f"aligning {len(trace[0].headers)} ranks, {len(trace[0].spans):,} spans"):
-        return build_timeline(trace.pop())
+    trace, kept = _trace(path, arguments, workers)
+    with stage(f"aligning {len(trace.headers)} ranks"):
+        return build_shards(trace, kept, workers, summed=summed)
 
 
-def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> Trace:
-    """Read the rank files of `path` as recorded; warn of missing ranks."""
-    from megascan.reader import read_trace
+def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple[Trace, list[Kept]]:
+    """Read the rank files of `path` as recorded, the ends only; warn of missing ranks."""
+    from megascan.reader import read_ends
 
-    _reuse_freed_memory()
     with stage(f"reading rank files of {path}"):
-        trace = read_trace(
+        trace, kept = read_ends(
             path,
+            workers,
             run=arguments.run,
             allow_missing_ranks=arguments.allow_missing_ranks,
-            load=workers.load,
         )
     if trace.completeness.missing_ranks:
         missing = trace.completeness.missing_ranks
@@ -95,9 +97,9 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> Trace
             f"going on without them: {', '.join(map(str, missing))}",
             file=sys.stderr,
         )
-    if not len(trace.spans):
+    if not any(stay.begin < stay.end for stay in trace.stays.values()):
         raise InputError(f"{path}: the rank files hold no finished window; let the job run longer")
-    return trace
+    return trace, kept
 
 
 _LARGEST_REUSED_BYTES = 31 << 20
@@ -264,9 +266,12 @@ class Look:
         return f"{self.command} --at {rank}:{iteration}"
 
 
-def marks_of(report: Report, timeline: Timeline) -> list[Mark]:
-    """Draw every finding on its ranks: one slice for each stretch of iterations it was active."""
-    spans = timeline.spans.filter(equals(timeline.spans, "kind", Kind.ITERATION))
+def marks_of(report: Report, ends: pa.Table) -> list[Mark]:
+    """Draw every finding on its ranks: one slice for each stretch of iterations it was active.
+
+    `ends` are those of the timeline, iteration spans among them.
+    """
+    spans = ends.filter(equals(ends, "kind", Kind.ITERATION))
     ranks, iterations = numbers(spans, "rank"), numbers(spans, "iteration")
     starts = numbers(spans, "start_ns")
     ends = starts + numbers(spans, "duration_ns")
@@ -290,6 +295,40 @@ def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> 
         label=f"{finding.cause} {finding.slowdown:.2f}x ({finding.owner})",
         args={"headline": finding.headline, "q_value": finding.q_value},
     )
+
+
+def chain_of(timeline: Timeline) -> list[Hop]:
+    """Draw the critical path of every iteration that can be replayed."""
+    from detect.whatif import critical_path, pieces, replay_of_timeline
+
+    with stage("walking back from the ends of iterations"):
+        path = critical_path(replay_of_timeline(timeline))
+    hops: list[Hop] = []
+    for step, one in zip(path.steps, path.makeups, strict=True):
+        shares: dict[str, Json] = {str(share): ratio for share, ratio in one.shares.items()}
+        hops.append(
+            Hop(
+                rank=NOT_APPLICABLE,
+                iteration=step.iteration,
+                start_ns=step.begin_ns,
+                end_ns=int(step.ends_ns[-1]),
+                label=f"iteration {step.iteration}",
+                args={**shares, "bubble": one.bubble, "length_ns": step.length_ns},
+            )
+        )
+        hops += [
+            Hop(
+                rank=piece.rank,
+                iteration=step.iteration,
+                start_ns=piece.start_ns,
+                end_ns=piece.end_ns,
+                label=f"rank {piece.rank}: {piece.name}",
+                row=piece.row,
+                args={"rank": piece.rank, "share": str(piece.share)},
+            )
+            for piece in pieces(path, step)
+        ]
+    return hops
 
 
 def ranks_in_focus(report: Report, timeline: Timeline) -> frozenset[int]:
@@ -316,43 +355,6 @@ WORTH_PROCESSES_BYTES = 8 << 20
 """Of rank files: below, starting processes takes as long as it saves."""
 
 
-class Workers(Protocol):
-    """Those who do what can be divided."""
-
-    def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
-        """Read rank files as `megascan.reader.load_segments` does."""
-
-    def encode(
-        self, blocks: Iterable[Block], *, gzipped: bool
-    ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Make the blocks of an output file as `megascan.export.encode_here` does."""
-
-
-@dataclass(frozen=True)
-class Cores:
-    """This machine's: files are read as `spread` says, output is made by threads."""
-
-    spread: Spread
-
-    @classmethod
-    def for_trace(cls, trace_bytes: int) -> Cores:
-        """Choose what is worth it for rank files of so many bytes."""
-        worth_processes = trace_bytes >= WORTH_PROCESSES_BYTES
-        return cls(across_processes if worth_processes else across_threads)
-
-    def load(self, found: Format, files: Sequence[Path]) -> list[Segment]:
-        """Read rank files."""
-        from megascan.reader import load_segments
-
-        return load_segments(found, files, self.spread)
-
-    def encode(
-        self, blocks: Iterable[Block], *, gzipped: bool
-    ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Make the blocks of an output file."""
-        return encode_here(blocks, gzipped=gzipped)
-
-
 def size_bytes(path: Path) -> int:
     """Return the size of a file or of the files in a folder; 0 where it cannot be looked at."""
     try:
@@ -373,10 +375,11 @@ def add_scheduler_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def workers_from(arguments: argparse.Namespace, trace_bytes: int) -> Iterator[Workers]:
+def workers_from(arguments: argparse.Namespace, path: Path) -> Iterator[Workers]:
     """Hold the cluster that --scheduler names, or without it this machine's cores."""
     if arguments.scheduler is None:
-        yield Cores.for_trace(trace_bytes)
+        with _workers_here(path) as workers:
+            yield workers
         return
     require("aggregate")
     try:
@@ -388,3 +391,12 @@ def workers_from(arguments: argparse.Namespace, trace_bytes: int) -> Iterator[Wo
         ) from error
     with connect(arguments.scheduler) as cluster:
         yield cluster
+
+
+@contextmanager
+def _workers_here(path: Path) -> Iterator[Workers]:
+    """Hold this machine's cores, as many as are worth it for a trace of this size."""
+    _reuse_freed_memory()
+    pa.array([0])  # Arrow looks for pandas at its first array: here, not in every forked worker
+    with workers_here(worth_processes=size_bytes(path) >= WORTH_PROCESSES_BYTES) as workers:
+        yield workers

@@ -132,4 +132,5 @@ def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
 def write_json(path: Path, record: Mapping[str, Json], *, force: bool) -> None:
     """Write a JSON document; errors as `write_bytes`."""
     text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, f"{text}\n".encode(), force=force)
+    content = f"{text}\n".encode(errors="backslashreplace")  # a path's bytes as JSON's escapes
+    write_bytes(path, content, force=force)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes, write_json
-from megascan.errors import UsageError
+from megascan.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from megascan.timeline import Timeline
@@ -107,9 +107,10 @@ def _check(arguments: argparse.Namespace) -> None:
     limit = arguments.memory_limit
     if limit is not None and not (limit > 0 and math.isfinite(limit)):
         raise UsageError(f"--memory-limit is {limit:g}, expected a number of microbatches above 0")
-    if arguments.helpers < 1 or not arguments.helper_speed > 0:
+    speed = arguments.helper_speed
+    if arguments.helpers < 1 or not (speed > 0 and math.isfinite(speed)):
         raise UsageError(
-            f"{arguments.helpers} helper(s) of speed {arguments.helper_speed:g}; "
+            f"{arguments.helpers} helper(s) of speed {speed:g}; "
             "expected at least one, and a speed above 0"
         )
     if not arguments.fbd and (arguments.helpers, arguments.helper_speed) != (1, 1.0):
@@ -121,7 +122,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _outputs(arguments: argparse.Namespace) -> list[Path]:
     outputs = [arguments.json] if arguments.json else []
-    if arguments.write and arguments.write.is_dir():
+    if arguments.write and arguments.write.exists():
+        if not arguments.write.is_dir():
+            raise OutputError(f"{arguments.write}: is a file; --write names a folder")
         names = ("plan.csv", "flags.txt", "prediction.json", "timeline.json.gz")
         outputs += [arguments.write / name for name in names]
     return outputs

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs([arguments.output], read=[arguments.path], force=arguments.force)
     inputs = _inputs(arguments, settings)
     with stage("drawing the page"):
-        page = render_page(inputs).encode()
+        page = render_page(inputs).encode(errors="replace")  # names of paths are bytes
     write_bytes(arguments.output, page, force=arguments.force)
     say(render_text(inputs.examined.report).split("\n", 1)[0])
     say(f"wrote {arguments.output} ({len(page) / 1e3:,.0f} kB); next: open it in a browser")
@@ -69,7 +69,8 @@ def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageIn
 
     if is_op_table(arguments.path):
         return _of_op_table(arguments.path, settings)
-    inputs = _of_timeline(str(arguments.path), load_timeline(arguments.path, arguments), settings)
+    timeline = load_timeline(arguments.path, arguments)
+    inputs = _of_timeline(arguments.path, timeline, settings)
     look = Look.at(arguments.path, arguments)
     return inputs if look is None else replace(inputs, look=look.command)
 
@@ -91,20 +92,22 @@ def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:
     )
 
 
-def _of_timeline(source: str, timeline: Timeline, settings: DetectorSettings) -> PageInputs:
+def _of_timeline(source: Path, timeline: Timeline, settings: DetectorSettings) -> PageInputs:
     require("aggregate")
     from aggregate import summarise
     from detect.detector import examine
     from detect.page import PageInputs, facts_of_timeline
     from detect.whatif import replay_of_timeline
+    from megascan.probes import read_probes
 
+    probes = read_probes(source)
     with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
-        examined = examine(timeline, settings)
+        examined = examine(timeline, settings, probes)
     with stage("adding up where time went"):
         shares = summarise(timeline).ranks
     result, savings, why = _replayed(lambda: replay_of_timeline(timeline), examined)
     return PageInputs(
-        source=source,
+        source=str(source),
         examined=examined,
         facts=facts_of_timeline(timeline),
         shares=shares,

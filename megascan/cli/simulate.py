@@ -15,7 +15,7 @@ import shlex
 from pathlib import Path
 
 from megascan.cli.output import say, stage
-from megascan.errors import OutputError, UsageError
+from megascan.errors import ConfigError, OutputError, UsageError
 from megascan.schema import Granularity
 from megascan.simulate import (
     Clocks,
@@ -66,6 +66,13 @@ def _add_job_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     group.add_argument("--granularity", choices=[str(each) for each in Granularity], default="full")
+    group.add_argument(
+        "--layer-stride",
+        type=int,
+        default=1,
+        metavar="N",
+        help="as --trace-layer-stride (default: 1)",
+    )
     group.add_argument("--interval", type=int, default=5, help="as --trace-interval (default: 5)")
     group.add_argument(
         "--window", type=int, default=5, help="traced iterations of an interval (default: 5, all)"
@@ -126,6 +133,8 @@ def job_from(arguments: argparse.Namespace) -> JobModel:
     layout = Layout(
         **{axis: getattr(arguments, axis) for axis in ("tp", "cp", "ep", "dp", "pp", "vpp")}
     )
+    if arguments.layers < 1:
+        raise ConfigError(f"--layers is {arguments.layers}, expected 1 or more")
     model = ModelSize(num_layers=arguments.layers)
     return JobModel(
         layout=layout,
@@ -151,6 +160,7 @@ def job_from(arguments: argparse.Namespace) -> JobModel:
         device=arguments.device,
         ranks_per_host=arguments.ranks_per_host,
         granularity=Granularity(arguments.granularity),
+        layer_stride=arguments.layer_stride,
         interval=arguments.interval,
         window=arguments.window,
         missing_ranks=tuple(arguments.missing_rank),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megascan.errors import InputError
 from megascan.reader import Format, sniff
-from megascan.viewer import Spot, serve
+from megascan.viewer import Spot, check_is_file, serve
 
 _SHOWN = (
     Format.TIMELINE,
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(path: Path) -> None:
     """Raise InputError for what Perfetto would open as an empty page."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
+    check_is_file(path)
     if sniff(path) not in _SHOWN:
         raise InputError(
             f"{path} is no trace that Perfetto opens; make a timeline with megascan aggregate"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from megascan.watch.screen import Screen
     from megascan.watch.watcher import Watcher
 
-_SHAPES = ("json", "slack", "pagerduty")
+_SHAPES = ("json", "slack", "pagerduty", "otlp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +60,11 @@ def _add_looking_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--keep", type=int, default=20, metavar="N",
         help="traced iterations that are judged together, 8 or more (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cpu-share", type=float, default=0.02, metavar="RATIO",
+        help="share of a core above which windows that look as usual are judged together, at most "
+        "half of --keep at once; 1: each by itself (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--hang-after", type=float, metavar="SECONDS",
@@ -124,6 +129,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--interval is {arguments.interval}, expected 0.01 to 3600 seconds")
     if not 8 <= arguments.keep <= 1000:
         raise UsageError(f"--keep is {arguments.keep}, expected 8 to 1000 iterations")
+    if not 0 < arguments.cpu_share <= 1:
+        raise UsageError(f"--cpu-share is {arguments.cpu_share}, expected above 0 and at most 1")
     if arguments.hang_after is not None and not arguments.hang_after > 0:
         raise UsageError(f"--hang-after is {arguments.hang_after}, expected seconds above 0")
     if arguments.tui and (arguments.json or arguments.once):
@@ -165,6 +172,7 @@ def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
         folders=tuple(arguments.folders),
         detector=settings_from(arguments),
         kept_iterations=arguments.keep,
+        cpu_share=1.0 if arguments.once else arguments.cpu_share,  # nothing waits for a next look
         hang_after_s=arguments.hang_after,
         notify=arguments.notify,
         rules=read_policy(policy) if policy else (),

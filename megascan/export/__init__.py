@@ -5,32 +5,27 @@ commands.
 
     writing.py    write_timeline: format by suffix, whole or not at all; start here
     drawing.py    what is drawn: tracks, lanes, arrows, curves, marks
+    chain.py      the chain of spans that determines each iteration's end
     blocks.py     a piece of a file, and the record from which a reader has the timeline back
     chrome.py     a drawing as Chrome JSON; perfetto.py as protobuf
 """
 
-from megascan.export.blocks import Block
+from megascan.export.chain import Hop
 from megascan.export.drawing import Drawing, Mark, Selection
 from megascan.export.writing import (
-    Encoder,
     check_free,
-    encode_here,
     format_of,
-    gzip_member,
     leftovers,
     write_timeline,
 )
 
 __all__ = [
-    "Block",
     "Drawing",
-    "Encoder",
+    "Hop",
     "Mark",
     "Selection",
     "check_free",
-    "encode_here",
     "format_of",
-    "gzip_member",
     "leftovers",
     "write_timeline",
 ]

@@ -6,18 +6,18 @@ The record is JSON; with it and the spans a reader has the timeline back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
 import numpy as np
-import pyarrow as pa
 
 from megascan.arrays import group_starts
 from megascan.export.drawing import Drawing, Selection
 from megascan.header import Json, RankHeader, packed
-from megascan.schema import SCHEMA_VERSION, Kind
-from megascan.timeline import Timeline, equals, numbers
+from megascan.parallel import Task
+from megascan.schema import SCHEMA_VERSION
+from megascan.timeline import Timeline, numbers
 
 BLOCK_ROWS = 3 << 14
 """Spans a block: large enough for column operations, small enough to have a few in memory."""
@@ -25,10 +25,17 @@ BLOCK_ROWS = 3 << 14
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the file: its number of events, and what makes its bytes in any thread."""
+    """A piece of the file: its number of events, and its bytes or who makes them out of what."""
 
     num_events: int
-    make: Callable[[], bytes | memoryview]
+    made: bytes | Callable[..., bytes | memoryview]
+    arguments: Task = ()
+
+
+def row_blocks(num_rows: int) -> Iterator[slice]:
+    """Yield the rows of a shard, those of a block at a time."""
+    for first in range(0, num_rows, BLOCK_ROWS):
+        yield slice(first, min(first + BLOCK_ROWS, num_rows))
 
 
 _NOTHING = object()
@@ -65,7 +72,7 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
         "windows": {str(rank): cast("Json", timeline.windows.get(rank, ())) for rank in ranks},
         "selection": _selection_record(drawing.selection),
         "iterations": _iterations(drawing),
-        "num_spans": drawing.spans.num_rows,
+        "num_spans": drawing.num_spans,
     }
 
 
@@ -112,8 +119,7 @@ def _completeness(timeline: Timeline) -> dict[str, Json]:
 
 def _iterations(drawing: Drawing) -> Json:
     """Return [iteration, start, end] in ns from the origin, over all ranks shown: where to look."""
-    spans = drawing.spans
-    spans = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    spans = drawing.iterations
     iteration = numbers(spans, "iteration")
     order = np.argsort(iteration, kind="stable")
     first = group_starts(iteration[order])

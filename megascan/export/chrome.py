@@ -30,12 +30,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Floats, Integers
-from megascan.export.blocks import BLOCK_ROWS, Block, timeline_record
+from megascan.export.blocks import Block, row_blocks, timeline_record
+from megascan.export.chain import CHAIN_TRACK
 from megascan.export.drawing import (
     MARK_NUMBER,
     MARK_TRACK,
     Counter,
     Drawing,
+    drawn_rows,
     rank_order,
     rank_title,
     track_number,
@@ -185,14 +187,26 @@ def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
     records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
     option = orjson.OPT_NON_STR_KEYS
     text = b"[\n" + b",\n".join(orjson.dumps(record, option=option) for record in records)
-    yield Block(len(records), lambda: text)
-    for first in range(0, drawing.spans.num_rows, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, drawing.spans.num_rows - first)
-        yield Block(count, partial(_span_block, drawing, first, count))
-    yield from _arrow_blocks(drawing)
+    yield Block(len(records), text)
+    axes = _Axes(drawing.timeline.origin_ns, tid_base(drawing.timeline.layout))
+    for shard in drawing.shards:
+        for rows in row_blocks(shard.num_rows):
+            count = rows.stop - rows.start
+            yield Block(count, _span_block, (shard.spans, shard.laid, axes, rows))
+    yield from _arrow_blocks(drawing, axes)
     for curve in drawing.counters:
-        yield Block(len(curve.value), partial(_counter_block, drawing.timeline.origin_ns, curve))
-    yield Block(0, lambda: b"\n]\n")
+        yield Block(len(curve.value), bytes(_counter_block(axes.origin_ns, curve)))
+    events = [orjson.dumps(event) for event in _chain(drawing, axes)]
+    yield Block(len(events), b"".join(b",\n" + event for event in events))
+    yield Block(0, b"\n]\n")
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Where an event stands: times from an origin, tracks from a first number."""
+
+    origin_ns: int
+    first_tid: int
 
 
 def _timeline_event(drawing: Drawing) -> dict[str, Json]:
@@ -247,32 +261,74 @@ def _marks(drawing: Drawing) -> Iterator[dict[str, Json]]:
         }
 
 
-def _span_block(drawing: Drawing, first: int, count: int) -> memoryview:
-    """Make the events of `count` rows from `first`, grouped by which many-valued columns apply."""
-    table = drawing.spans.slice(first, count)
-    tid = _tids(drawing, slice(first, first + count))
+def _chain(drawing: Drawing, axes: _Axes) -> Iterator[dict[str, Json]]:
+    """Yield the chain's slices, on a process of the whole job, and arrows from its spans.
+
+    An arrow is there where its slice begins, or where its span ends if that is earlier.
+    """
+    if not drawing.chain:
+        return
+    pid, tid = drawing.timeline.layout.world_size, _mark_tid(drawing.timeline.layout)  # no rank's
+    yield _meta("process_name", pid, 0, {"name": CHAIN_TRACK})
+    yield _meta("process_sort_index", pid, 0, {"sort_index": -1})
+    yield from _track_metadata(pid, tid, CHAIN_TRACK)
+    (shard,) = drawing.shards
+    spans, track = drawn_rows(shard.spans.open(), shard.laid.open(), slice(0, shard.num_rows))
+    rank, start_ns, duration_ns = (
+        numbers(spans, name) for name in ("rank", "start_ns", "duration_ns")
+    )
+    first_id = int(drawing.arrows.start.max(initial=0)) + 1
+    for number, hop in enumerate(drawing.chain):
+        place: dict[str, Json] = {"pid": pid, "tid": tid}
+        yield {
+            "ph": "X",
+            "name": hop.label,
+            "cat": CHAIN_TRACK,
+            **place,
+            "ts": (hop.start_ns - axes.origin_ns) / 1000,
+            "dur": (hop.end_ns - hop.start_ns) / 1000,
+            "args": hop.args,
+        }
+        row = hop.row
+        if row < 0 or not duration_ns[row]:
+            continue
+        end_ns = int(start_ns[row] + duration_ns[row])
+        at_ns = min(max(hop.start_ns, int(start_ns[row])), end_ns - 1)
+        if at_ns >= hop.end_ns:
+            continue
+        flow: dict[str, Json] = {
+            "cat": CHAIN_TRACK,
+            "name": CHAIN_TRACK,
+            "id": first_id + number,
+            "args": {},
+        }
+        source_tid = int(track[row]) + axes.first_tid
+        source_us = (at_ns - axes.origin_ns) / 1000
+        yield {"ph": "s", **flow, "pid": int(rank[row]), "tid": source_tid, "ts": source_us}
+        target_us = (max(at_ns, hop.start_ns) - axes.origin_ns) / 1000
+        yield {"ph": "f", "bp": "e", **flow, **place, "ts": target_us}
+
+
+def _span_block(spans: pa.Table, laid: pa.Table, axes: _Axes, rows: slice) -> memoryview:
+    """Make the events of some rows of a shard, grouped by which many-valued columns apply."""
+    table, track = drawn_rows(spans, laid, rows)
     values = {name: numbers(table, name) for name in _MANY_VALUED}
     pattern = sum((values[name] != NOT_APPLICABLE) << bit for bit, name in enumerate(_MANY_VALUED))
-    head, tail = _few_valued(table, tid)
-    start_ns = numbers(table, "start_ns") - drawing.timeline.origin_ns
+    head, tail = _few_valued(table, track + axes.first_tid)
+    start_ns = numbers(table, "start_ns") - axes.origin_ns
     duration_ns = numbers(table, "duration_ns")
     pieces = []
     for bits in np.unique(pattern).tolist():
-        rows = np.flatnonzero(pattern == bits)
-        parts: list[pa.StringArray | str] = [text.of(rows) for text in head]
-        parts += ['"ts":', microsecond_texts(start_ns[rows])]
-        parts += ['"dur":', microsecond_texts(duration_ns[rows]), '"args":{']
+        alike = np.flatnonzero(pattern == bits)
+        parts: list[pa.StringArray | str] = [text.of(alike) for text in head]
+        parts += ['"ts":', microsecond_texts(start_ns[alike])]
+        parts += ['"dur":', microsecond_texts(duration_ns[alike]), '"args":{']
         for bit, name in enumerate(_MANY_VALUED):
             if bits >> bit & 1:
-                parts += [f'"{name}":', number_texts(values[name][rows])]
-        parts += [text.of(rows) for text in tail]
+                parts += [f'"{name}":', number_texts(values[name][alike])]
+        parts += [text.of(alike) for text in tail]
         pieces.append(_joined(parts))
     return _text_of(pieces)
-
-
-def _tids(drawing: Drawing, rows: slice | Integers) -> Integers:
-    tids: Integers = drawing.track[rows].astype(np.int64) + tid_base(drawing.timeline.layout)
-    return tids
 
 
 def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[Fragments]]:
@@ -302,38 +358,40 @@ def _text_of(pieces: list[pa.StringArray]) -> memoryview:
     return memoryview(whole.buffers()[2])[: int(offsets[len(whole)])]
 
 
-def _arrow_blocks(drawing: Drawing) -> Iterator[Block]:
+def _arrow_blocks(drawing: Drawing, axes: _Axes) -> Iterator[Block]:
+    """Yield all arrows' starts, then all their finishes: at one time a start comes first."""
     arrows = drawing.arrows
-    starts = arrows.distinct_starts()
-    yield from _phase_blocks(
-        drawing, '"ph":"s"', arrows.start[starts], arrows.start_row[starts], arrows.start_ns[starts]
-    )
-    yield from _phase_blocks(
-        drawing, '"ph":"f","bp":"e"', arrows.start, arrows.finish_row, arrows.finish_ns
-    )
+    one = arrows.distinct_starts()
+    for phase, ids, at, time_ns in (
+        ('"ph":"s"', arrows.start[one], arrows.start_row[one], arrows.start_ns[one]),
+        ('"ph":"f","bp":"e"', arrows.start, arrows.finish_row, arrows.finish_ns),
+    ):
+        for shard, own, row in drawing.by_shard(at):
+            for part in row_blocks(len(own)):
+                here = own[part]
+                ends = _ArrowEnds(phase, ids[here], row[part], time_ns[here])
+                yield Block(len(here), _arrow_block, (shard.spans, shard.laid, axes, ends))
 
 
-def _phase_blocks(
-    drawing: Drawing, phase: str, ids: Integers, rows: Integers, time_ns: Integers
-) -> Iterator[Block]:
-    for first in range(0, len(ids), BLOCK_ROWS):
-        part = slice(first, first + BLOCK_ROWS)
-        work = partial(_arrow_block, drawing, phase, ids[part], rows[part], time_ns[part])
-        yield Block(len(ids[part]), work)
+@dataclass(frozen=True)
+class _ArrowEnds:
+    """Starts or finishes of arrows on rows of a shard, every array of shape (end,)."""
+
+    phase: str
+    ids: Integers
+    rows: Integers
+    time_ns: Integers
 
 
-def _arrow_block(
-    drawing: Drawing, phase: str, ids: Integers, rows: Integers, time_ns: Integers
-) -> memoryview:
-    index = pa.array(rows)
-    rank = numbers(drawing.spans.select(["rank"]).take(index), "rank")
+def _arrow_block(spans: pa.Table, laid: pa.Table, axes: _Axes, ends: _ArrowEnds) -> memoryview:
+    table, track = drawn_rows(spans.select(["rank"]), laid, ends.rows)
     place = [
-        coded_numbers(_tids(drawing, rows), lambda value: f'"tid":{value},'),
-        coded_numbers(rank, lambda pid: f'"pid":{pid},'),
+        coded_numbers(track + axes.first_tid, lambda value: f'"tid":{value},'),
+        coded_numbers(numbers(table, "rank"), lambda pid: f'"pid":{pid},'),
     ]
-    opening = f',\n{{{phase},"cat":"match","name":"match","id":'
-    times = microsecond_texts(time_ns - drawing.timeline.origin_ns)
-    parts = [opening, number_texts(ids), *row_texts(place), '"ts":', times, '"args":{}}']
+    opening = f',\n{{{ends.phase},"cat":"match","name":"match","id":'
+    times = microsecond_texts(ends.time_ns - axes.origin_ns)
+    parts = [opening, number_texts(ends.ids), *row_texts(place), '"ts":', times, '"args":{}}']
     return _text_of([_joined(parts)])
 
 

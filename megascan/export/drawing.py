@@ -42,8 +42,9 @@ known size and a transfer above 0: 8 MB in 2 ms and 4 MB in 1 ms are 12 MB / 3 m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +61,11 @@ from megascan.arrays import (
     rank_blocks,
 )
 from megascan.errors import UsageError
+from megascan.export.chain import Hop, shown_hops
 from megascan.header import Json, RankHeader
-from megascan.parallel import across_threads
-from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind, Track
-from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.parallel import Kept
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
+from megascan.timeline import ShardedTimeline, Timeline, codes, equals, is_end, numbers
 from megascan.topology import Layout
 
 AXES = ("dp", "pp", "cp", "ep", "tp")
@@ -250,14 +252,10 @@ class TrackKey:
 def lay_tracks(spans: pa.Table) -> tuple[npt.NDArray[np.int32], tuple[TrackKey, ...]]:
     """Return the track number of every span within its rank, and the tracks there are, ordered."""
     spans = spans.select(["rank", "kind", "start_ns", "duration_ns"])
-    blocks = rank_blocks(numbers(spans, "rank"), _PART_ROWS)
-    parts = across_threads(lambda rows: _lay_part(spans[rows]), blocks)
     track = np.empty(spans.num_rows, dtype=np.int32)
     used: list[TrackKey] = []
-    place = 0
-    for part_track, part_used in parts:
-        track[place : place + len(part_track)] = part_track
-        place += len(part_track)
+    for rows in rank_blocks(numbers(spans, "rank"), _PART_ROWS):
+        track[rows], part_used = _lay_part(spans[rows])
         used += part_used
     return track, tuple(used)
 
@@ -334,7 +332,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Arrows:
-    """Arrows between rows of the span table, each array of shape (arrow,).
+    """Arrows between rows of the table of ends, each array of shape (arrow,).
 
     `group` numbers the matched operations from 0; arrows of one operation have one source.
     """
@@ -344,18 +342,13 @@ class Arrows:
     target: Integers
 
     def within(self, chosen: Flags) -> Arrows:
-        """Return the arrows whose both ends are among the chosen rows, by the rows' new numbers."""
+        """Return the arrows whose both ends are among the chosen rows."""
         kept = chosen[self.source] & chosen[self.target]
-        renumber = np.cumsum(chosen) - 1
-        return Arrows(
-            group=self.group[kept],
-            source=renumber[self.source[kept]],
-            target=renumber[self.target[kept]],
-        )
+        return Arrows(self.group[kept], self.source[kept], self.target[kept])
 
 
 def find_arrows(spans: pa.Table) -> Arrows:
-    """Find the arrows of all matched communication of a timeline's span table.
+    """Find the arrows of all matched communication among the ends of a timeline.
 
     Spans of no length take part in none: no time lies inside them.
     """
@@ -460,14 +453,37 @@ class _Iterations:
 
 
 def make_counters(spans: pa.Table) -> tuple[Counter, ...]:
-    """Make the curves of a timeline's span table; those without a value are left out."""
+    """Make the curves of some ranks' spans, those without a value, too."""
     spans = spans.select(_COLUMNS)
     iterations = _iteration_spans(spans)
     talk = spans.filter(pa.array(equals(spans, "kind", *map(str, COMMUNICATION_KINDS))))
     place = _place(talk, iterations)
     curves = [_wait_share(talk, place, iterations)]
     curves += [_bandwidth(talk, place, iterations, kind) for kind in COMMUNICATION_KINDS]
-    return tuple(curve for curve in curves if len(curve.value))
+    return tuple(curves)
+
+
+def joined_counters(parts: Sequence[tuple[Counter, ...]]) -> tuple[Counter, ...]:
+    """Put the curves of all shards together, ordered by rank; those without a value go."""
+    found = []
+    for curves in zip(*parts, strict=True):
+        rank, iteration, time_ns, value = (
+            np.concatenate([getattr(one, name) for one in curves])
+            for name in ("rank", "iteration", "time_ns", "value")
+        )
+        order = np.lexsort((iteration, rank))
+        if len(order):
+            found.append(
+                Counter(
+                    curves[0].name,
+                    curves[0].unit,
+                    rank[order],
+                    iteration[order],
+                    time_ns[order],
+                    value[order],
+                )
+            )
+    return tuple(found)
 
 
 def _keys(spans: pa.Table) -> Integers:
@@ -528,56 +544,175 @@ def _counter(
     )
 
 
+TEXT_COLUMNS = ("name", "kind", *(c.name for c in TIMELINE_COLUMNS if c.type == "text"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laid:
+    """What the centre has to know of a shard when its spans are laid on tracks.
+
+    `end_rows` (end,) is the row, among those that are drawn, of each of its ends, -1 for none.
+    `texts` are those that its text columns may hold.
+    """
+
+    num_rows: int
+    tracks: tuple[TrackKey, ...]
+    curves: tuple[Counter, ...]
+    end_rows: npt.NDArray[np.int32]
+    texts: Mapping[str, list[str]]
+
+
+def lay(spans: pa.Table, selection: Selection) -> tuple[pa.Table, Laid]:
+    """Select spans of a shard and lay them on tracks.
+
+    The table has the track of each row that is drawn and, of a selection, which row it is.
+    """
+    curves = make_counters(spans)
+    chosen = selection.mask(spans)
+    columns = {}
+    drawn = spans
+    if not selection.takes_all:
+        rows = np.flatnonzero(chosen)
+        columns["row"] = rows.astype(np.int32)
+        drawn = spans.take(pa.array(rows))
+    track, tracks = lay_tracks(drawn)
+    ends = np.flatnonzero(is_end(spans))
+    end_rows = np.where(chosen, np.cumsum(chosen) - 1, NOT_APPLICABLE)[ends].astype(np.int32)
+    return pa.table(columns | {"track": track}), Laid(
+        num_rows=len(track),
+        tracks=tracks,
+        curves=curves,
+        end_rows=end_rows,
+        texts={name: codes(spans, name)[1] for name in TEXT_COLUMNS},
+    )
+
+
+def drawn_rows(
+    spans: pa.Table, laid: pa.Table, rows: slice | Integers
+) -> tuple[pa.Table, Integers]:
+    """Return some of a shard's rows that are drawn, and their tracks."""
+    track = numbers(laid, "track")[rows]
+    if "row" in laid.column_names:
+        return spans.take(pa.array(numbers(laid, "row")[rows])), track
+    if isinstance(rows, slice):
+        return spans[rows], track
+    return spans.take(pa.array(rows)), track
+
+
+@dataclass(frozen=True)
+class DrawnShard:
+    """Spans of some ranks and what `lay` made of them; both stay with the workers."""
+
+    spans: Kept
+    laid: Kept
+    num_rows: int
+    ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
     """A timeline ready for any encoder.
 
-    `spans` are the selected rows; `track` is the number of each row's track within its rank.
-    Arrows and tracks speak of these rows. `marks` and `counters` are those of selected ranks.
+    `timeline` has no spans: those that are drawn stay in `shards`. `iterations` are the iteration
+    spans among them. Arrows speak of ends: `end_shard` and `end_row` say where each of them stands.
+    `marks`, `counters` and hops of the `chain` are those of selected ranks; `texts` by column, in
+    the order of shards. Where there is a chain one shard holds all spans, and hops speak of its
+    rows.
     """
 
     timeline: Timeline
-    spans: pa.Table
-    track: npt.NDArray[np.int32]
+    shards: tuple[DrawnShard, ...]
+    num_spans: int
+    iterations: pa.Table
     tracks: tuple[TrackKey, ...]
     arrows: BoundArrows
+    end_shard: npt.NDArray[np.int32]
+    end_row: npt.NDArray[np.int32]
     counters: tuple[Counter, ...]
     marks: tuple[Mark, ...]
     ranks: tuple[int, ...]
     selection: Selection
+    texts: Mapping[str, list[str]]
+    chain: tuple[Hop, ...] = ()
+
+    def by_shard(self, ends: Integers) -> Iterator[tuple[DrawnShard, Integers, Integers]]:
+        """Yield, for each shard, which of some ends are its own and their rows there."""
+        shard = self.end_shard[ends]
+        order = np.argsort(shard, kind="stable")
+        bounds = np.searchsorted(shard[order], np.arange(len(self.shards) + 1))
+        for each, (low, high) in zip(self.shards, pairwise(bounds.tolist()), strict=True):
+            own = order[low:high]
+            yield each, own, self.end_row[ends[own]].astype(np.int64)
 
 
-def make_drawing(timeline: Timeline, selection: Selection, marks: Sequence[Mark]) -> Drawing:
+def make_drawing(
+    sharded: ShardedTimeline,
+    selection: Selection,
+    marks: Sequence[Mark],
+    chain: Sequence[Hop] = (),
+) -> Drawing:
     """Select, put on tracks, connect.
 
     Arrows and curves are those of the whole timeline: a selection shows less of them, it does not
-    change what they say. Raises UsageError for a selection that holds nothing.
+    change what they say. A `chain` needs a timeline of one shard. Raises UsageError for a
+    selection that holds nothing.
     """
-    whole = timeline.spans.unify_dictionaries()
-    arrows = find_arrows(whole)
-    curves = make_counters(whole)
-    spans = whole
-    if not selection.takes_all:
-        chosen = selection.mask(whole)
-        spans, arrows = whole.filter(pa.array(chosen)), arrows.within(chosen)
-        if not spans.num_rows:
-            raise UsageError(
-                f"nothing to write: the selected {selection.words()} hold none of the "
-                f"{whole.num_rows:,} spans of {len(timeline.headers)} ranks; select others"
-            )
-    track, tracks = lay_tracks(spans)
+    timeline, ends = sharded.frame, sharded.ends
+    end_shard, end_row = np.empty((2, ends.num_rows), dtype=np.int32)
+    shards, found = [], []
+    laying = sharded.workers.keep(lay, ((shard.spans, selection) for shard in sharded.shards))
+    arrows = find_arrows(ends)  # while others lay
+    for number, (shard, (table, laid)) in enumerate(zip(sharded.shards, laying, strict=True)):
+        end_shard[shard.ends], end_row[shard.ends] = number, laid.end_rows
+        shards.append(DrawnShard(shard.spans, table, laid.num_rows, shard.ranks))
+        found.append(laid)
+    num_spans = sum(laid.num_rows for laid in found)
+    if not num_spans and not selection.takes_all:
+        raise UsageError(
+            f"nothing to write: the selected {selection.words()} hold none of the "
+            f"{sum(shard.num_spans for shard in sharded.shards):,} spans of "
+            f"{len(timeline.headers)} ranks; select others"
+        )
+    tracks = tuple(sorted((one for laid in found for one in laid.tracks), key=lambda one: one.rank))
     shown = _shown_ranks(timeline, selection, tracks)
+    curves = joined_counters([laid.curves for laid in found])
+    if not selection.takes_all:
+        arrows = arrows.within(end_row >= 0)
+    iterations = equals(ends, "kind", Kind.ITERATION) & (end_row >= 0)
     return Drawing(
         timeline=timeline,
-        spans=spans,
-        track=track,
+        shards=tuple(shards),
+        num_spans=num_spans,
+        iterations=ends.filter(pa.array(iterations)),
         tracks=tracks,
-        arrows=bind(arrows, spans),
+        arrows=bind(arrows, ends),
+        end_shard=end_shard,
+        end_row=end_row,
         counters=tuple(_selected(curve, selection) for curve in curves),
         marks=tuple(mark for mark in marks if mark.rank in shown),
         ranks=tuple(sorted(shown)),
         selection=selection,
+        texts={
+            name: list(dict.fromkeys(text for laid in found for text in laid.texts[name]))
+            for name in TEXT_COLUMNS
+        },
+        chain=_drawn_hops(chain, selection, shown, shards) if chain else (),
     )
+
+
+def _drawn_hops(
+    chain: Sequence[Hop],
+    selection: Selection,
+    ranks: Collection[int],
+    shards: Sequence[DrawnShard],
+) -> tuple[Hop, ...]:
+    """Return the hops that are shown, by the rows that are drawn of the one shard."""
+    (shard,) = shards
+    laid, chosen = shard.laid.open(), None
+    if "row" in laid.column_names:
+        chosen = np.zeros(shard.spans.open().num_rows, dtype=np.bool_)
+        chosen[numbers(laid, "row")] = True
+    return shown_hops(chain, selection.iterations, ranks, chosen)
 
 
 def _shown_ranks(

@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import partial
 
 import numpy as np
 import orjson
@@ -47,7 +46,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 )
 
 from megascan.arrays import Bytes, Flags, Floats, Integers, group_lengths, group_starts
-from megascan.export.blocks import BLOCK_ROWS, Block, timeline_record
+from megascan.export.blocks import Block, row_blocks, timeline_record
+from megascan.export.chain import CHAIN_TRACK
 from megascan.export.drawing import (
     CURVE_NUMBER,
     MARK_NUMBER,
@@ -56,6 +56,7 @@ from megascan.export.drawing import (
     Counter,
     Drawing,
     Mark,
+    drawn_rows,
     group_titles,
     rank_order,
     rank_title,
@@ -63,8 +64,8 @@ from megascan.export.drawing import (
     track_title,
 )
 from megascan.header import Json
-from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Kind
-from megascan.timeline import codes, distinct, equals, numbers
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT
+from megascan.timeline import codes, distinct, numbers
 
 Part = bytes | Bytes
 """Bytes that all messages share, or a matrix of shape (message, byte)."""
@@ -263,6 +264,8 @@ class TrackTree:
     kinds: dict[tuple[int, int], int]
     curves: dict[tuple[int, str], int]
     marks: dict[int, int]
+    chain: int
+    """0 where there is none."""
 
 
 def build_tree(drawing: Drawing) -> TrackTree:
@@ -290,6 +293,7 @@ class _Builder:
             title = track_title(track.kind, track.lane)
             self._tracks_of.setdefault(track.rank, []).append((track.number, title))
         self._marked = {mark.rank for mark in drawing.marks}
+        self._chain = self._add(ROOT, CHAIN_TRACK, order=0) if drawing.chain else 0
 
     def add_rank(self, rank: int) -> None:
         parent = self._levels[0][rank] = ROOT
@@ -332,6 +336,7 @@ class _Builder:
             kinds=self._kinds,
             curves=self._curves,
             marks=self._marks,
+            chain=self._chain,
         )
 
 
@@ -382,8 +387,7 @@ def summarise(drawing: Drawing, tree: TrackTree) -> SummarySlices:
 
 def _rank_iterations(drawing: Drawing) -> tuple[pa.Table, Floats]:
     """Return the iteration spans and the wait share of each, -1 where it is unknown."""
-    spans = drawing.spans
-    spans = spans.filter(pa.array(equals(spans, "kind", str(Kind.ITERATION))))
+    spans = drawing.iterations
     shares = np.full(spans.num_rows, float(NOT_APPLICABLE))
     for curve in drawing.counters:
         if curve.name == WAIT_SHARE and len(curve.value):
@@ -477,14 +481,14 @@ class Interned:
     values: Texts
 
 
-def intern(spans: pa.Table, summary: SummarySlices) -> Interned:
-    """Number the texts of the spans and of the summary slices."""
+def intern(texts: Mapping[str, list[str]], summary: SummarySlices) -> Interned:
+    """Number the texts of the spans, by column, and of the summary slices."""
     iterations = map(iteration_name, np.unique(summary.iteration).tolist())
     return Interned(
-        names=Texts([*codes(spans, "name")[1], *iterations]),
-        categories=Texts([*codes(spans, "kind")[1], SUMMARY_CATEGORY]),
+        names=Texts([*texts["name"], *iterations]),
+        categories=Texts([*texts["kind"], SUMMARY_CATEGORY]),
         arguments=Texts([*SPAN_ARGUMENTS, *SUMMARY_ARGUMENTS]),
-        values=Texts([text for name in TEXT_ARGUMENTS for text in codes(spans, name)[1]]),
+        values=Texts([text for name in TEXT_ARGUMENTS for text in texts[name]]),
     )
 
 
@@ -535,6 +539,35 @@ def _add_mark(trace: Trace, mark: Mark, track: int, origin_ns: int) -> None:
     _add_event(trace, end_ns, TrackEvent.TYPE_SLICE_END, track)
 
 
+def _chain_block(drawing: Drawing, track: int) -> bytes:
+    """Make the chain's slices, each hop inside that of its iteration; arrows end in hops.
+
+    They stand behind all spans: at a tie the engine keeps the file's order, and an arrow must have
+    left before it arrives.
+    """
+    trace, origin_ns = Trace(), drawing.timeline.origin_ns
+    open_until_ns: list[int] = []
+    for number, hop in enumerate(drawing.chain):
+        while open_until_ns and open_until_ns[-1] <= hop.start_ns:
+            _add_event(trace, open_until_ns.pop() - origin_ns, TrackEvent.TYPE_SLICE_END, track)
+        event = _add_event(trace, hop.start_ns - origin_ns, TrackEvent.TYPE_SLICE_BEGIN, track)
+        event.name = hop.label
+        event.categories.append(CHAIN_TRACK)
+        for name, value in hop.args.items():
+            _annotate(event.debug_annotations.add(name=name), value)
+        if hop.row >= 0:
+            event.terminating_flow_ids.append(_chain_flow(drawing, number))
+        open_until_ns.append(hop.end_ns)
+    for end_ns in reversed(open_until_ns):
+        _add_event(trace, end_ns - origin_ns, TrackEvent.TYPE_SLICE_END, track)
+    return bytes(trace.SerializeToString())
+
+
+def _chain_flow(drawing: Drawing, number: int) -> int:
+    """Return the id of the arrow to a hop, behind those of all matched communication."""
+    return 1 + len(drawing.arrows.start) + number
+
+
 def _add_event(trace: Trace, time_ns: int, kind: int, track: int) -> TrackEvent:
     packet = trace.packet.add(timestamp=time_ns, trusted_packet_sequence_id=SEQUENCE)
     packet.track_event.type, packet.track_event.track_uuid = kind, track
@@ -564,14 +597,20 @@ _ARROW_BITS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class _Ends:
-    """Arrow ends on rows of the span table, sorted by row; both of shape (end,)."""
+    """Arrow ends on rows of a shard, sorted by row; both of shape (end,)."""
 
     rows: Integers
     ids: Integers
 
-    def of_block(self, first: int, count: int) -> _BlockEnds:
-        low, high = np.searchsorted(self.rows, [first, first + count])
-        num = np.bincount(self.rows[low:high] - first, minlength=count).astype(np.int64)
+    @classmethod
+    def of(cls, rows: Integers, ids: Integers) -> _Ends:
+        order = np.argsort(rows, kind="stable")
+        return cls(rows=rows[order], ids=ids[order])
+
+    def of_block(self, rows: slice) -> _BlockEnds:
+        low, high = np.searchsorted(self.rows, [rows.start, rows.stop])
+        places = self.rows[low:high] - rows.start
+        num = np.bincount(places, minlength=rows.stop - rows.start).astype(np.int64)
         return _BlockEnds(num=num, before=np.cumsum(num) - num, ids=self.ids[low:high])
 
 
@@ -587,25 +626,51 @@ class _BlockEnds:
         return self.ids[self.before[rows] + place]
 
 
-def _ends(rows: Integers, ids: Integers) -> _Ends:
-    order = np.argsort(rows, kind="stable")
-    return _Ends(rows=rows[order], ids=ids[order])
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """A drawing with everything that its packets refer to."""
+class _BlockArrows:
+    """Arrows at the rows of a block: `leaving` their begins, `arriving` at their ends, and `turned`
+    by clock error, arriving at begins.
+    """
 
-    drawing: Drawing
-    tree: TrackTree
+    leaving: _BlockEnds
+    arriving: _BlockEnds
+    turned: _BlockEnds
+
+
+def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
+    """Yield what leaves, arrives and is turned at the rows of each shard."""
+    arrows = drawing.arrows
+    ids = np.arange(1, len(arrows.start) + 1)  # a slice with several arrows needs as many ids
+    normal, turned = ~arrows.turned, arrows.turned
+    kinds = (
+        (arrows.start_row, ids),
+        (arrows.finish_row[normal], ids[normal]),
+        (arrows.finish_row[turned], ids[turned]),
+    )
+    leaving, arriving, turned_here = (
+        [_Ends.of(rows, own_ids[own]) for _, own, rows in drawing.by_shard(ends)]
+        for ends, own_ids in kinds
+    )
+    if drawing.chain:
+        leaving = [_with_chain(drawing, leaving[0])]
+    yield from zip(leaving, arriving, turned_here, strict=True)
+
+
+def _with_chain(drawing: Drawing, leaving: _Ends) -> _Ends:
+    """Add the arrows to the hops of the chain to those that leave the one shard."""
+    reached = [number for number, hop in enumerate(drawing.chain) if hop.row >= 0]
+    rows = np.array([drawing.chain[number].row for number in reached], dtype=np.int64)
+    flows = np.array([_chain_flow(drawing, number) for number in reached], dtype=np.int64)
+    return _Ends.of(np.append(leaving.rows, rows), np.append(leaving.ids, flows))
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """What packets of a shard refer to: texts, and uuids of tracks by rank and number."""
+
+    origin_ns: int
     interned: Interned
-    summary: SummarySlices
-    leaving: _Ends
-    """On begins."""
-    arriving: _Ends
-    """On ends."""
-    turned: _Ends
-    """Arriving on begins: arrows that clock error turned round."""
+    uuids: Mapping[tuple[int, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -622,38 +687,34 @@ class _Rows:
 
 
 def perfetto_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield the file piece by piece, in order. Pieces are independent: any thread may make them."""
-    scene = _scene(drawing)
-    first_packets = head(drawing, scene.tree, scene.interned)
-    yield Block(len(first_packets.packet), first_packets.SerializeToString)
-    for first in range(0, drawing.spans.num_rows, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, drawing.spans.num_rows - first)
-        yield Block(2 * count, partial(_span_block, scene, first, count))
-    yield Block(2 * len(scene.summary.iteration), partial(_summary_block, scene))
-    for curve in drawing.counters:
-        yield Block(len(curve.value), partial(_counter_block, scene, curve))
-
-
-def _scene(drawing: Drawing) -> _Scene:
+    """Yield the file piece by piece, in order. Pieces are independent: anybody may make them."""
     tree = build_tree(drawing)
     summary = summarise(drawing, tree)
-    arrows = drawing.arrows
-    ids = np.arange(1, len(arrows.start) + 1)  # a slice with several arrows needs as many ids
-    normal, turned = ~arrows.turned, arrows.turned
-    return _Scene(
-        drawing=drawing,
-        tree=tree,
-        interned=intern(drawing.spans, summary),
-        summary=summary,
-        leaving=_ends(arrows.start_row, ids),
-        arriving=_ends(arrows.finish_row[normal], ids[normal]),
-        turned=_ends(arrows.finish_row[turned], ids[turned]),
-    )
+    interned = intern(drawing.texts, summary)
+    origin_ns = drawing.timeline.origin_ns
+    first_packets = head(drawing, tree, interned)
+    yield Block(len(first_packets.packet), first_packets.SerializeToString())
+    of_rank: dict[int, dict[tuple[int, int], int]] = {}
+    for key, uuid in tree.kinds.items():
+        of_rank.setdefault(key[0], {})[key] = uuid
+    for shard, ends in zip(drawing.shards, _arrows_of_shards(drawing), strict=True):
+        uuids = {key: uuid for rank in shard.ranks for key, uuid in of_rank.get(rank, {}).items()}
+        sheet = _Sheet(origin_ns, interned, uuids)
+        for rows in row_blocks(shard.num_rows):
+            leaving, arriving, turned = (each.of_block(rows) for each in ends)
+            arrows = _BlockArrows(leaving=leaving, arriving=arriving, turned=turned)
+            arguments = (shard.spans, shard.laid, sheet, arrows, rows)
+            yield Block(2 * (rows.stop - rows.start), _span_block, arguments)
+    yield Block(2 * len(summary.iteration), _summary_block(summary, interned, origin_ns))
+    for curve in drawing.counters:
+        yield Block(len(curve.value), _counter_block(tree, curve, origin_ns))
+    if drawing.chain:
+        yield Block(2 * len(drawing.chain), _chain_block(drawing, tree.chain))
 
 
-def _rows(scene: _Scene, first: int, count: int) -> _Rows:
-    table, texts = scene.drawing.spans.slice(first, count), scene.interned
-    start_ns = numbers(table, "start_ns") - scene.drawing.timeline.origin_ns
+def _rows(table: pa.Table, track: Integers, sheet: _Sheet) -> _Rows:
+    texts = sheet.interned
+    start_ns = numbers(table, "start_ns") - sheet.origin_ns
     arguments, applies = {}, {}
     for name in SPAN_ARGUMENTS:
         if name in TEXT_ARGUMENTS:
@@ -665,7 +726,7 @@ def _rows(scene: _Scene, first: int, count: int) -> _Rows:
     return _Rows(
         start_ns=start_ns,
         end_ns=start_ns + numbers(table, "duration_ns"),
-        track=_track_uuids(scene, numbers(table, "rank"), first, count),
+        track=_track_uuids(sheet, numbers(table, "rank"), track),
         name=texts.names.column(table, "name"),
         category=texts.categories.column(table, "kind"),
         arguments=arguments,
@@ -673,24 +734,23 @@ def _rows(scene: _Scene, first: int, count: int) -> _Rows:
     )
 
 
-def _track_uuids(scene: _Scene, rank: Integers, first: int, count: int) -> Integers:
-    track = scene.drawing.track[first : first + count].astype(np.int64)
+def _track_uuids(sheet: _Sheet, rank: Integers, track: Integers) -> Integers:
     width = int(track.max(initial=0)) + 1
     place, used = distinct(rank * width + track)
-    uuids = [scene.tree.kinds[key // width, key % width] for key in used.tolist()]
+    uuids = [sheet.uuids[key // width, key % width] for key in used.tolist()]
     return np.array(uuids, dtype=np.int64)[place]
 
 
-def _span_block(scene: _Scene, first: int, count: int) -> bytes:
-    rows = _rows(scene, first, count)
+def _span_block(
+    spans: pa.Table, laid: pa.Table, sheet: _Sheet, arrows: _BlockArrows, chosen: slice
+) -> bytes:
+    rows = _rows(*drawn_rows(spans, laid, chosen), sheet)
     lasting = rows.end_ns > rows.start_ns
-    arriving = scene.arriving.of_block(first, count)
-    leaving, turned = scene.leaving.of_block(first, count), scene.turned.of_block(first, count)
     return b"".join(
         [
-            _end_packets(rows, np.flatnonzero(lasting), arriving),
-            _begin_packets(scene.interned, rows, leaving, turned),
-            _end_packets(rows, np.flatnonzero(~lasting), arriving),
+            _end_packets(rows, np.flatnonzero(lasting), arrows.arriving),
+            _begin_packets(sheet.interned, rows, arrows.leaving, arrows.turned),
+            _end_packets(rows, np.flatnonzero(~lasting), arrows.arriving),
         ]
     )
 
@@ -736,9 +796,7 @@ def _begin_event(interned: Interned, rows: _Rows, part: Integers) -> list[Part]:
     return event
 
 
-def _summary_block(scene: _Scene) -> bytes:
-    slices, interned = scene.summary, scene.interned
-    origin_ns = scene.drawing.timeline.origin_ns
+def _summary_block(slices: SummarySlices, interned: Interned, origin_ns: int) -> bytes:
     category = np.full(len(slices.iteration), interned.categories.number[SUMMARY_CATEGORY])
     event = begin(slices.track_uuid, _summary_names(slices, interned), category)
     for name in SUMMARY_ARGUMENTS:
@@ -755,8 +813,8 @@ def _summary_names(slices: SummarySlices, interned: Interned) -> Integers:
     return np.array(names, dtype=np.int64)[place]
 
 
-def _counter_block(scene: _Scene, curve: Counter) -> bytes:
+def _counter_block(tree: TrackTree, curve: Counter, origin_ns: int) -> bytes:
     place, ranks = distinct(curve.rank)
-    uuids = [scene.tree.curves[rank, curve.name] for rank in ranks.tolist()]
+    uuids = [tree.curves[rank, curve.name] for rank in ranks.tolist()]
     event = counter(np.array(uuids, dtype=np.int64)[place], curve.value)
-    return packets(curve.time_ns - scene.drawing.timeline.origin_ns, event).tobytes()
+    return packets(curve.time_ns - origin_ns, event).tobytes()

@@ -1,4 +1,4 @@
-"""Write a timeline to a file: format by suffix, blocks made by several threads, written in order.
+"""Write a timeline to a file: format by suffix, blocks made where the spans are, written in order.
 
 A file gets its name only when it is complete (`replacing`). Gzip is done block by block: members in
 a row are one gzip file, so blocks compress in parallel. isal (Intel's library) is four times faster
@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from isal import isal_zlib
 
 from megascan.errors import OutputError, UsageError
 from megascan.export.blocks import Block
+from megascan.export.chain import Hop
 from megascan.export.chrome import chrome_blocks
 from megascan.export.drawing import Drawing, Mark, Selection, make_drawing
-from megascan.parallel import across_threads
-from megascan.timeline import Timeline
+from megascan.parallel import Here, Workers
+from megascan.timeline import ShardedTimeline, Timeline, sharded
 
 _GZIP_WINDOW = 31  # a 32 KiB window, with gzip's header and checksum
 _FAST = 1
@@ -34,13 +36,16 @@ def gzip_member(block: bytes | memoryview) -> bytes:
     return bytes(compressor.compress(block)) + bytes(compressor.flush())
 
 
-def block_encoder(gzipped: bool) -> Callable[[bytes | memoryview], bytes | memoryview]:
-    """Return what is done to each block of a file before it is written."""
-    return gzip_member if gzipped else _as_it_is
+def make_block(
+    make: Callable[..., bytes | memoryview], gzipped: bool, num_events: int, *arguments: object
+) -> tuple[int, bytes]:
+    """Make the bytes of a block and encode them; return its number of events with them."""
+    return num_events, encoded(make(*arguments), gzipped)
 
 
-def _as_it_is(block: bytes | memoryview) -> bytes | memoryview:
-    return block
+def encoded(block: bytes | memoryview, gzipped: bool) -> bytes:
+    """Return what is written of a block."""
+    return gzip_member(block) if gzipped else bytes(block)
 
 
 class Encoding(StrEnum):
@@ -79,15 +84,28 @@ def format_of(path: Path) -> FileFormat:
 def check_free(path: Path, *, force: bool) -> None:
     """Raise OutputError, before any work is done, when a file must not or cannot be written.
 
-    For an existing file without `force`, and for a folder that is not there or cannot be written.
+    For an existing file without `force`, for a device or a pipe whatever `force` says, and for a
+    folder that is not there or cannot be written.
     """
+    folder = target_of(path).parent
     _check_name(path, force=force)
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise OutputError(
-            f"{path}: the folder {path.parent} cannot be written to; choose another place"
-        )
+    if not folder.is_dir():
+        raise OutputError(f"{path}: the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path}: the folder {folder} cannot be written to; choose another place")
+
+
+def target_of(path: Path) -> Path:
+    """Return the file that a name stands for: what links lead to is written, and the links stay.
+
+    Raises OutputError for links that lead nowhere but to themselves.
+    """
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OutputError(f"{path}: is a link that leads to itself; choose another name")
+    return target
 
 
 @contextmanager
@@ -96,11 +114,11 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 
     The bytes go to `.<name>.part` next to it, are synced and renamed, so that a full disk or a
     killed process leaves no half file under the final name; the leftover of such a process is
-    overwritten. Raises OutputError when `path` exists and `force` is not given, and for
-    everything the file system refuses.
+    overwritten. Raises OutputError as `check_free`, and for everything the file system refuses.
     """
     check_free(path, force=force)
-    partial, ours = _partial_of(path), None
+    target = target_of(path)
+    partial, ours = _partial_of(target), None
     try:
         partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
@@ -114,7 +132,7 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
                 "name"
             )
         _check_name(path, force=force)
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise OutputError(
             f"{path}: cannot be written ({error.strerror or error}); "
@@ -148,6 +166,11 @@ def _is(partial: Path, file: os.stat_result) -> bool:
 def _check_name(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            f"{path}: is a device or a pipe, and a file would take its place; give the name of a "
+            "file (--force does not allow this)"
+        )
     if path.exists() and not force:
         raise OutputError(f"{path}: exists already; pass --force to replace it")
 
@@ -159,49 +182,49 @@ def _remove_quietly(partial: Path) -> None:
         return  # the reason it cannot be removed is the error being reported
 
 
-class Encoder(Protocol):
-    """Makes and encodes blocks, and gives them back in order with their numbers of events."""
-
-    def __call__(
-        self, blocks: Iterable[Block], *, gzipped: bool
-    ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Make and encode blocks as `encode_here` does."""
-
-
-def encode_here(
-    blocks: Iterable[Block], *, gzipped: bool
-) -> Iterator[tuple[int, bytes | memoryview]]:
-    """Make and encode blocks by threads of this process."""
-    encode = block_encoder(gzipped)
-    return across_threads(lambda block: (block.num_events, encode(block.make())), blocks)
-
-
 def write_timeline(
-    timeline: Timeline,
+    timeline: Timeline | ShardedTimeline,
     path: Path,
     *,
     force: bool = False,
     selection: Selection | None = None,
     marks: Sequence[Mark] = (),
-    encode: Encoder = encode_here,
+    chain: Sequence[Hop] = (),
 ) -> int:
     """Write a timeline for a viewer and return the number of events in the file.
 
     The suffix decides the format: `.json` and `.json.gz` are Chrome JSON, `.pftrace` and
-    `.pftrace.gz` Perfetto's protobuf. `selection` limits the spans, `marks` are drawn on tracks
-    of their own. The same timeline gives the same bytes, whoever encodes its blocks
-    (`aggregate.cluster`). Raises UsageError for another suffix
-    and OutputError when the file exists (without `force`) or cannot be written.
+    `.pftrace.gz` Perfetto's protobuf. `selection` limits the spans; `marks` are drawn on tracks of
+    their own, and so is the `chain` that determines each iteration's end, whose hops name rows of
+    the whole timeline (all spans come to this process for it). The same shards give the same bytes,
+    whoever holds them. Raises UsageError for another suffix and OutputError when the file exists
+    (without `force`) or cannot be written.
     """
+    if chain and isinstance(timeline, ShardedTimeline):
+        timeline = timeline.whole()
+    if isinstance(timeline, Timeline):
+        timeline = sharded(timeline, Here())
     file_format = format_of(path)
     with replacing(path, force=force) as file:
-        drawing = make_drawing(timeline, selection or Selection(), marks)
+        drawing = make_drawing(timeline, selection or Selection(), marks, chain)
         num_events = 0
         blocks = _blocks(drawing, file_format.encoding)
-        for count, data in encode(blocks, gzipped=file_format.gzipped):
+        for count, data in _made(blocks, timeline.workers, file_format.gzipped):
             file.write(data)
             num_events += count
     return num_events
+
+
+def _made(blocks: Iterable[Block], workers: Workers, gzipped: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield number of events and bytes of each block, in order; workers make those that are not."""
+    for is_made, some in groupby(blocks, lambda block: isinstance(block.made, bytes)):
+        if is_made:
+            for block in some:
+                if isinstance(block.made, bytes):
+                    yield block.num_events, encoded(block.made, gzipped)
+            continue
+        tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
+        yield from workers.results(make_block, tasks)
 
 
 def _blocks(drawing: Drawing, encoding: Encoding) -> Iterator[Block]:

@@ -30,7 +30,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from megascan.instrument.collectives import PendingWork, argument_reader, argument_writer
 from megascan.instrument.groups import Groups
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 _BACKWARD = str(Phase.BACKWARD)
 _Entered: TypeAlias = "tuple[tuple[int | None, Phase | None], Mark, torch.Tensor | None]"
 """Position outside of a module, its begin, and the activation that it was given."""
+
+NOT_TAKEN: Final = "not taken"
+"""Instead of its begin: the module of a layer that is not recorded in this iteration."""
 
 
 @dataclass(eq=False, slots=True)
@@ -198,7 +201,8 @@ class Modules:
         position, tracer, title = self._position, self._tracer, recompute_of(name)
 
         def enter(call: Call) -> bool:
-            if position.phase is not Phase.BACKWARD:
+            layer = getattr(call.positional[0], "layer_number", position.layer)
+            if position.phase is not Phase.BACKWARD or not tracer.layers.takes(layer):
                 return False
             call.memory = tracer.mark()
             return True
@@ -226,18 +230,22 @@ class Modules:
                 position.layer = layer
             if position.phase is Phase.BACKWARD:
                 position.phase = Phase.RECOMPUTE
+            if not tracer.layers.takes(position.layer, position.slot[1] if position.slot else 0):
+                call.memory = (outer, NOT_TAKEN, None)
+                return True
             source = _first_activation((*call.positional[1:], *call.named.values()))
             call.memory = (outer, tracer.mark_at(source), source)
             return True
 
         def leave(call: Call, result: object) -> object:
             (layer, phase), begin, source = cast("_Entered", call.memory)
-            arguments = position.arguments()
-            repeated = position.phase is Phase.RECOMPUTE
-            title = repeated_name if repeated else name
-            output = result[0] if isinstance(result, tuple) else result
-            tracer.add(Kind.COMPUTE, title, begin, tracer.mark_at(output, begin), arguments)
-            self._watch_backward(backward_name, arguments, source, output)
+            if begin is not NOT_TAKEN:
+                arguments = position.arguments()
+                repeated = position.phase is Phase.RECOMPUTE
+                title = repeated_name if repeated else name
+                output = result[0] if isinstance(result, tuple) else result
+                tracer.add(Kind.COMPUTE, title, begin, tracer.mark_at(output, begin), arguments)
+                self._watch_backward(backward_name, arguments, source, output)
             position.layer, position.phase = layer, phase
             return result
 

@@ -28,7 +28,7 @@ from megascan.instrument.collectives import (
     reduces_now,
 )
 from megascan.instrument.groups import Groups
-from megascan.instrument.megatron import BackwardSpans
+from megascan.instrument.megatron import NOT_TAKEN, BackwardSpans
 from megascan.instrument.place import Call, Function, Position, around
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 _LAYER_BACKWARD, _LAYER_REPEATED = backward_of(PLAIN_LAYER), recompute_of(PLAIN_LAYER)
 _OpenLayer: TypeAlias = "tuple[Mark, Phase | None, torch.Tensor | None]"
 """When a layer was called, in which phase, and with which activation."""
+_LEAST_LAYERS = 4
+"""Recorded of each chunk: a layer is one span here, so as many tell what is typical of a pass."""
 
 
 class WatchedModels(IterationListener):
@@ -72,6 +74,7 @@ class WatchedModels(IterationListener):
         self._num_forwards = [0] * len(models)
         self._reducing = [model for model in models if reduces_in_backward(model)]
         position.passes_known = True
+        tracer.layers.least = _LEAST_LAYERS
         self._depth = 0
         self._handles: list[RemovableHandle] = []
         self._layer_handles: list[RemovableHandle] = []
@@ -194,7 +197,9 @@ class WatchedModels(IterationListener):
             if position.is_elsewhere:
                 return
             source = _first_tensor(inputs)
-            opened.append((self._tracer.mark_at(source), position.phase, source))
+            is_taken = self._tracer.layers.takes(number, position.slot[1] if position.slot else 0)
+            began = self._tracer.mark_at(source) if is_taken else NOT_TAKEN
+            opened.append((began, position.phase, source))
             position.layer = number
             if position.phase is Phase.BACKWARD:
                 position.phase = Phase.RECOMPUTE
@@ -203,17 +208,23 @@ class WatchedModels(IterationListener):
             if not opened or position.is_elsewhere:
                 return
             began, phase, source = opened.pop()
-            repeated = position.phase is Phase.RECOMPUTE
-            arguments = position.arguments()
-            name = _LAYER_REPEATED if repeated else PLAIN_LAYER
-            result = _first_tensor(output)
-            now = self._tracer.mark_at(result, began)
-            self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
-            if result is not None and result.grad_fn is not None and source is not result:
-                self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
+            if began is not NOT_TAKEN:
+                self._record_layer(began, source, _first_tensor(output))
             position.phase, position.layer = phase, None
 
         self._layer_handles += self._hook(layer, begin, end)
+
+    def _record_layer(
+        self, began: Mark, source: torch.Tensor | None, result: torch.Tensor | None
+    ) -> None:
+        """Record a layer's forward, and its backward when it comes."""
+        repeated = self._position.phase is Phase.RECOMPUTE
+        arguments = self._position.arguments()
+        name = _LAYER_REPEATED if repeated else PLAIN_LAYER
+        now = self._tracer.mark_at(result, began)
+        self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
+        if result is not None and result.grad_fn is not None and source is not result:
+            self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
 
     def _hook(
         self,

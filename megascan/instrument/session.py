@@ -29,11 +29,13 @@ from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, Wind
 from megascan.instrument.groups import Groups, topology_of
 from megascan.instrument.place import Installation
 from megascan.instrument.table import install
+from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
 from megascan.tracer import (
     Budget,
     CpuTimer,
     IterationListener,
+    Lookout,
     RecordingTracer,
     Switch,
     Timer,
@@ -167,6 +169,7 @@ def describe(
             compress=config.compress,
             max_bytes=config.max_bytes,
             budget_ratio=config.budget_ratio,
+            layer_stride=config.layer_stride if config.granularity is Granularity.FULL else 1,
         ),
         versions=dict(_versions()),
     )
@@ -359,6 +362,7 @@ def _begin(
     if config.armed:
         tracer.switch_with(_switch_of(tracer, config, agreement.board))
     tracer.listen(_Removal(install(tracer, groups, models)))
+    tracer.listen(Lookout(config.directory, header, lambda: tracer.current_iteration))
 
 
 def _budget_of(
@@ -375,6 +379,7 @@ def _budget_of(
         decides=dist.get_rank() == 0,
         lower=tracer.lower,
         current_iteration=lambda: tracer.current_iteration,
+        largest_stride=tracer.layers.largest_stride,
     ).window_written
 
 

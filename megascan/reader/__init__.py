@@ -4,6 +4,7 @@ Owns everything between bytes on a disk and an Arrow table of spans (`megascan.t
 the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megascan.export`'s.
 
     trace.py            read_trace: find the format, read all files, make one run; start here
+                        read_ends: the same of a large trace, whose spans stay in shards
     rank_files.py       our own rank files, long ones alone and short ones together
     growing.py          one of our rank files while its job runs: windows as they are finished
     flight_recorder.py  PyTorch's flight-recorder dumps: where each rank stood
@@ -16,14 +17,11 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
 
 from typing import TYPE_CHECKING
 
-from megascan.reader.rank_files import file_batches
-from megascan.reader.segments import Packed, Segment
 from megascan.reader.trace import (
     MERGED_FORMATS,
     Format,
-    Loader,
     holds_ranks,
-    load_segments,
+    read_ends,
     read_trace,
     sniff,
 )
@@ -34,12 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MERGED_FORMATS",
     "Format",
-    "Loader",
-    "Packed",
-    "Segment",
-    "file_batches",
     "holds_ranks",
-    "load_segments",
+    "read_ends",
     "read_timeline",
     "read_trace",
     "sniff",

@@ -37,6 +37,8 @@ from megascan.parallel import across_threads
 BLOCK_BYTES = 4 << 20
 _LINE_END = 10
 _GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8; it means nothing."""
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
 
 
@@ -102,13 +104,20 @@ def _pieces(path: Path, size: int) -> Iterator[_Piece]:
         with path.open("rb") as file:
             first = file.read(size)
             raw = chain([first], iter(lambda: file.read(size), b""))
-            if first.startswith(_GZIP_MAGIC):
-                yield from _inflated(raw, size, path)
-            else:
-                yield from (_Piece(data) for data in raw)
+            gzipped = first.startswith(_GZIP_MAGIC)
+            yield from _unmarked(
+                _inflated(raw, size, path) if gzipped else (_Piece(data) for data in raw)
+            )
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"cannot read {path}: {reason}; check its path and permissions") from error
+
+
+def _unmarked(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Leave out the mark of the byte order that a text may begin with."""
+    for first in pieces:
+        yield _Piece(first.data.removeprefix(BYTE_ORDER_MARK), first.torn)
+        yield from pieces
 
 
 def _inflated(raw: Iterator[bytes], size: int, path: Path) -> Iterator[_Piece]:

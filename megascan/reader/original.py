@@ -33,7 +33,7 @@ from megascan.header import (
     TraceSettings,
     WindowRecord,
 )
-from megascan.parallel import Spread, across_threads
+from megascan.parallel import Here, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
 from megascan.reader.segments import Packed, Segment, running_numbers, span_table
 from megascan.reader.templates import Templates
@@ -512,24 +512,27 @@ RUN_ID = "original"
 _MOST_TENSOR_RANKS = 4096
 
 
-def read_original(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
+def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read every rank's file as a segment of one run.
 
     Sizes of the parallel axes are the smallest that fit all files, for they name no sizes.
     Raises InputError for files whose ranks do not fit Megatron's order.
     """
     read = partial(read_records, templates=Templates(RECORD_SCHEMA))
-    return segments_of([one for one in spread(read, paths) if one is not None], spread)
+    workers = workers or Here()
+    recorded = workers.results(read, ((path,) for path in paths))
+    return segments_of([one for one in recorded if one is not None], workers)
 
 
-def segments_of(recorded: Sequence[Recorded], spread: Spread) -> list[Segment]:
+def segments_of(recorded: Sequence[Recorded], workers: Workers) -> list[Segment]:
     """Put the steps of all ranks on a common axis; errors as `read_original`."""
     if not recorded:
         return []
     layout = _layout(recorded)
     starts = _step_starts(recorded)
     place = partial(_segment, layout=layout, starts=starts)
-    return [segment for part in spread(place, recorded) for segment in part.segments]
+    parts = workers.results(place, ((one,) for one in recorded))
+    return [segment for part in parts for segment in part.segments]
 
 
 def _layout(recorded: Sequence[Recorded]) -> Layout:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from megascan.arrays import Integers
 from megascan.errors import InputError
-from megascan.parallel import Spread, across_threads
+from megascan.parallel import Here, Workers
 from megascan.reader.lines import open_document, parse_block
 from megascan.reader.original import RECORD_SCHEMA, STEP, Place, Recorded, recorded_of, segments_of
 from megascan.reader.segments import Segment
@@ -48,16 +48,14 @@ _NOTE = (
 )
 
 
-def read_original_timelines(
-    paths: Sequence[Path], spread: Spread = across_threads
-) -> list[Segment]:
+def read_original_timelines(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read merged timelines of the original MegaScan, every rank as a segment of one run.
 
     Raises InputError for events that are damaged or do not say their rank and step, and for ranks
     that do not fit Megatron's order.
     """
     recorded = [one for path in paths for one in _ranks_of(path)]
-    segments = segments_of(recorded, spread)
+    segments = segments_of(recorded, workers or Here())
     return [replace(one, notes=(_NOTE, *one.notes)) for one in segments[:1]] + segments[1:]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,21 +26,19 @@ import pyarrow as pa
 from megascan.arrays import Integers
 from megascan.errors import InputError
 from megascan.header import Json, RankHeader, WindowRecord
-from megascan.parallel import Spread, across_threads, num_workers
+from megascan.parallel import Here, Workers, num_workers
 from megascan.reader.lines import Block, EventBlock, parse_block, parsed_blocks, read_all
 from megascan.reader.segments import (
-    Packed,
     Segment,
     event_schema,
     faulty_rows,
-    in_order,
     is_mark,
     rows_of,
     span_columns,
 )
 from megascan.reader.templates import Templates
 from megascan.schema import HEADER_EVENT, SPAN_COLUMNS
-from megascan.timeline import TRACE_SCHEMA, equals, numbers, shifted
+from megascan.timeline import TRACE_SCHEMA, equals, in_order, numbers, shifted
 
 
 @dataclass(frozen=True)
@@ -206,15 +204,20 @@ class FileRuns:
         ]
 
 
-def read_rank_files(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
-    """Read all runs of all files, the files side by side."""
+def read_rank_files(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
+    """Read all runs of all files, the files side by side; by threads of this process."""
+    here = workers if isinstance(workers, Here) else Here()
     batches = list(file_batches(paths))
-    read = partial(
-        _read_batch,
-        templates=Templates(event_schema(SPAN_COLUMNS)),
-        num_threads=num_workers() // max(len(batches), 1),
-    )
-    return [segment for part in spread(read, batches) for segment in part.segments]
+    num_threads = (here.num_threads or num_workers()) // max(len(batches), 1)
+    read = partial(_read_batch, num_threads=num_threads)
+    parts = here.results(read, ((batch,) for batch in batches))
+    return [segment for part in parts for segment in part]
+
+
+@cache
+def _templates() -> Templates:
+    """Return the kinds of line that this process has met: rank files differ little in them."""
+    return Templates(event_schema(SPAN_COLUMNS))
 
 
 def read_rank_file(
@@ -228,7 +231,7 @@ def read_rank_file(
     Raises InputError for damage before a window mark, naming file and line.
     """
     runs = FileRuns(path)
-    parser = templates or Templates(event_schema(SPAN_COLUMNS))
+    parser = templates or _templates()
     for block, events in parsed_blocks(path, parser, num_threads):
         if events is not None:
             follow(runs, events, path)
@@ -237,12 +240,12 @@ def read_rank_file(
     return runs.segments()
 
 
-def _read_batch(paths: Sequence[Path], templates: Templates, num_threads: int) -> Packed:
-    found = read_short_files(paths, templates) if len(paths) > 1 else None
+def _read_batch(paths: Sequence[Path], num_threads: int) -> list[Segment]:
+    found = read_short_files(paths, _templates()) if len(paths) > 1 else None
     if found is None:
-        parts = (read_rank_file(path, templates, num_threads) for path in paths)
+        parts = (read_rank_file(path, num_threads=num_threads) for path in paths)
         found = [segment for part in parts for segment in part]
-    return Packed(tuple(found))
+    return found
 
 
 def follow(runs: FileRuns, events: EventBlock, path: Path) -> None:
@@ -291,15 +294,17 @@ class _Mark:
     record: RankHeader | WindowRecord
 
 
-def file_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+def file_batches(
+    paths: Sequence[Path], most_bytes: int = _TOGETHER_BYTES, short_bytes: int = _SHORT_BYTES
+) -> Iterator[list[Path]]:
     """Yield rank files to be read in one go: long ones alone, short ones up to some MB."""
     batch: list[Path] = []
-    room = _TOGETHER_BYTES
+    room = most_bytes
     for path in paths:
         size = path.stat().st_size
-        if batch and (size > _SHORT_BYTES or size > room):
+        if batch and (size > short_bytes or size > room):
             yield batch
-            batch, room = [], _TOGETHER_BYTES
+            batch, room = [], most_bytes
         batch.append(path)
         room -= size
     if batch:

@@ -19,9 +19,18 @@ import pyarrow.compute as pc
 
 from megascan.arrays import Flags, Integers, group_numbers, group_starts
 from megascan.header import RankHeader, WindowRecord
-from megascan.parallel import Spread
+from megascan.parallel import Workers
 from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
-from megascan.timeline import TRACE_SCHEMA, arrow_schema, equals, numbers, row_order
+from megascan.timeline import (
+    END_COLUMNS,
+    TRACE_SCHEMA,
+    Stay,
+    arrow_schema,
+    equals,
+    in_order,
+    is_end,
+    numbers,
+)
 
 _JSON_TYPES = {"int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(), "text": pa.string()}
 _TIMES = ("ts", "dur")
@@ -116,16 +125,6 @@ def is_mark(events: pa.Table) -> Flags:
     return equals(events, "ph", "M") & equals(events, "name", HEADER_EVENT, WINDOW_EVENT)
 
 
-def in_order(spans: pa.Table) -> pa.Table:
-    """Put rows in the order of (rank, start_ns, -duration_ns); untouched when they already are."""
-    order = row_order(spans)
-    if order is None:
-        return spans
-    spans, rows = spans.unify_dictionaries(), pa.array(order)
-    columns = [column.combine_chunks().take(rows) for column in spans.columns]  # one by one: memory
-    return pa.Table.from_arrays(columns, schema=spans.schema)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """Finished windows of one rank and run, from one file.
@@ -140,6 +139,35 @@ class Segment:
     spans: pa.Table
     num_unfinished_spans: int = 0
     notes: tuple[str, ...] = ()
+    stay: Stay | None = None
+    """Where the spans are, of which `spans` are then the ends."""
+
+
+def settled_shard(segments: Sequence[Segment]) -> tuple[pa.Table, Packed]:
+    """Return all spans of some segments as one table, and the segments with the ends only.
+
+    The number of the shard is for the caller to set.
+    """
+    ordered = sorted(segments, key=lambda one: (one.header.run_id, one.header.rank))
+    several = ordered and ordered[0].header.run_id != ordered[-1].header.run_id
+    tables = [in_order(one.spans) if several else one.spans for one in ordered]
+    bounds = np.cumsum([0, *(table.num_rows for table in tables)])
+    spans = pa.concat_tables(tables or [TRACE_SCHEMA.empty_table()])
+    spans = spans.unify_dictionaries().combine_chunks()
+    if not several:  # all ranks in one go, of which there may be hundreds
+        spans = in_order(spans)
+    rows = np.flatnonzero(is_end(spans))
+    ends = spans.select(END_COLUMNS).take(pa.array(rows))
+    handed = []
+    for one, (begin, end), (low, high) in zip(
+        ordered,
+        pairwise(bounds.tolist()),
+        pairwise(np.searchsorted(rows, bounds).tolist()),
+        strict=True,
+    ):
+        stay = Stay(-1, begin, end)
+        handed.append(replace(one, spans=ends.slice(low, high - low), stay=stay))
+    return spans, Packed(tuple(handed))
 
 
 @dataclass(frozen=True)
@@ -153,11 +181,12 @@ class Packed:
     segments: tuple[Segment, ...]
 
     def __reduce__(self) -> tuple[object, ...]:
-        empty = TRACE_SCHEMA.empty_table()
         tables = [segment.spans for segment in self.segments]
+        empty = tables[0].slice(0, 0) if tables else TRACE_SCHEMA.empty_table()
         bare = [replace(segment, spans=empty) for segment in self.segments]
         bounds = np.cumsum([0, *(table.num_rows for table in tables)]).tolist()
-        return _unpacked, (pa.concat_tables(tables or [empty]).combine_chunks(), bare, bounds)
+        spans = pa.concat_tables(tables or [empty]).unify_dictionaries().combine_chunks()
+        return _unpacked, (spans, bare, bounds)
 
 
 def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -> Packed:
@@ -170,7 +199,7 @@ def _unpacked(spans: pa.Table, bare: Sequence[Segment], bounds: Sequence[int]) -
     )
 
 
-Importer: TypeAlias = Callable[[Sequence[Path], Spread], list[Segment]]
+Importer: TypeAlias = Callable[[Sequence[Path], Workers], list[Segment]]
 """Reads the rank files of a folder: a segment for every rank and run in them, none for a file that
 ends before it says whose it is. Raises InputError for damage inside finished windows."""
 

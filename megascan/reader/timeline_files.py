@@ -36,7 +36,7 @@ from megascan.header import (
 )
 from megascan.parallel import num_workers
 from megascan.reader.lines import EventBlock, parsed_blocks, read_pieces
-from megascan.reader.segments import event_schema, faulty_rows, in_order, rows_of, span_columns
+from megascan.reader.segments import event_schema, faulty_rows, rows_of, span_columns
 from megascan.reader.templates import Templates
 from megascan.reader.trace import Format, sniff
 from megascan.schema import (
@@ -53,6 +53,7 @@ from megascan.timeline import (
     Completeness,
     Timeline,
     equals,
+    in_order,
     numbers,
     shifted,
     with_column,

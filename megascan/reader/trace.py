@@ -15,24 +15,24 @@ from __future__ import annotations
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
-from megascan.parallel import Spread, across_threads
+from megascan.parallel import Here, Kept, Workers, num_workers
 from megascan.rankfile import RANK_FILE_PATTERNS
 from megascan.reader.lines import read_start
-from megascan.reader.segments import Importer, Segment, in_order
+from megascan.reader.rank_files import file_batches
+from megascan.reader.segments import Importer, Packed, Segment, settled_shard
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, Trace, codes
+from megascan.timeline import Completeness, Trace, codes, in_order, without
 from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
 
@@ -131,12 +131,13 @@ def _without(by_rank: Mapping[int, Segment], iterations: set[int]) -> dict[int, 
 
 def _cut(segment: Segment, iterations: set[int]) -> Segment:
     """Take some iterations out of a segment; a window goes when nothing of it is left."""
-    column = segment.spans.column("iteration")
-    out = pc.is_in(column, value_set=pa.array(sorted(iterations), type=column.type))
     windows = tuple(
         window for window in segment.windows if not iterations.issuperset(_iterations(window))
     )
-    return replace(segment, spans=segment.spans.filter(pc.invert(out)), windows=windows)
+    stay = segment.stay
+    if stay is not None:
+        stay = replace(stay, left_out=stay.left_out | iterations)
+    return replace(segment, spans=without(segment.spans, iterations), windows=windows, stay=stay)
 
 
 def build_trace(
@@ -341,7 +342,8 @@ def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
     ranks = tuple(by_rank)
-    spans = pa.concat_tables([in_order(segment.spans) for segment in by_rank.values()])
+    tables = [one.spans if one.stay else in_order(one.spans) for one in by_rank.values()]
+    spans = pa.concat_tables(tables)
     return Trace(
         run_id=header.run_id,
         layout=header.layout,
@@ -356,6 +358,7 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
             num_unfinished_spans=sum(item.num_unfinished_spans for item in by_rank.values()),
             notes=tuple(notes),
         ),
+        stays={rank: one.stay for rank, one in by_rank.items() if one.stay is not None},
     )
 
 
@@ -547,15 +550,71 @@ def _description(start: bytes) -> str:
 
 
 Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
-"""Reads the files of a format, as `load_segments` does."""
+"""Reads what all files of a format hold."""
+SHARD_BYTES = 8 << 20
+"""Of rank files: what one piece of work reads. Smaller traces are one shard."""
+_SHARD_ROWS = 1 << 15
 
 
-def load_segments(
-    found: Format, files: Sequence[Path], spread: Spread = across_threads
-) -> list[Segment]:
-    """Read what all files of one format hold, on this machine."""
-    pa.array([0])  # Arrow looks for pandas at its first array: here, not in every forked reader
-    return _importer(found)(files, spread)
+def _load_here(found: Format, files: Sequence[Path]) -> list[Segment]:
+    return _importer(found)(files, Here())
+
+
+def read_shard(found: Format, files: Sequence[Path], num_threads: int) -> tuple[pa.Table, Packed]:
+    """Read some rank files; return all their spans, and their segments with the ends only."""
+    return settled_shard(_importer(found)(files, Here(num_threads)))
+
+
+@dataclass(frozen=True)
+class _ShardLoader:
+    """Reads files by shards that stay with the workers; `kept` is filled meanwhile."""
+
+    workers: Workers
+    kept: list[Kept] = field(default_factory=list)
+
+    def __call__(self, found: Format, files: Sequence[Path]) -> list[Segment]:
+        segments: list[Segment] = []
+        for kept, packed in self._shards(found, self.workers.files(files)):
+            shard = len(self.kept)
+            self.kept.append(kept)
+            for one in packed.segments:
+                stay = one.stay and replace(one.stay, shard=shard)
+                segments.append(replace(one, stay=stay))
+        return segments
+
+    def _shards(self, found: Format, files: Sequence[Path]) -> Iterator[tuple[Kept, Packed]]:
+        if found is not Format.RANK_FILES:  # their ranks are told together: workers read, we place
+            for part in _by_rows(_importer(found)(files, self.workers)):
+                spans, packed = settled_shard(part)
+                yield self.workers.put(spans), packed
+            return
+        shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
+        num_threads = max(num_workers() // max(len(shards), 1), 1)
+        yield from self.workers.keep(read_shard, ((found, part, num_threads) for part in shards))
+
+
+def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Put segments together that make a shard of some size."""
+    part: list[Segment] = []
+    for segment in segments:
+        part.append(segment)
+        if sum(one.spans.num_rows for one in part) >= _SHARD_ROWS:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def read_ends(
+    path: Path, workers: Workers, *, run: str | None = None, allow_missing_ranks: bool = False
+) -> tuple[Trace, list[Kept]]:
+    """Read a trace as `read_trace` does, of its spans the ends only; the shards stay with workers.
+
+    Where the spans of each rank are stands in `Trace.stays`.
+    """
+    load = _ShardLoader(workers)
+    trace = _read(path, run, load, allow_missing_ranks=allow_missing_ranks)
+    return trace, load.kept
 
 
 def read_trace(
@@ -563,21 +622,23 @@ def read_trace(
     *,
     run: str | None = None,
     allow_missing_ranks: bool = False,
-    load: Loader = load_segments,
 ) -> Trace:
     """Read a folder of rank files, or one rank's file, as its ranks recorded it.
 
     The format is found by looking at the content. Of several runs the newest (by clock origin) is
     taken unless `run` names one; a run that was set aside into a subfolder is found by its id. A
-    single file may stand for its rank alone. What was left out stands in `completeness`. `load` may
-    read the files elsewhere (`aggregate.cluster`).
+    single file may stand for its rank alone. What was left out stands in `completeness`.
 
     Raises InputError, in one sentence that says what to do, for paths that hold no trace, damage
     inside finished windows, runs without a finished window, contradicting headers, and missing
     ranks unless `allow_missing_ranks`.
     """
+    return _read(path, run, _load_here, allow_missing_ranks=allow_missing_ranks)
+
+
+def _read(path: Path, run: str | None, load: Loader, *, allow_missing_ranks: bool) -> Trace:
     if run is not None and any((path / run).glob("benchmark-data-*.json*")):
-        return read_trace(path / run, run=run, allow_missing_ranks=allow_missing_ranks, load=load)
+        return _read(path / run, run, load, allow_missing_ranks=allow_missing_ranks)
     found, files = sniff_folder(path) if path.is_dir() else (sniff(path), [path])
     _check_format(found, path)
     segments = load(found, files)

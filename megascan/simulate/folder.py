@@ -29,7 +29,7 @@ from megascan.rankfile import (
     set_earlier_run_aside,
     set_earlier_truth_aside,
 )
-from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Track
+from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Kind, Track
 from megascan.simulate.engine import Draws, Engine, Recording, empty_recording
 from megascan.simulate.job import Fault, JobModel, RankClocks
 from megascan.simulate.program import (
@@ -101,6 +101,8 @@ class TableBuilder:
         }
         used = [axis for axis in (*STAGE_AXES, *CROSS_STAGE_AXES) if grid.size(axis) > 1]
         self.smallest = {axis: grid.smallest_members(axis) for axis in used}
+        self.sampled: dict[int, dict[int, tuple[int, ...]]] = {}
+        """Layers whose modules are recorded, by stage and iteration; all where none are named."""
 
     def add_stage(
         self, program: StageProgram, iterations: list[int], recordings: list[Recording]
@@ -111,6 +113,7 @@ class TableBuilder:
             np.stack([getattr(recording, name) for recording in recordings]).transpose(2, 0, 1)
             for name in ("start", "end", "launch", "cpu")
         )
+        self._leave_modules_out(program, iterations, start)
         rows = _Rows.of(start, ~np.isin(ranks, self.job.missing_ranks))
         of_row = ranks[rows.place]
         begin_ns = self.clocks.local(rows.pick(start), of_row)
@@ -122,6 +125,25 @@ class TableBuilder:
         self._device_times(rows.pick(launch - start), rows.pick(cpu))
         self._template_columns(program.spans, rows)
         self._place_columns(program, rows)
+
+    def _leave_modules_out(
+        self, program: StageProgram, iterations: list[int], start: Floats
+    ) -> None:
+        """Take away what the tracer does not record: modules of layers whose turn it is not."""
+        config = self.job.trace_config()
+        chunks: dict[int, set[int]] = {}
+        layer = np.array(
+            [span.layer if span.kind == Kind.COMPUTE else NOT_APPLICABLE for span in program.spans]
+        )
+        for span, number in zip(program.spans, layer.tolist(), strict=True):
+            if number != NOT_APPLICABLE:
+                chunks.setdefault(span.chunk, set()).add(number)
+        if config.layer_stride == 1 or not chunks:
+            return
+        for place, iteration in enumerate(iterations[1:], start=1):  # the first one learns them
+            chosen = sorted(config.sampled_layers(iteration, chunks))
+            self.sampled.setdefault(program.stage, {})[iteration] = tuple(chosen)
+            start[:, place, (layer != NOT_APPLICABLE) & ~np.isin(layer, chosen)] = np.nan
 
     def _put(self, name: str, values: npt.NDArray[np.generic]) -> None:
         field_type = TRACE_SCHEMA.field(name).type
@@ -213,7 +235,12 @@ def rank_headers(
         for name, ranks in grid.members(axis).items() if grid.size(axis) > 1 else ():
             for rank in ranks:
                 groups.setdefault(rank, {})[name] = ranks
-    settings = TraceSettings(granularity=job.granularity, interval=job.interval, window=job.window)
+    settings = TraceSettings(
+        granularity=job.granularity,
+        interval=job.interval,
+        window=job.window,
+        layer_stride=job.layer_stride,
+    )
     return {
         rank: _rank_header(
             job, clocks, run_id=run_id, rank=rank, groups=groups.get(rank, {}), settings=settings
@@ -260,9 +287,16 @@ def _rank_header(
 
 
 def rank_windows(
-    job: JobModel, run_id: str, iterations: list[int], table: pa.Table
+    job: JobModel,
+    run_id: str,
+    iterations: list[int],
+    table: pa.Table,
+    sampled: Mapping[int, Mapping[int, tuple[int, ...]]],
 ) -> dict[int, tuple[WindowRecord, ...]]:
-    """Make the finished windows of every recorded rank, with their span counts."""
+    """Make the finished windows of every recorded rank, with their span counts.
+
+    `sampled` are the layers whose modules were recorded, by stage and iteration.
+    """
     ranks = table.column("rank").to_numpy()
     numbers = (table.column("iteration").to_numpy() - 1) // job.interval
     num_windows = (iterations[-1] - 1) // job.interval + 1
@@ -274,6 +308,9 @@ def rank_windows(
         [i for i in iterations if (i - 1) // job.interval == window]
         for window in range(num_windows)
     ]
+    layers_of = [
+        sampled.get(job.layout.coordinates(rank).pp, {}) for rank in range(job.layout.world_size)
+    ]
     return {
         rank: tuple(
             WindowRecord(
@@ -282,6 +319,7 @@ def rank_windows(
                 first_iteration=traced[0],
                 last_iteration=traced[-1],
                 num_spans=int(counts[rank, window]),
+                layers=tuple((i, layers_of[rank][i]) for i in traced if i in layers_of[rank]),
             )
             for window, traced in enumerate(spans)
         )
@@ -317,7 +355,7 @@ def trace_of(builder: TableBuilder, run_id: str, iterations: list[int]) -> Trace
         layout=job.layout,
         headers=rank_headers(job, builder.grid, builder.clocks, run_id),
         spans=table,
-        windows=rank_windows(job, run_id, iterations, table),
+        windows=rank_windows(job, run_id, iterations, table, builder.sampled),
         completeness=completeness_of(job, table.num_rows),
     )
 

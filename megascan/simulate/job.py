@@ -459,7 +459,8 @@ class JobModel:
 
     `device` "cuda" gives spans a launch time and lets the host run ahead; "cpu" gives them CPU
     time. Spans are recorded for the iterations of windows as `--trace-interval` and
-    `--continuous-trace-iterations` choose them; the default traces every iteration.
+    `--continuous-trace-iterations` choose them; the default traces every iteration. As
+    `--trace-layer-stride` does, `layer_stride` leaves modules out, by default none.
     """
 
     layout: Layout
@@ -475,6 +476,7 @@ class JobModel:
     device: str = "cuda"
     ranks_per_host: int = 8
     granularity: Granularity = Granularity.FULL
+    layer_stride: int = field(default=1, repr=False)  # what is recorded of it makes no other job
     interval: int = 5
     window: int = 5
     missing_ranks: tuple[int, ...] = ()
@@ -510,6 +512,7 @@ class JobModel:
             interval=self.interval,
             window=self.window,
             granularity=self.granularity,
+            layer_stride=self.layer_stride,
         )
 
     @property

@@ -8,11 +8,14 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     timer.py    marks and spans; the timer of work on the CPU
     cuda.py     the timer of work on a GPU: events, and their way onto the host's clock
     writer.py   the background thread: from a finished window to lines of the file
-    budget.py   full becomes base, then windows become fewer, when tracing costs too much
+    layers.py   which layers' modules are recorded, in turns
+    budget.py   fewer layers, then base, then fewer windows, when tracing costs too much
     switch.py   tracing on and off while the job runs, by a file or a signal
+    lookout.py  where this rank stands when training does not get on
 """
 
 from megascan.tracer.budget import Board, Budget, Level
+from megascan.tracer.lookout import Lookout
 from megascan.tracer.switch import SWITCH_FILE, Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, ClockCheck, CpuTimer, Mark, Span, Timer
 from megascan.tracer.tracer import IterationListener, RecordingTracer, Tracer
@@ -29,6 +32,7 @@ __all__ = [
     "CpuTimer",
     "IterationListener",
     "Level",
+    "Lookout",
     "Mark",
     "RecordingTracer",
     "Span",

@@ -1,4 +1,4 @@
-"""Keep the cost of tracing below a budget: full becomes base, then windows become fewer.
+"""Keep the cost of tracing below a budget: modules of fewer layers, then none, then fewer windows.
 
 Rank 0 decides, since the iterations of a synchronous job last equally long on all ranks, and
 announces which iteration the decision holds from; the others look it up after each window. Both
@@ -17,7 +17,7 @@ import logging
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megascan.config import TraceConfig
@@ -43,6 +43,7 @@ class Level:
 
     granularity: Granularity
     interval: int
+    layer_stride: int = 1
     from_iteration: int
 
 
@@ -59,7 +60,8 @@ class Board(Protocol):
 class Budget:
     """Follows one run, window by window; called from the writer's thread.
 
-    `lower` takes a new level; `current_iteration` says how far training is.
+    `lower` takes a new level; `current_iteration` says how far training is, `largest_stride` from
+    which stride of layers on nothing becomes less (1: there are no layers).
     """
 
     def __init__(
@@ -70,14 +72,19 @@ class Budget:
         decides: bool,
         lower: Callable[[Level], None],
         current_iteration: Callable[[], int],
+        largest_stride: Callable[[], int] = lambda: 1,
     ) -> None:
         self._config = config
         self._board = board
         self._decides = decides
         self._lower = lower
         self._current_iteration = current_iteration
+        self._largest_stride = largest_stride
         self._level = Level(
-            granularity=config.granularity, interval=config.interval, from_iteration=1
+            granularity=config.granularity,
+            interval=config.interval,
+            layer_stride=config.layer_stride,
+            from_iteration=1,
         )
         self._num_changes = 0
         self._timings: list[Timing] = []
@@ -91,9 +98,8 @@ class Budget:
         if level is None:
             return
         if self._decides:
-            self._board.publish(
-                self._num_changes, f"{level.granularity} {level.interval} {level.from_iteration}"
-            )
+            words = (level.granularity, level.interval, level.layer_stride, level.from_iteration)
+            self._board.publish(self._num_changes, " ".join(map(str, words)))
         self._num_changes += 1
         self._level = level
         self._lower(level)
@@ -102,10 +108,11 @@ class Budget:
         text = self._board.read(self._num_changes)
         if text is None:
             return None
-        granularity, interval, from_iteration = text.split()
+        granularity, interval, layer_stride, from_iteration = text.split()
         return Level(
             granularity=Granularity(granularity),
             interval=int(interval),
+            layer_stride=int(layer_stride),
             from_iteration=int(from_iteration),
         )
 
@@ -131,18 +138,15 @@ class Budget:
         return level
 
     def _next_level(self, cost_ratio: float) -> Level | None:
-        granularity, interval = self._level.granularity, self._level.interval
-        if granularity is Granularity.FULL:
-            granularity = Granularity.BASE
-        else:
-            doublings = math.ceil(math.log2(cost_ratio / self._config.budget_ratio))
-            most = self._config.interval * MAX_INTERVAL_FACTOR
-            interval = min(most, interval * 2 ** max(1, doublings))
-            if interval == self._level.interval:
-                return None
-        return Level(
-            granularity=granularity, interval=interval, from_iteration=self._first_of_next_level()
-        )
+        now, level = self._level, replace(self._level, from_iteration=self._first_of_next_level())
+        factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._config.budget_ratio)))
+        if now.granularity is Granularity.FULL:
+            most = self._largest_stride()
+            if now.layer_stride < most:
+                return replace(level, layer_stride=min(most, now.layer_stride * factor))
+            return replace(level, granularity=Granularity.BASE)
+        interval = min(self._config.interval * MAX_INTERVAL_FACTOR, now.interval * factor)
+        return None if interval == now.interval else replace(level, interval=interval)
 
     def _first_of_next_level(self) -> int:
         """Return where an interval begins, far enough ahead for all ranks to know."""
@@ -161,6 +165,13 @@ class Budget:
         if level is None:
             self._at_the_end = True
             logger.warning("%s, and there is nothing left to lower", text)
+        elif level.layer_stride != self._level.layer_stride:
+            logger.warning(
+                "%s; modules of one layer in %d only from iteration %d on",
+                text,
+                level.layer_stride,
+                level.from_iteration,
+            )
         elif level.granularity is not self._level.granularity:
             logger.warning(
                 "%s; granularity %s from iteration %d on",

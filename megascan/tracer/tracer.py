@@ -21,6 +21,7 @@ from megascan.config import TraceConfig
 from megascan.overhead import Activity
 from megascan.schema import Granularity, Kind, Track
 from megascan.tracer.budget import Level
+from megascan.tracer.layers import LayerTurns
 from megascan.tracer.switch import Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
@@ -215,11 +216,16 @@ class RecordingTracer(Tracer):
     mark_host: Callable[[], Mark]
     """Now, on the host's clock."""
 
+    layers: LayerTurns
+    """Whose modules are recorded in this iteration."""
+
     _timer: Timer
     _writer: TraceWriter
 
     def __init__(self, config: TraceConfig) -> None:
         self._config = config
+        self.layers = LayerTurns()
+        self._sampled: list[tuple[int, tuple[int, ...]]] = []
         self._voice = Voice()
         self._next_level: Level | None = None
         self._on = not config.armed
@@ -411,6 +417,7 @@ class RecordingTracer(Tracer):
             self._opened = self._timer.tie()
         for listener in self._listeners:
             listener.iteration_begins()
+        self.layers.begin_iteration(self._config, number)
         self.active = True
         return len(self._spans)
 
@@ -419,6 +426,8 @@ class RecordingTracer(Tracer):
         self._end_unwatched()
         self.add(Kind.ITERATION, ITERATION, begin, self.mark(), {})
         self.active = False
+        if self.full and (chosen := self.layers.chosen) is not None:
+            self._sampled.append((self._iteration, chosen))
         self._last_iteration = self._iteration
         self._window_open = True
         if self._config.ends_window(self._iteration) or len(self._spans) > MAX_WINDOW_SPANS:
@@ -436,7 +445,12 @@ class RecordingTracer(Tracer):
         if self._window_open:
             self._end_window()
         was_full = self.full
-        self._config = replace(self._config, granularity=level.granularity, interval=level.interval)
+        self._config = replace(
+            self._config,
+            granularity=level.granularity,
+            interval=level.interval,
+            layer_stride=level.layer_stride,
+        )
         if was_full and not self.full:
             for listener in self._listeners:
                 listener.granularity_lowered()
@@ -474,8 +488,10 @@ class RecordingTracer(Tracer):
             granularity=self._config.granularity,
             interval=self._config.interval,
             timed=tuple(self._timed),
+            layers=tuple(self._sampled),
         )
         self._spans = []
+        self._sampled = []
         self._timed.clear()
         self._window_open = False
         self._num_dropped = 0

@@ -120,7 +120,10 @@ TimedIteration: TypeAlias = tuple[int, Activity, Mark, Mark]
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A finished window on its way to the file; `timed` are iterations since the last one."""
+    """A finished window on its way to the file; `timed` are iterations since the last one.
+
+    `layers` are those whose modules were recorded, by iteration; all where it names none.
+    """
 
     first_iteration: int
     last_iteration: int
@@ -130,6 +133,7 @@ class Window:
     granularity: Granularity
     interval: int
     timed: Sequence[TimedIteration] = ()
+    layers: Sequence[tuple[int, tuple[int, ...]]] = ()
 
 
 class TraceWriter:
@@ -283,6 +287,7 @@ class TraceWriter:
             counters=self._timer.counters(),
             tie_width_ns=check.tie_width_ns,
             drift_ppm=check.drift_ppm,
+            layers=tuple(window.layers),
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)
                 for timed, duration_ns in zip(window.timed, durations, strict=True)

@@ -8,6 +8,6 @@ its spans only what the file says.
 """
 
 from megascan.viewer.query import PRESETS, Rows, run_query
-from megascan.viewer.serving import Spot, serve
+from megascan.viewer.serving import Spot, check_is_file, serve
 
-__all__ = ["PRESETS", "Rows", "Spot", "run_query", "serve"]
+__all__ = ["PRESETS", "Rows", "Spot", "check_is_file", "run_query", "serve"]

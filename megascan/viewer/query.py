@@ -24,6 +24,7 @@ from perfetto.trace_processor import (
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.viewer.engine import GIVE_ONE, engine
+from megascan.viewer.serving import check_is_file
 
 SPAN_VIEW = "megascan_span"
 
@@ -135,8 +136,9 @@ def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> R
     is `trace_processor`, or the one that `megascan.viewer.engine` finds. Raises MissingError when
     there is none, InputError when the file does not load, UsageError for a query that fails.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
+    check_is_file(path)
+    if not path.stat().st_size:
+        raise InputError(f"{path} is empty; make a timeline with megascan aggregate")
     with engine(trace_processor) as program, _loaded(program, path) as loaded:
         answer = _asked(lambda: loaded.query(sql))
         columns = tuple(answer.column_names)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import shutil
 import threading
 import webbrowser
@@ -37,6 +38,18 @@ from megascan.viewer.engine import OFFLINE_EXTRA, installed_ui
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKET_TAG = b"\x0a"
 _LARGEST_PACKET = 1 << 30
+
+
+def check_is_file(path: Path) -> None:
+    """Raise InputError for what is no file, and say how a timeline is made."""
+    if path.is_dir():
+        raise InputError(
+            f"{path}: is a folder; merge its rank files first: "
+            f"megascan aggregate -b {shlex.quote(str(path))} -o timeline.json.gz"
+        )
+    if not path.is_file():
+        there = "a device or a pipe is no timeline" if path.exists() else "no such file"
+        raise InputError(f"{path}: {there}; make a timeline with megascan aggregate")
 
 
 def read_record(path: Path) -> Mapping[str, Json]:
@@ -220,8 +233,7 @@ def serve(
     carries, until Ctrl-C. Raises InputError for a missing file, UsageError for a spot it does not
     hold, MissingError without that package or without the port.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; make a timeline with megascan aggregate")
+    check_is_file(path)
     view = view_of(path, at) if at else None
     server = offline_server(path) if offline else online_server(path)
     with server:

@@ -1,7 +1,8 @@
 """The life of a finding: raised, holding, cleared, under an id that stays, with what it has cost.
 
 A verdict covers the whole ring, so a fault that has ended is found in it for a while. What counts
-as *active* is a finding whose last slow iteration lies in the newest windows:
+as *active* is a finding whose last slow iteration lies in the newest windows, or in one that came
+since the last verdict:
 
     windows        1  2  3  4  5  6  7  8  9 10 11 12 13
     rank 5 slow             x  x  x  x
@@ -142,16 +143,26 @@ class Accounts:
     num_verdicts: int = 0
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the next verdict can tell nothing new of what the last one saw."""
+        return all(one.phase is Phase.HOLDING and not one.num_quiet for one in self.open)
+
+    @property
     def holding(self) -> list[Account]:
         """Findings that were told and are not cleared, those of nodes first."""
         told = [account for account in self.open if account.phase is Phase.HOLDING]
         return sorted(told, key=lambda account: (account.owner != "node", -account.cost_ratio))
 
-    def settle(self, report: Report, windows: Iterable[JobWindow]) -> list[Event]:
-        """Book a verdict on these windows; return what is to be told."""
+    def settle(
+        self, report: Report, windows: Iterable[JobWindow], judged_iteration: int
+    ) -> list[Event]:
+        """Book a verdict on these windows; return what is to be told.
+
+        The verdict before it ended with `judged_iteration`.
+        """
         from detect.report import Owner
 
-        seen = _Sight(list(windows), report.num_iterations)
+        seen = _Sight(list(windows), report.num_iterations, judged_iteration)
         self.num_verdicts += 1
         events: list[Event] = []
         unmatched = list(self.open)
@@ -268,11 +279,13 @@ class _Sight:
     windows: list[JobWindow]
     num_judged: int
     """Iterations, the warm-up left out."""
+    judged_iteration: int
 
     @property
     def active_from(self) -> int:
-        """First iteration of the newest windows."""
-        return self.windows[-ACTIVE_WINDOWS:][0].first_iteration
+        """First iteration of the newest windows, and of all that no verdict has covered yet."""
+        newest = self.windows[-ACTIVE_WINDOWS:][0].first_iteration
+        return min(newest, self.judged_iteration + 1) if self.judged_iteration >= 0 else newest
 
     @property
     def end_unix_ns(self) -> int:

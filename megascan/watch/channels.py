@@ -66,8 +66,8 @@ class Webhook:
                 f"--webhook names {parts.scheme or 'no'} scheme and {parts.hostname or 'no'} host, "
                 "expected http(s)://host/…, or @FILE that holds it"
             )
-        chosen = cls(url, shape or shape_for(parts.hostname))
-        SHAPES[chosen.shape]({"event": "cleared", "id": "", "text": "", "job": ""})
+        chosen = cls(url, shape or shape_for(parts.hostname, parts.path))
+        SHAPES[chosen.shape]({"event": "cleared", "id": "", "text": "", "job": "", "time": 0})
         return chosen
 
     @property

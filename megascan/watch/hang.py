@@ -2,10 +2,14 @@
 
 The job's usual gap is the median of the gaps between the ends of its last windows, by its own
 clocks. When the files have been still for `GAPS_UNTIL_HANG` of them, the job hangs, unless every
-rank has closed its file. Who lacks the newest window is missing. When nobody has written it, the
-files cannot tell who holds the others up: a rank writes a window when it is finished, so a rank's
-file holds nothing of what it stands in. PyTorch's flight recorder does (dumped by its watchdog
-into the trace folder: `TORCH_FR_DUMP_TEMP_FILE=DIR/nccl_trace_rank_`), and is asked.
+rank has closed its file. Who lacks the newest window is missing. A rank writes a window when it is
+finished, so its file holds nothing of what it stands in. Two others do:
+
+    megascan-standstill-3.json   the tracer's lookout: the host's Python stack
+    nccl_trace_rank_3            PyTorch's flight recorder, dumped by its watchdog
+
+A rank whose lookout writes nothing while those of others do is silent: stopped, killed, or cut off.
+A hang is told when it is noticed, and again when more of this is there.
 """
 
 from __future__ import annotations
@@ -13,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 from megascan.errors import listed
 from megascan.header import Json
 from megascan.reader.flight_recorder import Standing, read_standings
-from megascan.watch.windows import JobWindow, Progress
+from megascan.standstill import Standstill, read_standstills
+from megascan.watch.windows import JobFiles, JobWindow
 
 GAPS_UNTIL_HANG = 3.0
 LEAST_SILENCE_S = 10.0
@@ -38,6 +42,17 @@ class Hang:
     missing: tuple[int, ...]
     """Ranks without that window."""
     standings: tuple[Standing, ...] = ()
+    """As flight recorders have it: what the device was told to do."""
+    standstills: tuple[Standstill, ...] = ()
+    """As lookouts have it: what the hosts wait in."""
+
+    silent: tuple[int, ...] = ()
+    """Ranks of which no lookout writes, though others' have for as long as it takes."""
+
+    @property
+    def is_full(self) -> tuple[bool, ...]:
+        """Return which of the sources have spoken."""
+        return bool(self.standings), bool(self.standstills), bool(self.silent)
 
     @property
     def headline(self) -> str:
@@ -51,10 +66,13 @@ class Hang:
                 else f"all ranks finished iteration {self.last_iteration} and none the next window"
             )
         ]
-        by_place: dict[str, list[int]] = {}
-        for standing in self.standings:
-            by_place.setdefault(standing.words, []).append(standing.rank)
-        parts += [f"{_ranks(ranks)}: {words}" for words, ranks in sorted(by_place.items())]
+        if self.silent:
+            parts.append(
+                f"{_ranks(self.silent)}: not a word, the process is stopped or dead or its host "
+                "cut off"
+            )
+        parts += _by_place((one.rank, one.words) for one in self.standstills)
+        parts += _by_place((one.rank, f"{one.words} (flight recorder)") for one in self.standings)
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Json]:
@@ -64,13 +82,23 @@ class Hang:
             "usual_gap_s": round(self.usual_gap_s, 3),
             "last_iteration": self.last_iteration,
             "missing_ranks": list(self.missing),
+            "silent_ranks": list(self.silent),
             "headline": self.headline,
             "standings": [standing.to_json() for standing in self.standings],
+            "standstills": [standstill.to_json() for standstill in self.standstills],
         }
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+
+
+def _by_place(places: Iterable[tuple[int, str]]) -> list[str]:
+    """Return "ranks 0, 1, 3: in all_reduce …", a place each."""
+    ranks: dict[str, list[int]] = {}
+    for rank, words in places:
+        ranks.setdefault(words, []).append(rank)
+    return [f"{_ranks(each)}: {words}" for words, each in sorted(ranks.items())]
 
 
 @dataclass
@@ -81,6 +109,8 @@ class HangWatch:
     """Silence that counts as a hang; None: from the usual gap."""
     hang: Hang | None = None
     _ends_ns: list[int] = field(default_factory=list)
+    _heard_s: float = 0.0
+    """Silence at which the first lookout was heard of; 0 before."""
 
     def take(self, windows: Iterable[JobWindow]) -> None:
         """Note that windows have come."""
@@ -88,7 +118,7 @@ class HangWatch:
             if self._ends_ns and window.end_unix_ns < self._ends_ns[-1]:
                 self._ends_ns.clear()  # another run
             self._ends_ns = [*self._ends_ns, window.end_unix_ns][-_KEPT_GAPS:]
-            self.hang = None
+            self.hang, self._heard_s = None, 0.0
 
     @property
     def usual_gap_s(self) -> float | None:
@@ -105,16 +135,45 @@ class HangWatch:
         gap = self.usual_gap_s
         return None if gap is None else max(LEAST_SILENCE_S, GAPS_UNTIL_HANG * gap)
 
-    def look(self, progress: Progress, silent_s: float, folders: Sequence[Path]) -> Hang | None:
-        """Return a hang when it is first noticed; `silent_s` is the time since the last write."""
+    def look(self, files: JobFiles, silent_s: float) -> Hang | None:
+        """Return a hang when it is first noticed, and again when more is known.
+
+        `silent_s` is the time since the last write.
+        """
         patience = self.patience_s()
-        if patience is None or silent_s < patience or self.hang is not None:
+        if patience is None or silent_s < patience:
             return None
-        self.hang = Hang(
+        if self.hang is not None and all(self.hang.is_full):
+            return None
+        hang = self._seen(files, silent_s)
+        if self.hang is not None and not hang.is_full > self.hang.is_full:
+            return None
+        self.hang = hang
+        return hang
+
+    def _seen(self, files: JobFiles, silent_s: float) -> Hang:
+        progress, standstills = files.progress, _newest(files)
+        if standstills:
+            self._heard_s = self._heard_s or silent_s
+        patience_s = max((one.patience_s for one in standstills), default=0.0)
+        is_due = standstills and silent_s >= self._heard_s + patience_s
+        unheard = set(range(progress.world_size)) - {one.rank for one in standstills}
+        return Hang(
             silent_s=silent_s,
             usual_gap_s=self.usual_gap_s or 0.0,
             last_iteration=progress.newest,
             missing=progress.behind,
-            standings=tuple(read_standings(folders)),
+            standings=tuple(read_standings(files.folders)),
+            standstills=tuple(standstills),
+            silent=tuple(sorted(unheard)) if is_due else (),
         )
-        return self.hang
+
+
+def _newest(files: JobFiles) -> list[Standstill]:
+    """Return what the ranks say since the last window was written, by rank."""
+    said = {
+        found.rank: found
+        for found, written in read_standstills(files.folders, files.run_id)
+        if written >= files.changed_unix_s
+    }
+    return [said[rank] for rank in sorted(said)]

@@ -104,13 +104,19 @@ class History:
     def __init__(self, path: Path, *, must_exist: bool = False) -> None:
         self.path = path
         if must_exist and not path.is_file():
-            raise InputError(f"{path}: no such file; megascan history add makes one")
+            there = "is not a file" if path.exists() else "no such file"
+            raise InputError(f"{path}: {there}; megascan history add makes a history")
         with self._open() as database:
             (number,) = database.execute("PRAGMA application_id").fetchone()
             tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if number != _APPLICATION_ID and tables:
                 raise InputError(f"{path} is a database of another program; name another file")
-            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            if must_exist:
+                if not tables:
+                    raise InputError(f"{path} is empty, and no history; name another file")
+                return
+            if number != _APPLICATION_ID:
+                database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             database.executescript(_SCHEMA)
 
     @contextmanager
@@ -119,7 +125,10 @@ class History:
             with closing(sqlite3.connect(self.path, timeout=_BUSY_S)) as database, database:
                 yield database
         except sqlite3.OperationalError as error:
-            raise OutputError(f"the history {self.path} cannot be used ({error})") from error
+            raise OutputError(
+                f"the history {self.path} cannot be used ({error}); free some space, let its other "
+                "user finish or name another file"
+            ) from error
         except sqlite3.DatabaseError as error:
             raise InputError(
                 f"{self.path} is no history ({error}); restore it or name another file"

@@ -50,7 +50,8 @@ def _verdict(record: Mapping[str, Any]) -> str:
     if record["slowest_rank"] is not None:
         parts.append(f"slowest rank {record['slowest_rank']} {record['slowest_ratio']:.3f}x")
     if record["missing_ranks"]:
-        parts.append(f"{len(record['missing_ranks'])} ranks missing")
+        number = len(record["missing_ranks"])
+        parts.append(f"{number} rank{'s' * (number != 1)} missing")
     if record["holding"]:
         parts.append("holding " + ", ".join(record["holding"]))
     return "  ".join(parts)

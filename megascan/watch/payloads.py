@@ -1,4 +1,4 @@
-"""What is told, and in whose shape: our own JSON, Slack's, PagerDuty's.
+"""What is told, and in whose shape: our own JSON, Slack's, PagerDuty's, OpenTelemetry's.
 
 Every event is a JSON object: `event` (raised, changed, cleared, hang, moves-again), a `number` that
 rises and tells repeats apart, `time` in unix seconds, `job`, and the `finding` or `hang`.
@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
+
+import orjson
 
 from megascan.errors import ConfigError
 from megascan.header import Json
@@ -106,11 +108,64 @@ def as_pagerduty(event: Mapping[str, Any]) -> dict[str, Json]:
     }
 
 
-SHAPES: Mapping[str, Payload] = {"json": as_json, "slack": as_slack, "pagerduty": as_pagerduty}
+def as_otlp(event: Mapping[str, Any]) -> dict[str, Json]:
+    """Return an OpenTelemetry log record, as a collector takes it over HTTP (OTLP, JSON).
+
+    The shape is small and fixed, so no library is needed. What is nested stands in the attributes
+    as JSON text.
+    """
+    severity, number = ("INFO", 9) if event["event"] in ENDINGS else ("ERROR", 17)
+    if event.get("finding", {}).get("owner", "node") != "node":
+        severity, number = "WARN", 13
+    details = {**event.get("finding", {}), **event.get("hang", {})}
+    attributes = {
+        "megascan.id": event["id"],
+        "megascan.number": event.get("number"),
+        **{f"megascan.{name}": value for name, value in details.items() if name != "finding"},
+    }
+    record: dict[str, Json] = {
+        "timeUnixNano": str(int(float(event["time"]) * 1e9)),
+        "eventName": f"megascan.{event['event']}",
+        "severityNumber": number,
+        "severityText": severity,
+        "body": {"stringValue": str(event["text"])},
+        "attributes": _attributes(attributes),
+    }
+    resource = _attributes({"service.name": "megascan-watch", "megascan.job": event["job"]})
+    logs: Json = [{"scope": {"name": "megascan.watch"}, "logRecords": [record]}]
+    return {"resourceLogs": [{"resource": {"attributes": resource}, "scopeLogs": logs}]}
 
 
-def shape_for(host: str) -> str:
-    """Guess the shape that a webhook's host understands."""
+def _attributes(values: Mapping[str, Any]) -> list[Json]:
+    """Return attributes as OTLP's JSON has them; 64-bit integers are text there."""
+    found: list[Json] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            typed: dict[str, Json] = {"boolValue": value}
+        elif isinstance(value, int):
+            typed = {"intValue": str(value)}
+        elif isinstance(value, float):
+            typed = {"doubleValue": value}
+        else:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            typed = {"stringValue": text}
+        if value is not None:
+            found.append({"key": name, "value": cast("Json", typed)})
+    return found
+
+
+SHAPES: Mapping[str, Payload] = {
+    "json": as_json,
+    "slack": as_slack,
+    "pagerduty": as_pagerduty,
+    "otlp": as_otlp,
+}
+
+
+def shape_for(host: str, path: str) -> str:
+    """Guess the shape that a webhook understands by its host, and a collector by its path."""
+    if path.endswith("/v1/logs"):
+        return "otlp"
     if host.endswith("slack.com"):
         return "slack"
     return "pagerduty" if host.endswith("pagerduty.com") else "json"

@@ -60,6 +60,15 @@ class Ring:
     most_spans: int = MOST_SPANS
     windows: deque[JobWindow] = field(default_factory=deque)
 
+    @property
+    def num_iterations(self) -> int:
+        """Traced iterations of all windows."""
+        return sum(window.num_iterations for window in self.windows)
+
+    def newer_than(self, iteration: int) -> list[JobWindow]:
+        """Return the windows that end behind an iteration."""
+        return [window for window in self.windows if window.last_iteration > iteration]
+
     def push(self, window: JobWindow) -> None:
         """Take the newest window; a window of another run begins anew."""
         if self.windows and self.windows[-1].run_id != window.run_id:
@@ -70,7 +79,7 @@ class Ring:
 
     def _is_too_long(self) -> bool:
         """Tell whether enough is left without the oldest window."""
-        rest = sum(_num_iterations(window) for window in list(self.windows)[1:])
+        rest = self.num_iterations - self.windows[0].num_iterations
         num_spans = sum(window.num_spans for window in self.windows)
         least = min(LEAST_ITERATIONS, self.kept_iterations)
         return rest >= self.kept_iterations or (num_spans > self.most_spans and rest >= least)
@@ -89,6 +98,7 @@ class Ring:
         from aggregate import build_timeline
         from detect.detector import examine
         from detect.stats.robust import median
+        from megascan.probes import read_probes
         from megascan.reader.trace import build_trace
 
         began = time.process_time()
@@ -96,7 +106,7 @@ class Ring:
         trace = build_trace(
             self.folder, segments, self.windows[-1].run_id, allow_missing_ranks=True
         )
-        examination = examine(build_timeline(trace), self.settings)
+        examination = examine(build_timeline(trace), self.settings, read_probes(self.folder))
         seen = examination.seen
         slowness: dict[int, float] = {}
         if len(seen.iterations):
@@ -121,10 +131,6 @@ class Ring:
             num_unfinished_spans=sum(part.num_unfinished_spans for part in parts),
             notes=tuple(note for part in parts for note in part.notes),
         )
-
-
-def _num_iterations(window: JobWindow) -> int:
-    return window.last_iteration - window.first_iteration + 1
 
 
 def _undropped(window: JobWindow) -> JobWindow:

@@ -4,9 +4,10 @@
                                        │                    └ saved before anybody is told
                                        └── log, screen, metrics
 
-Every window is judged as it comes. When several have come since the last look (a start, a restart,
-a slow disk) the ring moves on by at most half its length between verdicts, so that no
-iteration goes unjudged. A start without state judges once, on the newest windows.
+A window that looks unusual (`glance.py`) is judged as it comes, and so is every one while a finding
+is about to be raised or cleared. Others wait until the watch has used no more than its share of a
+core since the last verdict, and never longer than for half the ring, so that no iteration
+goes unjudged. A start without state judges once, on the newest windows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from megascan.reader.growing import Wanted
 from megascan.watch import payloads
 from megascan.watch.channels import Outbox
 from megascan.watch.endpoint import Pulse
+from megascan.watch.glance import Glance
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
 from megascan.watch.lines import verdict_record
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
+CPU_SHARE = 0.02
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -50,6 +53,8 @@ class WatchSettings:
     folders: tuple[Path, ...]
     detector: DetectorSettings
     kept_iterations: int = KEPT_ITERATIONS
+    cpu_share: float = CPU_SHARE
+    """Of a core; above it usual windows wait for each other. 1: every window is judged."""
     hang_after_s: float | None = None
     notify: str = NODE
     """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones)."""
@@ -85,7 +90,10 @@ class Watcher:
             ),
         )
         self.ring = Ring(self.settings.folders[0], self.settings.detector, kept)
+        self.glance = Glance(kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
+        self._judged_at = (self.monotonic_s(), time.process_time())
+        """Time, and CPU time of this process, when the last verdict was begun."""
         self._told_decisions: set[tuple[str, str]] = set()
         self._still_since: tuple[float, float] | None = None
         """Time of the newest write, and when it was seen by this machine's clock."""
@@ -149,16 +157,37 @@ class Watcher:
             self._tell_hang(payloads.MOVES_AGAIN)
         self.hangs.take([window])
         self.ring.push(window)
+        self.glance.push(window)
         self.gauges.num_windows += 1
-        jump = window.last_iteration - state.judged_iteration
-        if state.judged_iteration >= 0 and 2 * jump >= self.settings.kept_iterations:
+        if state.judged_iteration >= 0 and 2 * self._num_unjudged >= self.ring.num_iterations:
             self._judge(window)
+
+    @property
+    def _num_unjudged(self) -> int:
+        """Traced iterations that came since the last verdict."""
+        newer = self.ring.newer_than(self.state.judged_iteration)
+        return sum(window.num_iterations for window in newer)
+
+    def _is_due(self, newest: JobWindow) -> bool:
+        """Tell whether what is new is to be judged now."""
+        judged = self.judgement
+        if judged is None or newest.missing != judged.window.missing or self.files.is_closed:
+            return True
+        began, cpu_began = self._judged_at
+        elapsed_s, spent_s = self.monotonic_s() - began, time.process_time() - cpu_began
+        return (
+            spent_s <= self.settings.cpu_share * elapsed_s
+            or self.settings.cpu_share >= 1.0
+            or not self.state.accounts.is_settled
+            or self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
+        )
 
     def _judge_newest(self) -> None:
         """Judge what is new; after a restart without news say how things stand (it is booked)."""
         newest = self.ring.windows[-1]
         if newest.last_iteration > self.state.judged_iteration:
-            self._judge(newest)
+            if self._is_due(newest):
+                self._judge(newest)
         elif self.judgement is None and not self._has_shown:
             self._has_shown = True
             self.judgement = self._judged()
@@ -170,17 +199,19 @@ class Watcher:
         if state.run_id:
             headers = {rank: part.header for rank, part in window.segments.items()}
             self._tell_all(state.accounts.end_run(headers, time.time()))
+        self.glance.clear()
         before = window.first_iteration - 1 if state.run_id else -1
         state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, before, before
 
     def _judge(self, window: JobWindow) -> None:
-        self.state.judged_iteration = window.last_iteration
+        self._judged_at = (self.monotonic_s(), time.process_time())
+        before, self.state.judged_iteration = self.state.judged_iteration, window.last_iteration
         self.state.ring_iteration = self.ring.windows[0].first_iteration
         judgement = self._judged()
         if judgement is None:
             return
         self.judgement = judgement
-        events = self.state.accounts.settle(judgement.report, self.ring.windows)
+        events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
         self.say(verdict_record(judgement, self.state.accounts.holding))
         self._tell_all(events)
@@ -230,7 +261,7 @@ class Watcher:
         if not self.files.headers or self.files.is_closed:
             return
         silent_s = now - self._still_since[1]
-        if self.hangs.look(self.files.progress, silent_s, self.settings.folders) is not None:
+        if self.hangs.look(self.files, silent_s) is not None:
             self._tell_hang(payloads.HANG)
 
     def _tell_hang(self, name: str) -> None:

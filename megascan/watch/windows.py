@@ -19,7 +19,7 @@ from pathlib import Path
 
 from megascan.header import RankHeader
 from megascan.rankfile import RANK_FILE_PATTERNS
-from megascan.reader.growing import GrowingFile, Wanted
+from megascan.reader.growing import GrowingFile, Wanted, polled
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
 from megascan.schema import SPAN_COLUMNS
@@ -58,6 +58,11 @@ class JobWindow:
             start_unix_ns=start_ns,
             end_unix_ns=end_ns,
         )
+
+    @property
+    def num_iterations(self) -> int:
+        """Traced iterations."""
+        return self.last_iteration - self.first_iteration + 1
 
     @property
     def num_spans(self) -> int:
@@ -144,11 +149,10 @@ class JobFiles:
     def poll(self) -> list[JobWindow]:
         """Return the windows that have become whole since the last call, in their order."""
         for path in self._paths():
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = GrowingFile(path, self.wanted, self._parser)
-            for segment in file.poll():
-                self._take(segment)
+            if path not in self._files:
+                self._files[path] = GrowingFile(path, self.wanted, self._parser)
+        for segment in polled(list(self._files.values()), self._parser):
+            self._take(segment)
         return list(self._whole())
 
     def problems(self) -> list[str]:

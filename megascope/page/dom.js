@@ -45,6 +45,16 @@ export function link(name, value) {
   history.replaceState(null, "", `${location.pathname}#${links}`);
 }
 
+/** Do it once before the next picture, however often it is asked for. */
+export function oncePerFrame(work) {
+  let waits = false;
+  return () => {
+    if (waits) return;
+    waits = true;
+    requestAnimationFrame(() => { waits = false; work(); });
+  };
+}
+
 export const visible = text => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
 export function number(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";

@@ -1,9 +1,11 @@
 // A model that speaks: prompt, tokens, strips, attention, logit lens, PCA, changes, A beside B.
 import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
-import { card, guarded, hideTip, link, linked, make, number, numbers, say, showTip, status, visible } from "./dom.js";
+import { card, guarded, hideTip, link, linked, make, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
 import { drawHeat, pointable, range } from "./heat.js";
 
+const NARROWEST = 5;  // pixels of a token in a strip
+const MOST_LABELS = 40;  // tokens that are named beside a map
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
 /** One run: what was computed, token by token. */
@@ -65,8 +67,8 @@ export function showGeneration(view, state) {
   ask.body.append(text, make("div", { className: "row" }, make("label", {}, "tokens", most), make("label", {}, "temperature", temperature), make("label", {}, "seed", seed), make("label", {}, "strips of", reduction), runA, runB, stop),
     make("div", { className: "row chips" }, places));
 
-  const changes = changesCard(state, () => runs.A?.id ?? null);
-  const spoken = card("spoken", "Tokens", "the colour bar under a token: it was generated; ← → choose", "two-thirds");
+  const changes = changesCard(state, { title: "Changes of run B", moments: "token", runToPatchFrom: () => runs.A?.id ?? null });
+  const spoken = card("spoken", "Tokens", "underlined: generated; ← → choose; shaded: what the chosen one looks at, by the heads below", "two-thirds");
   const top = card("top", "What it would say", "probabilities of the token chosen", "third");
   const strips = card("strips", "Strips", "rows are layers, columns tokens; ↑ ↓ choose the layer", "", [
     make("button", { id: "difference", className: "chip", onclick: toggleDifference }, "B − A"),
@@ -80,7 +82,7 @@ export function showGeneration(view, state) {
   attention.body.append(make("div", { className: "row" }, make("label", {}, "layer", layerField), make("label", {}, "heads", headsField),
     make("button", { id: "look", onclick: guarded(showAttention) }, "Look"),
     make("button", { id: "allHeads", onclick: () => { headsField.value = Array.from({ length: Math.min(16, state.num_heads) }, (_, i) => i).join(" "); guarded(showAttention)(); } }, "All heads")), maps);
-  const lens = card("lens", "Logit lens", "what each layer would say next", "half");
+  const lens = card("lens", "Logit lens", "what each layer would say next; bold is what came", "half");
   const pca = card("pca", "PCA of the stream", "all tokens and layers; colour is the layer", "half");
   const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
   pca.body.append(make("p", { className: "empty" }, "run a prompt first"), pcaCanvas);
@@ -109,8 +111,7 @@ export function showGeneration(view, state) {
         chosen.side = side;
         chosen.token = made.tokens.length - 1;
         status(`${side}: ${made.steps.length} tokens, ${((performance.now() - begun) / made.steps.length).toFixed(0)} ms each`);
-        showTokens();
-        showStrips();
+        drawSoon();
       }
     } finally {
       [runA.disabled, runB.disabled, stop.disabled] = [false, false, true];
@@ -127,6 +128,7 @@ export function showGeneration(view, state) {
     showTop();
     showStrips();
   }
+  const drawSoon = oncePerFrame(() => { showTokens(); showStrips(); });
 
   function choose(token, layer = chosen.layer, side = chosen.side) {
     const run = runs[side];
@@ -138,7 +140,8 @@ export function showGeneration(view, state) {
     link("at", chosen.token);
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
-    showAll();
+    if (turned) showAll();
+    else { markToken(); showTop(); }
     if (turned || maps.dataset.layer !== String(chosen.layer)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
     else drawAttention();
   }
@@ -152,10 +155,44 @@ export function showGeneration(view, state) {
           className: `token${step ? " new" : ""}${differs ? " changed" : ""}`, onclick: () => choose(at, chosen.layer, side),
           onpointermove: event => showTip(event, `${at}: id ${run.tokens[at]}${step ? ` · ${(100 * Math.exp(step.logprob)).toFixed(1)} %` : " · prompt"}`), onpointerleave: hideTip,
         }, visible(word));
-        token.setAttribute("aria-current", side === chosen.side && at === chosen.token);
         return token;
       }));
     }));
+    markToken();
+  }
+
+  /** Mark the chosen token, and shade the others by how much it looks at them. */
+  function markToken() {
+    const looks = looksOf(chosen.token);
+    for (const side of ["A", "B"]) {
+      spoken.body.querySelectorAll(`#tokens${side} .token`).forEach((token, at) => {
+        token.setAttribute("aria-current", side === chosen.side && at === chosen.token);
+        const share = side === chosen.side ? looks?.[at] ?? 0 : 0;
+        token.style.background = share > 0.005 ? `color-mix(in srgb, var(--look) ${Math.round(70 * share)}%, transparent)` : "";
+      });
+    }
+    for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
+    const here = spoken.body.querySelector(`#tokens${chosen.side} .token[aria-current=true]`);
+    here?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  /** Attention of the query at, or before, a token, over the heads shown; its largest is 1. */
+  function looksOf(token) {
+    if (!weights || weights.of !== current()?.id) return null;
+    const { shape: [heads, rows, columns], data } = weights.arrays.weights, row = Math.min(token, rows - 1);
+    const sums = Array.from({ length: columns }, (_, column) => {
+      let sum = 0;
+      for (let head = 0; head < heads; head++) sum += data[(head * rows + row) * columns + column];
+      return sum;
+    });
+    const most = Math.max(...sums);
+    return sums.map(sum => sum / most);
+  }
+
+  function placeMark(mark) {
+    const wide = current()?.tokens.length - 1 || 1;
+    mark.style.left = `${100 * Math.min(chosen.token, wide - 1) / wide}%`;
+    mark.style.width = `${100 / wide}%`;
   }
 
   function showTop() {
@@ -197,12 +234,16 @@ export function showGeneration(view, state) {
       if (scale === "linear") scale = low > 0 && high / low > 50 ? "log" : low < 0 ? "both" : "linear";
       drawHeat(canvas, values, shown.rows, columns, { scale });
       canvas.style.height = `${Math.max(40, Math.min(220, shown.rows * 12))}px`;
+      const mark = make("div", { className: "mark" });
       pointable(canvas, (row, column) => {
         const token = Math.floor(column / shown.width);
         return `${place} · ${shown.layers[row] ? `layer ${shown.layers[row]} · ` : ""}${visible(run.texts[token] ?? "")} (${token})\n${number(values[row * columns + column])}`;
       }, (row, column) => choose(Math.floor(column / shown.width), shown.layers[row] || chosen.layer));
-      return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, `${number(low)} to ${number(high)} · ${words}`)), canvas);
+      return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, `${number(low)} to ${number(high)} · ${words}`)), make("div", { className: "band" }, canvas, mark));
     }));
+    // Bands wider than the card scroll, all together; the browser moves finished bitmaps.
+    strips.body.style.setProperty("--band", `${run.tokens.length * NARROWEST}px`);
+    for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
   }
 
   async function exportStrips() {
@@ -231,8 +272,10 @@ export function showGeneration(view, state) {
     link("heads", chosen.heads.join(" "));
     link("layer", chosen.layer);
     weights = await askOne({ do: "attention", run: run.id, layer: chosen.layer, heads: chosen.heads, rows: [] });
+    weights.of = run.id;
     maps.dataset.layer = chosen.layer;
     drawAttention();
+    markToken();
   }
 
   function drawAttention() {
@@ -246,13 +289,18 @@ export function showGeneration(view, state) {
       pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[row] ?? "")} (${row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(row));
       const row = Math.min(chosen.token, rows - 1), own = values.subarray(row * columns, row * columns + columns);
       const best = own.reduce((most, value, column) => value > own[most] ? column : most, 0);
-      return make("figure", {}, canvas, make("figcaption", {}, `head ${head} · ${visible(run.texts[row] ?? "")} → ${visible(run.texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`));
+      return make("figure", {}, shape[0] === 1 && columns <= MOST_LABELS ? labelled(canvas, run, rows, columns) : canvas, make("figcaption", {}, `head ${head} · ${visible(run.texts[row] ?? "")} → ${visible(run.texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`));
     }));
+  }
+
+  /** A map with its tokens beside and below. */
+  function labelled(canvas, run, rows, columns) {
+    const words = count => Array.from({ length: count }, (_, at) => make("span", { title: run.texts[at] }, visible(run.texts[at])));
+    return make("div", { className: "labelled" }, make("div", { className: "rows" }, words(rows)), canvas, make("i"), make("div", { className: "columns" }, words(columns)));
   }
 
   async function showLens() {
     const run = current();
-    if (state.pp > 1) { lens.body.replaceChildren(make("p", { className: "empty" }, "needs all layers on one pipeline stage")); return; }
     const found = await askOne({ do: "lens", run: run.id }), { shape, data } = found.arrays.ids, scores = found.arrays.logprobs.data;
     const [layers, tokens, most] = shape;
     lens.body.replaceChildren(make("div", { className: "scroll" }, make("table", { id: "lensTable" },
@@ -264,6 +312,7 @@ export function showGeneration(view, state) {
           onpointermove: event => showTip(event, Array.from({ length: most }, (_, n) => `${(100 * Math.exp(scores[start + n])).toFixed(1).padStart(5)} % ${visible(found.texts[data[start + n]])}`).join("\n")),
         }, visible(found.texts[data[start]]));
         cell.style.background = `color-mix(in srgb, var(--accent) ${Math.round(60 * share)}%, transparent)`;
+        if (data[start] === run.tokens[found.first + at + 1]) cell.className = "said";
         return cell;
       }))))));
   }

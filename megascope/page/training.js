@@ -1,5 +1,6 @@
 // A training's recordings: health by layer and iteration, one iteration in detail, parameters, requests.
 import { askFrame, askJson, saveParquet, savePng } from "./api.js";
+import { changesCard } from "./changes.js";
 import { card, guarded, link, linked, make, number, status } from "./dom.js";
 import { drawHeat, drawLines, pointable, range } from "./heat.js";
 
@@ -29,8 +30,12 @@ export function showTraining(view, first) {
   detail.body.append(cellWords, cells);
   const weights = card("weights", "Parameters", "root mean squares, from samples; update over size is healthy near 0.001", "half");
   const asked = card("request", "Ask for more", "every rank heeds it from two iterations ahead", "");
-  view.replaceChildren(...[summary, health, detail, weights, asked].map(one => one.section));
-  asked.body.append(requestForm(first, guarded(send)));
+  const changes = changesCard(first, { title: "Changes of what is computed", moments: "iteration", runToPatchFrom: () => null });
+  const mayChange = make("p", { className: "empty", id: "mayChange" });
+  changes.section.append(mayChange);
+  view.replaceChildren(...[summary, health, detail, weights, changes, asked].map(one => one.section));
+  asked.section.className = "two-thirds";
+  asked.body.append(requestForm(first, changes, guarded(send)));
 
   pointable(map, (row, column) => series
     ? `layer ${series.layers[row]} · iteration ${series.iterations[column]}\n${number(series.at(row, column))}` : "",
@@ -72,6 +77,8 @@ export function showTraining(view, first) {
   }
 
   function showSummary() {
+    mayChange.textContent = state.may_change ? "they are asked for with Ask, and end with the next request without them"
+      : "this job heeds none: it was started without --scope-interventions";
     const { layout, iterations, broken, verdict, problems } = state;
     const grid = ["tp", "pp", "dp", "cp", "ep"].filter(axis => layout[axis] > 1).map(axis => `${axis.toUpperCase()}${layout[axis]}`);
     const rows = [
@@ -159,7 +166,7 @@ export function showTraining(view, first) {
   setTimeout(follow, REFRESH_MS);
 }
 
-function requestForm(state, send) {
+function requestForm(state, changes, send) {
   const toggles = (names, on) => names.map(name => {
     const chip = make("button", { className: "chip", type: "button", onclick: () => chip.setAttribute("aria-pressed", chip.getAttribute("aria-pressed") !== "true") }, name);
     chip.setAttribute("aria-pressed", on.includes(name));
@@ -175,7 +182,7 @@ function requestForm(state, send) {
       event.preventDefault();
       send({
         identifier: "page", places: pressed(places), reductions: pressed(reductions), every: Number(every.value),
-        per_token: boxes.per_token[0].checked, gradients: boxes.gradients[0].checked,
+        per_token: boxes.per_token[0].checked, gradients: boxes.gradients[0].checked, interventions: changes.list,
       });
     },
   },

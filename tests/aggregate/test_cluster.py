@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aggregate import build_timeline
+from aggregate import build_shards
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.export import write_timeline
-from megascan.reader import read_trace
+from megascan.parallel import Here, workers_here
+from megascan.reader import read_ends
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
@@ -103,10 +105,17 @@ def traced(megascan, tmp_path_factory):
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    """Many blocks of a small trace, parts of ranks among them."""
-    for encoder in ("chrome", "perfetto"):
-        monkeypatch.setattr(f"megascan.export.{encoder}.BLOCK_ROWS", 700)
+def small_shards(monkeypatch):
+    """Many shards and blocks of a small trace, parts of ranks among them."""
+    monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 300_000)
+    monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 1500)
+
+
+def shards_of(folder, workers):
+    """The timeline of a trace folder, its spans with the workers."""
+    sharded, sums = build_shards(*read_ends(folder, workers), workers, summed=True)
+    assert len(sharded.shards) > 2
+    return sharded, sums
 
 
 def test_the_command_writes_the_same_bytes_and_says_the_same(megascan, two, traced, tmp_path):
@@ -135,24 +144,36 @@ def test_detection_says_the_same(megascan, two, traced, tmp_path):
     assert found[0]["findings"][0]["ranks"] == [5]
 
 
-def test_every_format_is_the_same_to_the_bit_block_by_block(two, traced, tmp_path, small_blocks):
-    here = build_timeline(read_trace(traced))
-    with connect(two.address) as cluster:
-        there = build_timeline(read_trace(traced, load=cluster.load))
-        assert there.spans.equals(here.spans)
-        assert there.clocks == here.clocks
-        for suffix in FORMATS:
-            local, remote = tmp_path / f"local{suffix}", tmp_path / f"remote{suffix}"
-            count = write_timeline(here, local)
-            assert write_timeline(there, remote, encode=cluster.encode) == count
-            assert remote.read_bytes() == local.read_bytes()
+def test_every_format_is_the_same_to_the_bit_wherever_it_is_made(
+    two, traced, tmp_path, small_shards, monkeypatch
+):
+    """In this process, in a pool of others, on a cluster: one engine, one result."""
+    monkeypatch.setattr("megascan.parallel.num_workers", lambda: 2)
+    monkeypatch.setattr("megascan.parallel.can_fork", lambda: True)
+    here, own_sums = shards_of(traced, Here())
+    counts = [write_timeline(here, tmp_path / f"here{suffix}") for suffix in FORMATS]
+    whole = here.whole()
+    for name, opened in (
+        ("pool", workers_here(worth_processes=True)),
+        ("there", connect(two.address)),
+    ):
+        with opened as workers:
+            there, sums = shards_of(traced, workers)
+            assert there.whole().spans.equals(whole.spans)
+            assert there.frame.clocks == whole.clocks
+            assert there.frame.completeness == whole.completeness
+            assert sums == own_sums
+            for suffix, count in zip(FORMATS, counts, strict=True):
+                file = tmp_path / f"{name}{suffix}"
+                assert write_timeline(there, file) == count
+                assert file.read_bytes() == (tmp_path / f"here{suffix}").read_bytes()
 
 
-def test_the_workers_do_the_work(two, traced, tmp_path, small_blocks):
-    """Nothing is quietly done by the client: each worker has run tasks of both kinds."""
+def test_the_workers_do_the_work(two, traced, tmp_path, small_shards):
+    """Nothing is quietly done by the client: each worker has run tasks."""
     with connect(two.address) as cluster:
-        timeline = build_timeline(read_trace(traced, load=cluster.load))
-        write_timeline(timeline, tmp_path / "t.json", encode=cluster.encode)
+        sharded, _ = shards_of(traced, cluster)
+        write_timeline(sharded, tmp_path / "t.json")
         logs = cluster.client.run(lambda dask_worker: dask_worker.state.executed_count)
     assert len(logs) == 2
     assert min(logs.values()) > 3
@@ -165,9 +186,9 @@ def test_damage_is_told_as_it_is_here(two, traced, tmp_path):
     broken.write_bytes(broken.read_bytes().replace(b'"dur":', b'"dur"x', 1))
     messages = []
     with connect(two.address) as cluster:
-        for options in ({}, {"load": cluster.load}):
+        for workers in (Here(), cluster):
             with pytest.raises(InputError) as told:
-                read_trace(tmp_path, **options)
+                read_ends(tmp_path, workers)
             messages.append(str(told.value))
     assert messages[0] == messages[1]
     assert "damaged" in messages[0]
@@ -177,43 +198,48 @@ def test_a_worker_that_cannot_see_the_files_is_named(two, traced, tmp_path, monk
     """/proc/self/cwd is another folder for every process."""
     monkeypatch.chdir(traced.parent)
     with connect(two.address) as cluster, pytest.raises(InputError) as told:
-        read_trace(Path("/proc/self/cwd") / traced.name, load=cluster.load)
+        read_ends(Path("/proc/self/cwd") / traced.name, cluster)
     assert "can read 0 of the 8 rank files" in str(told.value)
     assert "every worker sees them" in str(told.value)
 
 
-def killing(cluster, workers, numbers):
-    """An encoder that kills workers when a third of the blocks has come back."""
+class Killing:
+    """A cluster that loses workers when some blocks of the output have come back."""
 
-    def encode(blocks, *, gzipped):
-        for place, result in enumerate(cluster.encode(blocks, gzipped=gzipped)):
+    def __init__(self, cluster, workers, numbers):
+        self.cluster, self.workers, self.numbers = cluster, workers, numbers
+
+    def keep(self, work, tasks):
+        return self.cluster.keep(work, tasks)
+
+    def results(self, work, tasks):
+        for place, result in enumerate(self.cluster.results(work, tasks)):
             if place == 5:
-                for number in numbers:
-                    workers.kill(number)
+                for number in self.numbers:
+                    self.workers.kill(number)
             yield result
 
-    return encode
 
-
-def test_a_worker_that_dies_in_the_middle_costs_time_only(traced, tmp_path, small_blocks):
-    timeline = build_timeline(read_trace(traced))
-    write_timeline(timeline, tmp_path / "local.json.gz")
+def test_a_worker_that_dies_in_the_middle_costs_time_only(traced, tmp_path, small_shards):
+    """Its shards are read again by the other."""
+    write_timeline(shards_of(traced, Here())[0], tmp_path / "local.json.gz")
     with some_workers(2, tmp_path) as workers, connect(workers.address) as cluster:
-        encode = killing(cluster, workers, [0])
-        write_timeline(timeline, tmp_path / "remote.json.gz", encode=encode)
+        sharded, _ = shards_of(traced, cluster)
+        killing = replace(sharded, workers=Killing(cluster, workers, [0]))
+        write_timeline(killing, tmp_path / "remote.json.gz")
     assert (tmp_path / "remote.json.gz").read_bytes() == (tmp_path / "local.json.gz").read_bytes()
 
 
 def test_when_all_workers_die_it_says_so_and_leaves_no_file(
-    traced, tmp_path, small_blocks, monkeypatch
+    traced, tmp_path, small_shards, monkeypatch
 ):
     monkeypatch.setattr(connection, "_PATIENCE_SECONDS", 1.0)
-    timeline = build_timeline(read_trace(traced))
     out = tmp_path / "remote.json.gz"
     with some_workers(2, tmp_path) as workers, connect(workers.address) as cluster:
-        encode = killing(cluster, workers, [0, 1])
+        sharded, _ = shards_of(traced, cluster)
+        killing = replace(sharded, workers=Killing(cluster, workers, [0, 1]))
         with pytest.raises(MissingError, match="try again"):
-            write_timeline(timeline, out, encode=encode)
+            write_timeline(killing, out)
     assert not out.exists()
 
 

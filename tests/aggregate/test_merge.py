@@ -132,8 +132,7 @@ def test_a_span_of_an_unknown_rank_is_an_error(build):
 def test_working_on_some_ranks_at_a_time_changes_nothing(build, monkeypatch):
     trace = small_job(build)
     whole = build_timeline(trace)
-    for module in ("decompose", "summary"):
-        monkeypatch.setattr(f"aggregate.{module}.BLOCK_ROWS", 60)
+    monkeypatch.setattr("aggregate.merge.BLOCK_ROWS", 60)
     parts = build_timeline(trace)
     assert len(rank_blocks(numbers(parts.spans, "rank"), 60)) == 3
     assert parts.spans.equals(whole.spans)

@@ -86,12 +86,23 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
     for row in rows:
         assert row["peak_bytes"] > 10 << 20
         assert row["output_bytes"] > 1_000
-        assert sum(cpu for _, cpu in row["stages"].values()) > 0
+        assert 0 < sum(row["stages"].values()) < row["seconds"]
         assert f"{row['num_events']:,}" in text
     assert "times faster than the original's 26.8 s" in text
     compared = text.partition("The other checkout over this one, 1 turns")[2]
     assert compared.count("| rank files |") == compared.count("| original |") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.distributed
+def test_speed_by_cores_is_printed(tmp_path, capsys):
+    words = ["--cores", "1,4096", "--sizes", "0.004", "--only", "64", "--suffixes", ".pftrace"]
+    assert main([*words, "--work-dir", str(tmp_path)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| TP4")]
+    assert len(rows) == 1  # this machine has fewer than 4,096
+    cells = [cell.strip() for cell in rows[0].strip("|").split("|")]
+    assert cells[3:5] == [".pftrace", "1"] and cells[8] == "100 %"
+    assert not list(tmp_path.iterdir())
 
 
 def test_sizes_that_are_no_numbers_are_refused():

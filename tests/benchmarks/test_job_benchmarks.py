@@ -91,15 +91,17 @@ def test_iterations_belong_to_the_stage_that_its_faults_act_in():
 
 def test_cases_name_ranks_that_can_have_their_fault():
     for device, trial in itertools.product(("cpu", "gpu"), TRIALS.values()):
-        cases = all_cases(device, trial)
-        assert len({case.file_name for case in cases}) == len(cases)
-        assert {case.fault.name for case in cases if case.layout == "TP2 DP2"} >= {"loader", "gc"}
-        assert any(case.fault.hog == "gpu" for case in cases) == (device == "gpu")
+        for num_ranks, first in ((2, "DP2"), (4, "TP2 DP2")):
+            cases = all_cases(device, trial, num_ranks)
+            assert len({case.file_name for case in cases}) == len(cases)
+            assert {one.fault.name for one in cases if one.layout == first} >= {"loader", "gc"}
+            assert any(case.fault.hog == "gpu" for case in cases) == (device == "gpu")
+            assert {case.rank for case in cases} == set(range(num_ranks))
         assert all(case.rank in (0, 2) for case in cases if case.fault.cause == "loader")
 
 
 def test_another_trial_has_another_model_and_other_faulty_ranks():
-    first, second = (all_cases("gpu", trial) for trial in TRIALS.values())
+    first, second = (all_cases("gpu", trial, 4) for trial in TRIALS.values())
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
         assert one.fault.cause == other.fault.cause

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.jobs import run_ranks
-from benchmarks.layout_cases import NUM_RANKS, Case
+from benchmarks.layout_cases import Case
 from benchmarks.layouts import Result
 from benchmarks.plain_torch import (
     FAULTS,
     LAYOUTS,
+    NUM_RANKS,
     SIZES,
     Judged,
     Outcome,
@@ -25,6 +26,7 @@ from benchmarks.plain_torch import (
 )
 from benchmarks.plain_torch_models import COMPILED, FSDP, PIPELINE
 from benchmarks.plain_torch_ranks import NUM_LOSSES, Plan
+from tests import ranks
 
 
 def result_of(case, accused=(), causes=()):
@@ -122,7 +124,8 @@ def test_a_pipeline_in_short(tmp_path):
     modes = ("off", "full", "off", "base", "off")
     plan = replace(plan, sizes=sizes, stages=plan.stages[:1], num_iterations=8, modes=modes)
     plan.write(tmp_path / "plan.json")
-    run_ranks(NUM_RANKS, ["benchmarks.plain_torch_ranks", str(tmp_path / "plan.json")])
+    with ranks.forked():
+        run_ranks(NUM_RANKS, ["benchmarks.plain_torch_ranks", str(tmp_path / "plan.json")])
     losses = read_losses(tmp_path)
     assert [len(runs) for runs in losses] == [3] * NUM_RANKS
     assert outcome(losses).right

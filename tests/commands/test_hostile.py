@@ -1,11 +1,19 @@
 """Streams that close, places that refuse, input that is no trace: one line, and nothing lost."""
 
+import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from megascan.cli.main import main
+from megascan.errors import report_errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,3 +126,132 @@ def test_an_empty_query_is_wrong_usage(megascan, tmp_path):
     done = megascan("query", tmp_path / "t.json", "")
     assert done.returncode == 2
     assert "query is empty" in done.stderr
+
+
+def copied(folder: Path, room: Path) -> tuple[Path, Path]:
+    """A copy of a trace folder, and its first rank file."""
+    copy = Path(shutil.copytree(folder, room / "trace"))
+    return copy, min(copy.glob("benchmark-data-*.json"))
+
+
+@pytest.mark.parametrize("command", ["detect", "whatif", "report", "diff"])
+def test_a_file_that_cannot_be_read_is_named(command, healthy, tmp_path, capsys):
+    """/proc/self/mem is a regular file whose first byte cannot be read."""
+    unreadable = "/proc/self/mem"
+    more = {"report": ["-o", tmp_path / "r.html"], "diff": [healthy]}.get(command, [])
+    assert main([command, unreadable, *map(str, more)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot read {unreadable}: Input/output error")
+
+
+def test_a_mark_of_the_byte_order_means_nothing(faulty, tmp_path, capsys):
+    trace, file = copied(faulty, tmp_path)
+    assert main(["detect", str(trace)]) == 0
+    plain = capsys.readouterr().out
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert main(["detect", str(trace)]) == 0
+    assert capsys.readouterr().out == plain
+    assert main(["watch", str(trace), "--once", "--no-state"]) == 3
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "ranks missing" not in said.out
+
+
+def test_a_watch_does_not_wait_for_a_pipe(healthy, tmp_path, capsys):
+    trace, file = copied(healthy, tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    code = main(["watch", str(trace), "--once", "--no-state"])
+    assert code in (0, 4)  # 4 when the files have been still for long: a rank has not ended
+    said = capsys.readouterr()
+    assert f"{file}: is a pipe or a device, not a file" in said.err
+    assert "1 rank missing" in said.out
+
+
+def test_a_name_that_is_no_text_is_shown_as_well_as_it_can_be(healthy, tmp_path):
+    trace = tmp_path / os.fsdecode(b"tr\xffce")
+    shutil.copytree(healthy, trace)
+    page, changes = tmp_path / "r.html", tmp_path / "c.json"
+    assert main(["report", str(trace), "-o", str(page)]) == 0
+    assert "tr?ce" in page.read_text()
+    assert main(["diff", str(trace), str(trace), "--json", str(changes)]) == 0
+    json.loads(changes.read_text())
+
+
+def test_a_page_of_transfers_that_took_no_time(simulated, tmp_path):
+    """Every span of a rank says 0 µs: the page has no link to draw, and is written."""
+    trace, file = copied(simulated("instant", "--dp", "4", "--tp", "2", "--layers", "2"), tmp_path)
+    file.write_text(re.sub(r'"dur":[0-9.]+', '"dur":0', file.read_text()))
+    assert main(["report", str(trace), "-o", str(tmp_path / "r.html")]) == 0
+
+
+@pytest.mark.parametrize("command", [["view"], ["query", "select 1"]])
+def test_what_is_no_timeline_is_told_apart(command, healthy, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    words = {
+        healthy: f"is a folder; merge its rank files first: megascan aggregate -b {healthy}",
+        tmp_path / "pipe": "a device or a pipe is no timeline",
+        tmp_path / "nothing": "no such file",
+    }
+    for path, says in words.items():
+        assert main([command[0], str(path), *command[1:]]) == 1
+        assert f"{path}: {says}" in capsys.readouterr().err
+
+
+def test_an_empty_file_answers_no_query(tmp_path, capsys):
+    (tmp_path / "t.json").touch()
+    assert main(["query", str(tmp_path / "t.json"), "select 1"]) == 1
+    assert "t.json is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["simulate", "--layers", "-4", "-o", "x"], "--layers is -4, expected 1 or more"),
+        (["plan", "{}", "--fbd", "--helper-speed", "inf"], "1 helper(s) of speed inf"),
+        (["plan", "{}", "--write", "{file}"], "is a file; --write names a folder"),
+    ],
+)
+def test_numbers_and_names_that_mean_nothing(words, says, healthy, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([word.format(healthy, file=tmp_path / "file") for word in words]) in (1, 2)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("command", ["detect", "diff {0}", "aggregate -o t.json -b"])
+def test_a_terminal_that_cannot_show_a_letter(command, encoding, healthy, tmp_path):
+    script = f"PYTHONIOENCODING={encoding} $MEGASCAN {command.format(healthy)} {healthy} > out"
+    done = shell(script, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_without_a_standard_error_does_its_work(healthy, tmp_path):
+    done = shell(f"$MEGASCAN detect {healthy} 2>&-", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("HEALTHY")
+    assert shell("$MEGASCAN detect nothing 2>&-", tmp_path).stdout == ""
+
+
+def test_a_history_that_does_not_fit_on_the_disk_is_not_begun(healthy, tmp_path):
+    script = f"export PYTHONDONTWRITEBYTECODE=1; ulimit -f 2; $MEGASCAN history add h.db {healthy}"
+    done = shell(script, tmp_path)  # else what is compiled would be cut off, and kept
+    assert done.returncode == 1
+    assert "error: the history h.db cannot be used" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_an_extension_is_imported_is_ctrl_c(capsys):
+    """pandas, interrupted in its first lines, raises "partially initialized module"."""
+
+    def command():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        raise AttributeError("partially initialized module")
+
+    assert report_errors(command) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

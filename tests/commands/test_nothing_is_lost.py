@@ -142,3 +142,59 @@ def test_every_command_that_can_replace_a_file_looks_first(command: str) -> None
     source = (CLI / f"{command}.py").read_text()
     if '"--force"' in source and command != "simulate":
         assert "check_outputs(" in source
+
+
+@pytest.mark.parametrize("request_words", REQUESTS.values(), ids=REQUESTS)
+def test_a_pipe_or_a_device_stays_one(
+    request_words: list[str],
+    healthy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A file renamed onto /dev/null would take its place for every program of the machine."""
+    output = tmp_path / "pipe.json"
+    os.mkfifo(output)
+    places = {"folder": healthy, "output": output, "room": tmp_path, "other": healthy}
+    words = [word.format(**places) for word in request_words]
+    assert main([*words, "--force"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{output}: is a device or a pipe, and a file would take its place" in line
+    assert output.is_fifo()
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_a_link_is_written_through_and_stays(healthy: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    link = tmp_path / "latest.json"
+    link.symlink_to(Path("runs") / "5.json")
+    assert main(["detect", str(healthy), "--json", str(link)]) == 0
+    assert link.is_symlink()
+    written = tmp_path / "runs" / "5.json"
+    assert written.read_text().startswith("{")
+    written.write_text("old")
+    assert main(["detect", str(healthy), "--json", str(link)]) == 1
+    assert written.read_text() == "old"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["5.json"]
+
+
+@pytest.mark.parametrize(("target", "says"), [("loop.json", "itself"), ("no/x", "does not exist")])
+def test_a_link_that_leads_nowhere_is_not_replaced(
+    target: str, says: str, healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "loop.json"
+    link.symlink_to(target)
+    assert main(["detect", str(healthy), "--json", str(link), "--force"]) == 1
+    assert says in capsys.readouterr().err
+    assert link.readlink() == Path(target)
+
+
+def test_other_histories_are_read_and_not_changed(healthy: Path, tmp_path: Path) -> None:
+    """Nor is a history begun by a request that is refused."""
+    empty, new = tmp_path / "empty.db", tmp_path / "new.db"
+    empty.touch()
+    assert main(["history", "merge", str(new), str(empty)]) == 1
+    assert main(["history", "merge", str(new), str(healthy)]) == 1
+    assert main(["history", "add", str(new), str(empty)]) == 1
+    assert empty.read_bytes() == b""
+    assert list(tmp_path.iterdir()) == [empty]
+    assert main(["history", "add", str(new), str(healthy)]) == 0

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megascan.errors import ConfigError, InputError, MegaScanError, UsageError
+from tests import ranks
 from training.data.datasets import build_datasets
 from training.data.settings import (
     DataSettings,
@@ -29,7 +27,6 @@ from training.preprocess_data import main as preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 EOD = 256
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def write_data(folder: Path, name: str, texts: Sequence[str]) -> str:
@@ -305,15 +302,8 @@ def test_ranks_share_one_index_and_part_the_samples(tmp_path: Path, as_blend: bo
     data_path = ["3", paths[0], "1", paths[1]] if as_blend else paths[:1]
     program = tmp_path / "rank_program.py"
     program.write_text(RANK_PROGRAM)
-    run = subprocess.run(
-        [*TORCHRUN, str(program), *data_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert run.returncode == 0, run.stderr
-    ranks = json.loads(run.stdout.splitlines()[-1])
+    done = ranks.run(program, *data_path, num_ranks=2, check=True)
+    seen = json.loads(done.stdout.splitlines()[-1])
     train = build_datasets(settings_for(*data_path, num_samples=(16, 4, 0)), ByteTokenizer()).train
     expected = [
         [
@@ -322,4 +312,4 @@ def test_ranks_share_one_index_and_part_the_samples(tmp_path: Path, as_blend: bo
         ]
         for rank in range(2)
     ]
-    assert ranks == expected
+    assert seen == expected

@@ -53,3 +53,64 @@ def test_rate_of_the_others_decides():
     value[:, 2] += 0.2  # everybody at once is no excess
     assert len(bursts(value, nobody, rate=0.01, least_share=0.01)) == 1
     assert bursts(value, np.arange(16) == 5, rate=0.01, least_share=0.01) == []
+
+
+def test_a_row_that_always_loses_more_has_no_bursts():
+    value = 0.002 * np.random.default_rng(3).standard_normal((16, 20))
+    value[5] += 0.03
+    nobody = np.zeros(16, dtype=bool)
+    assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
+    value[5, ::3] += 0.1
+    (found,) = bursts(value, nobody, rate=0.01, least_share=0.01)
+    assert found.row == 5 and found.hits.tolist() == [slot % 3 == 0 for slot in range(20)]
+
+
+def test_short_throttling_is_found_by_what_its_hits_show(job):
+    def throttled(slot):
+        hit = slot.iteration in (4, 7, 11, 13) and slot.microbatch in (2, 5)
+        return 1.25 if slot.rank == 5 and hit else 1.0
+
+    findings = job(layout=Layout(dp=16), iterations=14, work=throttled).report().findings
+    assert [(one.cause, one.ranks) for one in findings] == [(Cause.COMPUTE, (5,))]
+
+
+def test_experts_may_get_more_tokens_now_and_then(job):
+    def throttled(slot):
+        return 1.3 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 1.0
+
+    layout = Layout(dp=16, ep=2)
+    (finding,) = job(layout=layout, iterations=10, work=throttled).report().findings
+    assert (finding.ranks, finding.owner) == ((5,), Owner.UNDECIDED)
+
+
+def _pressed(ranks):
+    """Pauses that meet one rank of `ranks` after the other, in every second iteration."""
+
+    def pauses(slot):
+        is_hit = slot.iteration % 2 and slot.rank == ranks[slot.iteration // 2 % len(ranks)]
+        return 40.0 if is_hit else 0.0
+
+    return pauses
+
+
+def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
+    pressed = _pressed(range(4, 8))
+    (finding,) = job(layout=Layout(dp=16), hosts=4, iterations=20, gap_ms=pressed).report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+    assert "4 of its 4 ranks" in finding.evidence[0]
+
+
+def test_pauses_of_all_hosts_or_of_one_group_name_no_host(job):
+    everywhere = _pressed(range(16))
+    report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
+    assert not [one for one in report.findings if len(one.ranks) > 1]
+    one_group = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
+    assert not [one for one in one_group.report().findings if one.owner == Owner.NODE]
+
+
+def test_bursts_of_most_ranks_of_a_stage_name_no_node(job):
+    def throttled(slot):
+        return 1.3 if slot.stage == 0 and slot.rank != 7 and slot.iteration in (4, 9, 15) else 1.0
+
+    report = job(layout=Layout(pp=2, dp=8), iterations=18, work=throttled).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE]

@@ -76,9 +76,17 @@ def test_a_position_that_is_slow_in_every_replica_is_the_jobs(job):
 
 def test_pipeline_alone_compares_transformer_layers_across_stages(job, slow):
     report = job(layout=Layout(pp=4), layers=2, work=slow(2, 1.3)).report()
-    first = report.findings[0]
-    assert (first.ranks, first.cause, first.owner) == ((2,), Cause.COMPUTE, Owner.NODE)
-    assert any("other stages" in sentence for sentence in first.evidence)
+    (finding,) = report.findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.COMPUTE, Owner.UNDECIDED)
+    assert any("layers of one kind may be heavier" in sentence for sentence in finding.evidence)
+
+
+def test_what_changes_inside_the_trace_is_no_heavier_stage(job):
+    def since_ten(slot):
+        return 1.3 if slot.rank == 2 and slot.iteration >= 10 else 1.0
+
+    finding = job(layout=Layout(pp=4), layers=2, work=since_ten).report().findings[0]
+    assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.COMPUTE, Owner.NODE)
 
 
 def test_pipeline_alone_without_layers_cannot_be_judged(job, slow):

@@ -35,3 +35,10 @@ def test_slow_optimizer_shows_the_device(job, slow):
 def test_one_of_several_ranks_on_the_same_data_is_the_device(job):
     report = job(layout=Layout(tp=2, dp=4), work=passes_of({3}, 1.3)).report()
     assert owners(report) == {(3,): (Cause.COMPUTE, Owner.NODE)}
+
+
+def test_two_slow_mates_are_both_named(job, slow, together):
+    """The slower one stands out, but the other waits for nobody: its optimizer is slower, too."""
+    report = job(layout=Layout(tp=2, dp=4), work=together(slow(2, 1.1), slow(3, 1.2))).report()
+    assert set(owners(report)) == {(2,), (3,)}
+    assert {owner for _, owner in owners(report).values()} == {Owner.NODE}

@@ -46,3 +46,14 @@ def test_host_whose_replica_has_longer_data_is_not_named(job):
 
     report = job(layout=Layout(tp=4, dp=4), hosts=4, work=longer).report()
     assert [one for one in report.findings if one.owner == Owner.NODE] == []
+
+
+def test_host_that_is_a_stage_may_have_gaps_of_its_own(job):
+    """Gaps of 8 % where others have 3 % are a stage's; where others have none, a host's."""
+
+    def gaps(slot):
+        return 25.0 if slot.rank in range(4, 8) else 8.0
+
+    report = job(layout=Layout(pp=4, dp=4), hosts=4, gap_ms=gaps).report()
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.UNDECIDED)

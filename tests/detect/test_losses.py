@@ -45,3 +45,18 @@ def test_gaps_between_operations_are_the_hosts(job):
     assert [(one.ranks, one.cause, one.owner) for one in report.findings] == [
         ((3,), Cause.HOST, Owner.NODE)
     ]
+
+
+def test_short_gaps_in_few_of_many_iterations_are_not_worth_a_name(job):
+    def short(slot):
+        return 6.0 if slot.rank == 3 and 20 <= slot.iteration < 25 else 0.0
+
+    assert job(layout=Layout(dp=8), iterations=60, gap_ms=short).report().findings == ()
+
+
+def test_loaders_of_different_stages_are_undecided(job):
+    def slow(slot):
+        return 60.0 if slot.rank == 0 else 4.0 if slot.stage == 3 else 0.0
+
+    report = job(layout=Layout(pp=4), device="cuda", loading_ms=slow).report()
+    assert [one.owner for one in report.findings if one.cause == Cause.LOADER] == [Owner.UNDECIDED]

@@ -60,15 +60,30 @@ def test_a_stage_that_takes_longer_is_the_jobs_where_hardware_is_excluded(
 
 def test_throttling_of_one_of_two_is_told_by_its_own_times():
     random = np.random.default_rng(0)
-    hits = random.random(38) < 0.4
-    own = 0.005 * random.standard_normal((2, 38))
+    hits = random.random((38, 8)) < 0.3
+    own = 16.0 + 0.005 * random.standard_normal((2, 38, 8))
     own[1, hits] += 0.17
-    gap = own - own[::-1]
-    found = pair_burst(gap, own, rate=0.01, least_share=0.01)
+    found = pair_burst(own, rate=0.01, least_share=0.01)
     assert found is not None and found.row == 1
-    assert found.hits.tolist() == hits.tolist()
-    mirrored = np.where(np.arange(38) % 2, gap, -gap)  # now the one, now the other: data
-    assert pair_burst(mirrored, own, rate=0.01, least_share=0.01) is None
+    assert found.hits.tolist() == hits.any(axis=1).tolist()
+    mirrored = own.copy()  # now the one, now the other: data
+    mirrored[:, ::2] = own[::-1, ::2]
+    assert pair_burst(mirrored, rate=0.01, least_share=0.01) is None
+    quicker = own.copy()  # the other one is quick now and then
+    quicker[0, hits] -= 0.17
+    quicker[1] -= np.where(hits, 0.17, 0.0)
+    assert pair_burst(quicker, rate=0.01, least_share=0.01) is None
+
+
+def test_passes_that_follow_each_other_are_one_burst():
+    own = 16.0 + 0.002 * np.random.default_rng(0).standard_normal((2, 10, 8))
+    own[1, 3:5] += 0.2  # once for two iterations: no more than a coin that fell once
+    assert pair_burst(own, rate=0.01, least_share=0.01) is None
+    own[1, [0, 8], 2:5] += 0.2
+    doubtful = pair_burst(own, rate=0.01, least_share=0.01)
+    assert doubtful is not None and not doubtful.is_sure
+    own[0, 7] += 0.2  # the other has one as well
+    assert pair_burst(own, rate=0.01, least_share=0.01) is None
 
 
 def test_pauses_of_any_size_are_the_rows_that_has_them_alone():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import ranks
 from training.data.tokenizers import ByteTokenizer
 from training.generation.exchange import Commands
 from training.generation.metrics import Metrics
@@ -62,19 +61,6 @@ class Expected:
     """Log probabilities of the first prompt's tokens from the second on, in float32."""
     rounded: list[float]
     """The same in bfloat16."""
-
-
-def environment() -> dict[str, str]:
-    """Of a job: one thread a rank, this checkout."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-def command_of(num_ranks: int, words: Sequence[str]) -> list[str]:
-    """The command that starts a program on some ranks."""
-    if num_ranks == 1:
-        return [sys.executable, *words]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    return [sys.executable, *launcher, *words]
 
 
 def write_model(folder: Path, family: str) -> Expected:
@@ -170,13 +156,10 @@ def serve() -> Iterator[Serve]:
     """Start `training.serve` and wait until it answers; all are ended afterwards."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*flags: object, num_ranks: int = 1) -> Running:
+    def start(*flags: object, num_ranks: int = 1, python: str = "") -> Running:
         words = ["-m", "training.serve", *map(str, flags), "--port", "0"]
         words += ["--distributed-backend", "gloo"]
-        process = subprocess.Popen(
-            command_of(num_ranks, words), cwd=ROOT, env=environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        process = ranks.start(*words, num_ranks=num_ranks, python=python)
         started.append(process)
         assert process.stdout is not None
         heard = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from .conftest import FAMILIES, PROGRAM, ROOT, Expected, command_of, environment
+from tests import ranks
+
+from .conftest import FAMILIES, PROGRAM, Expected
 
 LAYOUTS = ("1x1", "2x1", "1x2", "2x2")
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -46,10 +47,9 @@ def free_ports(count: int) -> list[int]:
 def generate(models: dict[str, Expected]) -> Found:
     """All layouts of all models in one job of four ranks."""
     cases = cases_of(next(iter(models.values())).prompts)
-    done = subprocess.run(
-        command_of(4, [str(PROGRAM), *(str(model.folder) for model in models.values())]),
-        cwd=ROOT, capture_output=True, text=True, timeout=280,
-        env={**environment(), "CASES": json.dumps(cases), "PORTS": json.dumps(free_ports(4))},
+    done = ranks.run(
+        PROGRAM, *(model.folder for model in models.values()), num_ranks=4,
+        CASES=json.dumps(cases), PORTS=json.dumps(free_ports(4)),
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == len(LAYOUTS), done.stdout + done.stderr

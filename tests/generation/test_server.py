@@ -16,9 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import ranks
 from training.serve import main as serve_main
 
-from .conftest import ROOT, Running, Serve, command_of, environment
+from .conftest import Running, Serve
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,15 @@ def test_a_client_that_goes_frees_its_row_within_a_token(server: Running) -> Non
     server.until("rows_running", lambda rows: rows == 0)
     assert server.metric("generated_tokens_total") - before < 110
     assert server.metric('requests_total{outcome="cancelled"}') >= 1
+
+
+def test_a_connection_outlives_what_clients_keep_idle(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        for pause_s in (0, 5.5):  # httpx lets go of a connection after 5 s
+            time.sleep(pause_s)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_half_a_request_harms_nobody(server: Running) -> None:
@@ -144,7 +154,7 @@ def log_likelihoods(folder: Path, name: str, arguments: str) -> list[float]:
          "--tasks", "toy", "--include_path", str(folder), "--log_samples", "--output_path",
          str(out), "--device", "cpu"],
         cwd=folder, capture_output=True, text=True, timeout=250,
-        env={**environment(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder),
+        env={**ranks.environment(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder),
              "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -163,22 +173,16 @@ def test_what_a_training_has_learnt_is_served_in_another_layout(
         "--num-attention-heads 4 --micro-batch-size 4 --global-batch-size 4 --lr 5e-3 "
         "--num-workers 0 --distributed-backend gloo --train-iters 60 --eval-iters 0"
     )
-    done = subprocess.run(
-        command_of(1, [*words.split(), "--save", str(tmp_path / "counts")]),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ranks.run(*words.split(), "--save", tmp_path / "counts", check=True)
     flags = ["--load", tmp_path / "counts", "--tensor-model-parallel-size", 2]
-    server = serve(*flags, num_ranks=2)
+    server = serve(*flags, num_ranks=2, python=ranks.PYTHON)  # whose children are the ranks
     body = {"prompt": "1 2 3", "max_tokens": 10, "temperature": 0}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
     assert answer["choices"][0]["text"] == " 4 5 6 7 8 9 10 11 12 13"
     assert answer["model"] == "counts"
-    typed = subprocess.run(
-        command_of(1, ["-m", "training.generate", "--load", str(tmp_path / "counts"),
-                       "--max-tokens", "6", "--stop", " 15", "--distributed-backend", "gloo"]),
-        input="1 2 3\nx\n10 11 12\n", cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=100,
+    typed = ranks.run(
+        "-m", "training.generate", "--load", tmp_path / "counts", "--max-tokens", "6",
+        "--stop", " 15", "--distributed-backend", "gloo", stdin="1 2 3\nx\n10 11 12\n",
     )  # fmt: skip
     assert typed.stdout.splitlines() == [" 4 5 6 7 8 9", " 13 14"]
     assert "error: NullTokenizer takes integers" in typed.stderr
@@ -187,11 +191,11 @@ def test_what_a_training_has_learnt_is_served_in_another_layout(
 
 def kill_a_rank(server: Running) -> None:
     """A rank that dies in the middle of a request ends the server, and its client hears of it."""
-    ranks = children_of(server.process.pid)
-    assert len(ranks) == 2
+    pids = children_of(server.process.pid)
+    assert len(pids) == 2
     began = time.monotonic()
     with pytest.raises(httpx.HTTPError), httpx.Client(timeout=60) as client:
-        os.kill(ranks[1], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGKILL)
         while time.monotonic() - began < 60:
             body = {"prompt": "1 2 3", "max_tokens": 20}
             answer = client.post(f"{server.url}/v1/completions", json=body)

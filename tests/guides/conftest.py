@@ -30,7 +30,8 @@ machine that lacks one).
 Where blocks run: in one sandbox a page, a folder that looks like a checkout (copies of scripts/,
 docker/ and docs/, links to the packages), so nothing is written into the repository. The blocks of
 a page run in order; files, exported variables and the current folder carry over. `python`,
-`megascan` and `torchrun` are those of the interpreter that runs the tests, there are no GPUs, and
+`megascan` and `torchrun` are those of the interpreter that runs the tests (forked from one that has
+imported the packages: tests/warm_python.py), there are no GPUs, and
 MEGASCAN_PYTHON is set, so that nothing is installed. Programs that a machine without a cluster
 lacks are replaced by the stand-ins of tests/guides/stand_ins and tests/scripts/stand_ins (put
 first on the PATH in `run` and `dry-run` alike): an executable file there, named like the program.
@@ -46,7 +47,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -54,6 +54,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 REPOSITORY = Path(__file__).parents[2]
 GUIDES = REPOSITORY / "docs" / "guides"
@@ -279,7 +281,7 @@ class Reader:
             "PATH": self._programs,
             "HOME": str(self._sandbox),
             "PYTHONPATH": str(self._checkout),
-            "MEGASCAN_PYTHON": sys.executable,
+            "MEGASCAN_PYTHON": ranks.warm(),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         }
@@ -307,7 +309,7 @@ def _programs(folder: Path) -> str:
     for name, module in (("python", ""), ("python3", ""), ("torchrun", " -m torch.distributed.run"),
                          ("megascan", " -m megascan")):  # fmt: skip
         program = folder / name
-        program.write_text(f'#!/bin/bash\nexec "{sys.executable}"{module} "$@"\n')
+        program.write_text(f'#!/bin/bash\nexec "{ranks.warm()}"{module} "$@"\n')
         program.chmod(0o755)
     return ":".join([str(folder), *map(str, STAND_INS), os.environ["PATH"]])
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ranks
+
 HERE = Path(__file__).parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -35,24 +34,11 @@ class Ran:
 RunAll = Callable[..., Ran]
 
 
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "ignore",
-    }
-
-
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small models of all families, each with its logits (see models.py)."""
     folder = tmp_path_factory.mktemp("models")
-    made = subprocess.run(
-        [sys.executable, str(HERE / "models.py"), str(folder)],
-        cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    ranks.run(HERE / "models.py", folder, check=True, PYTHONWARNINGS="ignore")
     return folder
 
 
@@ -63,14 +49,7 @@ def run() -> Run:
     def start(
         *words: object, num_ranks: int = 1, timeout_s: float = 600
     ) -> subprocess.CompletedProcess[str]:
-        launcher: Sequence[str] = ()
-        if num_ranks > 1:
-            launcher = ("-m", "torch.distributed.run", "--standalone")
-            launcher = (*launcher, "--nproc-per-node", str(num_ranks))
-        return subprocess.run(
-            [sys.executable, *launcher, *map(str, words)],
-            cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=timeout_s,
-        )  # fmt: skip
+        return ranks.run(*words, num_ranks=num_ranks, timeout_s=timeout_s, PYTHONWARNINGS="ignore")
 
     return start
 

@@ -26,7 +26,7 @@ LEVELS = (
     {"vocabulary"},
     {"topology"},
     {"header", "clock", "config", "probes"},
-    {"rankfile", "overhead"},
+    {"rankfile", "overhead", "standstill"},
     {"tracer"},
     {"instrument"},
     {"timeline", "launch"},
@@ -83,7 +83,7 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device"}
+SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device", "power"}
 
 
 def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():

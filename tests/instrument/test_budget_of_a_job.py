@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 ROOT = Path(__file__).parents[2]
 BUDGETS = ("0.5%", "99%")
@@ -34,15 +33,6 @@ dist.destroy_process_group()
 """
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, timeout=240, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
 @pytest.fixture
 def job(once, tmp_path_factory):
     """(folder of the traces, what was said) of a job that is traced twice, by either budget."""
@@ -50,8 +40,7 @@ def job(once, tmp_path_factory):
     def train():
         folder = tmp_path_factory.mktemp("budgets")
         (folder / "trainer.py").write_text(TRAINER)
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        done = run(*launcher, str(folder / "trainer.py"), str(folder), *BUDGETS)
+        done = ranks.run(folder / "trainer.py", folder, *BUDGETS, num_ranks=2, check=True)
         return folder, done.stderr
 
     return once("job", train)
@@ -89,8 +78,8 @@ def test_a_job_that_tracing_costs_more_than_the_budget_lowers_it_on_all_ranks_al
 @pytest.mark.alone
 def test_the_summary_says_that_it_was_lowered(job):
     folder, _ = job
-    done = run("-m", "megascan", "aggregate", "-b", str(folder / BUDGETS[0]), "-o",
-               str(folder / "timeline.json"), "--force")  # fmt: skip
+    words = ("aggregate", "-b", folder / BUDGETS[0], "-o", folder / "timeline.json", "--force")
+    done = ranks.run("-m", "megascan", *words, check=True)
     summary = " ".join((done.stdout + done.stderr).split())
     assert "granularity changed during the run (--trace-budget)" in summary
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from megascan.timeline import numbers
+from tests import ranks
 
 TRAINER = Path(__file__).with_name("plain_trainer.py")
 ROOT = TRAINER.parents[2]
@@ -23,19 +21,9 @@ EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
 pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
-def command(*words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, timeout=240, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "tracing stopped" not in done.stderr
-    return done.stdout
-
-
 def launch(*words: str) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command(*launcher, str(TRAINER), *words)
+    done = ranks.run(TRAINER, *words, num_ranks=2, check=True)
+    assert "tracing stopped" not in done.stderr
 
 
 class Run:
@@ -180,7 +168,7 @@ def test_a_rank_that_grows_slow_is_named(kind, tmp_path):
     trace, verdict = tmp_path / "trace", tmp_path / "verdict.json"
     slow += ("--trace", "--trace-dir", str(trace), *EVERY)
     launch(kind, "--losses", str(tmp_path / "losses"), *slow)
-    command("-m", "megascan", "detect", str(trace), "--json", str(verdict))
+    ranks.run("-m", "megascan", "detect", trace, "--json", verdict, check=True)
     findings = json.loads(verdict.read_text())["findings"]
     accused = [(each["ranks"], each["cause"], each["owner"]) for each in findings]
     assert ([1], "compute", "node") in accused

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "other-trainers.md").read_text(encoding="utf-8")
@@ -64,14 +64,7 @@ def test_a_recipe_traces_a_job(recipe, before, tmp_path):
     flags = [] if recipe else ["--trace", "--trace-dir"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "tracer")])
     rendezvous = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    done = subprocess.run(
-        [sys.executable, str(script), *flags, str(trace)],
-        env={**os.environ, **rendezvous, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = ranks.run(script, *flags, trace, check=True, PYTHONPATH=paths, **rendezvous)
     assert "tracing stopped" not in done.stderr
     written = (trace / "benchmark-data-0-pipeline-0-tensor-0.json").read_text(encoding="utf-8")
     assert written.count('"name":"forward"') == written.count('"name":"backward"') == 4

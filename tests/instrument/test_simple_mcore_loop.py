@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from megascan.reader import read_trace
+from tests import ranks
 
 pytestmark = pytest.mark.distributed
 LOOP = Path(__file__).with_name("simple_mcore_loop.py")
@@ -19,15 +17,7 @@ LOOP = Path(__file__).with_name("simple_mcore_loop.py")
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loop")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(LOOP), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(LOOP.parents[2]), "OMP_NUM_THREADS": "1"},
-        timeout=240,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = ranks.run(LOOP, folder, num_ranks=2, check=True)
     assert "tracing stopped" not in done.stderr
     return folder
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests import ranks
+
 PROGRAM = Path(__file__).with_name("scoped_model.py")
 _SMALL = {
     "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 12,
@@ -95,11 +93,5 @@ def model_of(alone: None, written: dict[str, Written]) -> Callable[[str], Any]:
 
 def run_ranks(num_ranks: int, *words: object, timeout_s: float = 280) -> str:
     """Run a program on some ranks; its output."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, *map(str, words)], cwd=ROOT, timeout=timeout_s,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ranks.run(*words, num_ranks=num_ranks, timeout_s=timeout_s, check=True)
     return done.stdout + done.stderr

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from megascope.capture import Capture, Sight
-from megascope.interventions import Intervening, Intervention, TensorShares
+from megascope.interventions import Intervening, TensorShares
 from megascope.places import find_spots
+from megascope.request import Intervention
 from training.arguments import resolve_sizes
 from training.arguments.model_values import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything

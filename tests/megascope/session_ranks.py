@@ -31,11 +31,16 @@ CHANGED = RUN | {
     "interventions": [
         {"place": "context", "kind": "zero", "layers": [2], "units": [1, 7]},
         {"place": "residual", "kind": "noise", "layers": [3], "amount": 0.2, "seed": 5},
+        {"place": "value", "kind": "scale", "layers": [1], "units": [0, 3], "amount": 0.5},
+        {"place": "key", "kind": "noise", "layers": [4], "amount": 0.1, "seed": 6},
     ],
 }
 PATCHED = CHANGED | {
     "id": 3, "replace_from": 2,
-    "interventions": [{"place": "residual", "kind": "replace", "layers": [2], "tokens": [23]}],
+    "interventions": [
+        {"place": "residual", "kind": "replace", "layers": [2], "tokens": [23]},
+        {"place": "neurons", "kind": "replace", "layers": [3]},
+    ],
 }  # fmt: skip
 ATTENTION = {"do": "attention", "id": 4, "run": 3, "layer": 2, "heads": [0, 5, 11], "rows": []}
 PCA = {"do": "pca", "id": 5, "run": 3}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,27 @@ from megascan.topology import Layout
 from megascope.frames import encode
 from megascope.recording import data_file_name
 from megascope.request import FILE_NAME, read_request
+from tests import ranks
 
-from .conftest import ROOT, Written
+from .conftest import Written
 
 pytestmark = pytest.mark.browser
 WIDE, PHONE = 1400, 400
+STOP_AT_THE_FIRST_TOKEN = """() => new MutationObserver((_, watching) => {
+  if (!document.querySelector('#tokensA .token.new')) return;
+  watching.disconnect();
+  dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));
+}).observe(document.getElementById('view'), {childList: true, subtree: true})"""
 CUT = """() => [...document.querySelectorAll('header *, main *')]
   .filter(one => !one.closest('.scroll') && one.getBoundingClientRect().right > innerWidth + 1)
   .map(one => one.outerHTML.slice(0, 80))"""
 
 
-def started(words: list[object], sign: str) -> tuple[subprocess.Popen[str], str]:
+def started(
+    words: list[object], sign: str, cwd: Path = ranks.ROOT
+) -> tuple[subprocess.Popen[str], str]:
     """A server, and the address that it has printed."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=ROOT, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = ranks.start(*words, cwd=cwd)
     assert process.stdout is not None
     heard = []
     for line in process.stdout:
@@ -83,7 +87,8 @@ def recorded(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The address of a page over recordings that have a NaN, and their folder."""
     random = np.random.default_rng(2)
     header = {"kind": "run", "schema": 1, "rank": 0, "layout": Layout().to_json(),
-              "model": {"num_layers": 6}, "first_iteration": 1, "is_continued": False}  # fmt: skip
+              "model": {"num_layers": 6}, "first_iteration": 1, "is_continued": False,
+              "may_change": True}  # fmt: skip
     frames = [encode(header)]
     for iteration in range(1, 33):
         items, arrays = [], {}
@@ -186,6 +191,12 @@ def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
     before = tab.locator("#bars").inner_text()
     tab.locator("#tokensA .token.new").first.click()
     assert tab.locator("#bars").inner_text() != before
+    shaded = tab.locator("#tokensA .token[style*=color-mix]")
+    assert 0 < shaded.count() <= tab.locator("#tokensA .token").count()
+    tab.fill("#heads", "7")
+    tab.click("#look")
+    tab.locator("figcaption", has_text="head 7").wait_for()
+    assert tab.locator(".labelled .rows span").count() > 3
     tab.locator(".stripMap").first.hover()
     assert "residual" in tab.locator("#tip").inner_text() or tab.locator("#tip").is_visible()
     kept_picture(tab, "generation")
@@ -256,9 +267,9 @@ def test_stop_ends_a_long_run(speaking: str, opened: Callable[..., Any]) -> None
     tab = opened(speaking)
     tab.locator("#run").wait_for()
     tab.fill("#most", "50")
+    tab.evaluate(STOP_AT_THE_FIRST_TOKEN)
     tab.click("#run")
     tab.locator("#tokensA .token.new").first.wait_for()
-    tab.keyboard.press("Escape")
     tab.locator("#run:enabled").wait_for()
     assert tab.locator("#tokensA .token.new").count() < 50
 
@@ -296,10 +307,22 @@ def test_a_training_shows_health_the_first_break_and_takes_requests(
     tab.locator("#map").press("ArrowRight")
     tab.locator("#detail", has_text="iteration 2,").wait_for()
     tab.click("text=gradients")
+    tab.select_option("#kind", "noise")
+    tab.select_option("#place", "residual")
+    tab.fill("#layers", "3")
+    tab.fill("#amount", "0.5")
+    tab.fill("#from", "40")
+    tab.fill("#to", "42")
+    tab.click("#add")
     tab.click("#ask")
     tab.locator("#status", has_text="holds from iteration 34").wait_for()
     request = read_request((folder / FILE_NAME).read_bytes())
     assert request.gradients and request.first == 34 and "residual" in request.places
+    (change,) = request.interventions
+    assert (change.kind, change.place, change.layers, change.amount) == (
+        "noise", "residual", (3,), 0.5,
+    )  # fmt: skip
+    assert (change.first, change.last) == (40, 42)
     with tab.expect_download() as table:
         tab.click("#parquet")
     assert Path(table.value.path()).read_bytes()[:4] == b"PAR1"
@@ -330,3 +353,46 @@ def test_without_the_token_the_page_says_what_to_do(
     tab.goto(speaking.split("#", maxsplit=1)[0])
     tab.locator("#trouble", has_text="open the address that was printed").wait_for(timeout=60_000)
     context.close()
+
+
+def tour() -> list[list[str]]:
+    """The commands of the guide, by block."""
+    text = (ranks.ROOT / "docs" / "scope.md").read_text(encoding="utf-8")
+    part = text.split("## A tour")[1].split("\n## ")[0]
+    blocks = [one.split("```")[0] for one in part.split("```bash\n")[1:]]
+    return [shlex.split(line) for block in blocks for line in
+            block.replace("\\\n", " ").strip().splitlines()]  # fmt: skip
+
+
+@pytest.mark.distributed
+def test_the_commands_of_the_tour_do_what_it_says(
+    tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    """As they stand, in an empty folder; both pages are looked at, and a head is silenced."""
+    pytest.importorskip("transformers")
+    modules = {"torchrun": ["torch.distributed.run"], "megascan": ["megascan"]}
+    looked: list[str] = []
+    for program, *given in tour():
+        words = ["-m", *modules[program], *given] if program in modules else given
+        if "serve" not in words[1] and words[2:3] != ["scope"]:
+            ranks.run(*words, cwd=tmp_path, check=True)
+            continue
+        process, address = started([*words], "looking into", cwd=tmp_path)
+        tab = opened(address)
+        if "serve" in words[1]:
+            tab.fill("#text", "5 17 42")
+            run_prompt(tab)
+            tab.fill("#units", "1")
+            tab.fill("#layers", "2")
+            tab.click("#add")
+            run_prompt(tab, "#runB", "B")
+            tab.click("#difference")
+            tab.locator(".strip", has_text="B − A").first.wait_for()
+            looked.append("speaking")
+        else:
+            tab.locator("#bits", has_text="all replicas agreed bit for bit in 4 probes").wait_for()
+            assert is_painted(tab, "#map")
+            looked.append("training")
+        tab.close()  # or it complains that the server is gone
+        ended(process)
+    assert looked == ["training", "speaking"]

@@ -122,6 +122,41 @@ def test_looking_changes_no_bit_and_leaves_no_hook(model_of: Model) -> None:
     assert hooks == []
 
 
+class Fused(torch.nn.Module):
+    """A norm and the linear layer behind it in one module, as in Transformer Engine specs."""
+
+    def __init__(self, norm: torch.nn.Module, linear: Any) -> None:
+        super().__init__()
+        self.norm, self.linear, self.config = norm, linear, linear.config
+        self.output_size_per_partition = linear.output_size_per_partition
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.linear.weight
+
+    def forward(self, inputs: torch.Tensor, *given: Any, **options: Any) -> Any:
+        return self.linear(self.norm(inputs), *given, **options)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_layers_with_fused_norms_show_the_same_at_every_place(family: str, model_of: Model) -> None:
+    """The layout of Transformer Engine's specs, whose modules need a GPU: norms inside the linear
+    layers, nothing where they were."""
+    model = model_of(family)
+    plain, changes = see(model), {name: changed(model, CHANGES[name]) for name in ("fc1", "bits")}
+    for layer in model.decoder.layers:
+        attention, mlp = layer.self_attention, layer.mlp
+        attention.linear_qkv = Fused(layer.input_layernorm, attention.linear_qkv)
+        mlp.linear_fc1 = Fused(layer.pre_mlp_layernorm, mlp.linear_fc1)
+        layer.input_layernorm = layer.pre_mlp_layernorm = torch.nn.Identity()
+    fused = see(model)
+    assert fused.keys() == plain.keys()
+    for key, (tensor, share) in plain.items():
+        assert torch.equal(fused[key][0], tensor) and fused[key][1] == share, key
+    for name, logits in changes.items():
+        assert torch.equal(changed(model, CHANGES[name]), logits), name
+
+
 def test_places_and_layers_are_chosen(model_of: Model) -> None:
     spots = find_spots([model_of("gpt2")], ["fc2", "residual", "logits"], (2, 4))
     assert [spot.name for spot in spots] == [

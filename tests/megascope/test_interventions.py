@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from megascan.errors import ConfigError
-from megascope.interventions import (
-    Intervening,
-    Intervention,
-    TensorShares,
-    flip_bits,
-    read_interventions,
-)
+from megascope.interventions import Intervening, TensorShares, flip_bits
+from megascope.request import Intervention, read_interventions
 
 from .scoped_model import CHANGES, changed, run, see
 

@@ -186,6 +186,45 @@ def test_other_devices_are_not_compared() -> None:
     assert deviations(replace(probes, probers=probers)) == []
 
 
+EXPERT_POINTS = tuple(
+    Point(1, name) for name in ("mlp.experts.weight1 (weight)", "qkv", "experts", "residual")
+)
+
+
+def expert_probes(wrong: dict[int, Sequence[int]], dp: int) -> Probes:
+    """One probe of DP ranks of which two share the experts: bits of experts differ by share."""
+    layout = Layout(dp=dp, ep=2)
+    probers, sums = {}, {}
+    for rank in range(dp):
+        share = layout.coordinates(rank).ep
+        probers[rank] = Prober(
+            rank=rank, layout=layout, host="h", device="cpu", points=EXPERT_POINTS
+        )
+        sums[rank] = {7: tuple(
+            f"wrong{rank}" if number in wrong.get(rank, ()) else
+            f"{number}.{share if point.is_of_experts else 0}"
+            for number, point in enumerate(EXPERT_POINTS)
+        )}  # fmt: skip
+    return Probes(probers=probers, sums=sums)
+
+
+def test_experts_are_compared_with_those_of_the_same_share() -> None:
+    assert deviations(expert_probes({}, 4)) == []
+    (found,) = deviations(expert_probes({3: [0, 2, 3], 2: [3]}, 6))
+    assert (found.ranks, found.point.is_weight, found.is_decided) == ((3,), True, True)
+
+
+def test_who_got_wrong_tokens_from_a_rank_is_not_blamed_for_them() -> None:
+    """Rank 2 is wrong at qkv; its partner's experts compute some of its tokens."""
+    (found,) = deviations(expert_probes({2: [1, 2, 3], 3: [2]}, 4))
+    assert (found.ranks, found.point) == ((2,), Point(1, "qkv"))
+
+
+def test_of_two_shares_of_experts_nobody_can_say_which_is_right() -> None:
+    found = deviations(expert_probes({3: [2, 3], 2: [3]}, 4))
+    assert [(one.ranks, one.is_decided) for one in found] == [((1, 3), False)]
+
+
 def test_a_finding_says_rank_layer_module_and_what_to_do() -> None:
     (finding,), _ = findings_of(probes_of(Layout(tp=2, dp=3), {4: [0, 1]}))
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.CORRUPTION, Owner.NODE, (4,))
@@ -234,19 +273,25 @@ def test_points_are_in_the_order_of_computing(model: Any) -> None:
         assert kinds == sorted(kinds, reverse=True)
 
 
+@pytest.mark.parametrize("num_iterations", [1, 12])
 def test_verdict_of_a_trace_has_the_corruption_of_its_folder(
-    tmp_path: Path, megascan: Callable[..., Any]
+    num_iterations: int, tmp_path: Path, megascan: Callable[..., Any]
 ) -> None:
-    made = megascan("simulate", "--dp", "4", "--iterations", "12", "-o", tmp_path / "trace")
+    """A trace that is too short to judge speeds shows wrong bits all the same."""
+    trace, page = tmp_path / "trace", tmp_path / "page.html"
+    made = megascan("simulate", "--dp", "4", "--iterations", num_iterations, "-o", trace)
     assert made.returncode == 0, made.stderr
-    written_probes(tmp_path / "trace", Layout(dp=4), {2: [1, 2]})
-    found = megascan("detect", tmp_path / "trace", "--fail-on-finding")
+    written_probes(trace, Layout(dp=4), {2: [1, 2]})
+    found = megascan("detect", trace, "--fail-on-finding")
     assert found.returncode == 3, found.stdout + found.stderr
     assert "DEGRADED: rank 2 (DP2, host h) computes wrongly in 1 of 1 probe" in found.stdout
     assert "cause     corruption, owner: the node" in found.stdout
     assert "slowdown" not in found.stdout.split("What this trace")[0]
-    alone = megascan("probe", tmp_path / "trace")
+    alone = megascan("probe", trace)
     assert alone.returncode == 3 and "layer 1 fc1" in alone.stdout
+    drawn = megascan("report", trace, "-o", page)
+    assert drawn.returncode == 0 and drawn.stdout.startswith("DEGRADED: rank 2"), drawn.stderr
+    assert "rank 2 (DP2, host h) computes wrongly" in page.read_text()
 
 
 FAULTS = [

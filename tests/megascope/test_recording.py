@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detect.causes.corruption import deviations
 from megascan.errors import ConfigError, InputError
+from megascan.probes import read_probes
 from megascan.topology import Layout
 from megascope.frames import decode, encode, whole_frames
 from megascope.recording import DataFile, data_file_name
 from megascope.replay import Recordings
-from megascope.request import FILE_NAME, Request, RequestFile, read_request, write_request
-
-from .conftest import ROOT
+from megascope.request import (
+    FILE_NAME,
+    Intervention,
+    Request,
+    RequestFile,
+    read_request,
+    write_request,
+)
+from tests import ranks
 
 FLAGS = [
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "60"),
@@ -33,13 +39,18 @@ FLAGS = [
     *("--hidden-dropout", "0", "--attention-dropout", "0"),
 ]
 RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+SCOPE = ["--scope", "--scope-budget", "100"]
+"""Of these small models every iteration, although looking costs more than computing."""
 LAYOUTS = {
     "off": (1, []),
-    "plain": (1, ["--scope"]),
-    "sequence": (2, ["--scope", "--tensor-model-parallel-size", "2", "--sequence-parallel",
+    "plain": (1, SCOPE),
+    "sequence": (2, [*SCOPE, "--tensor-model-parallel-size", "2", "--sequence-parallel",
                      *RECOMPUTE.split()]),
-    "interleaved": (2, ["--scope", "--pipeline-model-parallel-size", "2",
+    "interleaved": (2, [*SCOPE, "--pipeline-model-parallel-size", "2",
                         "--num-layers-per-virtual-pipeline-stage", "1", *RECOMPUTE.split()]),
+    "experts": (2, [*SCOPE, "--num-experts", "4", "--expert-model-parallel-size", "2",
+                    "--probe-interval", "2", "--disable-bias-linear"]),
+    "changed": (1, [*SCOPE, "--scope-interventions"]),
 }  # fmt: skip
 REQUEST = Request(
     identifier="test", first=2, gradients=True,
@@ -48,18 +59,20 @@ REQUEST = Request(
 )  # fmt: skip
 
 
+REQUESTS = {
+    "experts": Request(places=("residual", "router", "experts", "expert_load"), gradients=True),
+    "changed": Request(
+        places=("residual",), weights=False,
+        interventions=(
+            Intervention(place="residual", kind="scale", amount=0.5, layers=(2,), first=3, last=3),
+        ),
+    ),
+}  # fmt: skip
+
+
 def train(num_ranks: int, *flags: object, program: str = "") -> subprocess.CompletedProcess[str]:
     words = ["-m", "training.pretrain_gpt"] if not program else [program]
-    launcher = [] if num_ranks == 1 else [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks),
-    ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *launcher, *words, *FLAGS, *map(str, flags)], cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return ranks.run(*words, *FLAGS, *flags, num_ranks=num_ranks, check=True)
 
 
 def losses(output: str) -> list[str]:
@@ -74,7 +87,7 @@ def trained(
 
     def run(name: str) -> tuple[Path, str, str]:
         folder = tmp_path_factory.mktemp(name)
-        write_request(folder, REQUEST)
+        write_request(folder, REQUESTS.get(name, REQUEST))
         num_ranks, flags = LAYOUTS[name]
         done = train(num_ranks, "--trace-dir", folder, *flags)
         return folder, done.stdout, done.stderr
@@ -167,6 +180,95 @@ def test_series_run_over_iterations(trained: Any) -> None:
     assert iterations == [2, 3, 4] and layers == [1, 2, 3, 4] and np.isfinite(values).all()
 
 
+@pytest.mark.distributed
+def test_every_expert_has_its_load_and_size(trained: Any) -> None:
+    """Of two expert-parallel ranks both hold two of four experts; each token goes to two."""
+    found = opened(trained("experts")[0])
+    layers, load = found.table(3, "expert_load", "mean")
+    assert layers == [1, 2, 3, 4] and load.shape == (4, 2, 1, 1, 4)
+    assert (load.sum(-1) == 2 * 2 * 16).all()  # two ranks' microbatches of 16 tokens, twice each
+    for gradient in (False, True):
+        layers, sizes = found.table(3, "experts", "rms", gradient=gradient)
+        assert layers == [1, 2, 3, 4] and sizes.shape == load.shape
+        assert ((sizes > 0) == (load > 0)).all()
+    probes = read_probes(trained("experts")[0])
+    assert probes is not None and probes.iterations == (2, 4) and deviations(probes) == []
+    assert {"experts", "router"} <= {point.name for point in probes.probers[1].points}
+
+
+@pytest.mark.distributed
+def test_a_change_that_is_asked_for_holds_in_its_iterations(trained: Any) -> None:
+    before, after = losses(trained("off")[1]), losses(trained("changed")[1])
+    assert before[:2] == after[:2] and before[2] != after[2]
+    _, table = opened(trained("changed")[0]).table(3, "residual", "rms")
+    _, plain = opened(trained("plain")[0]).table(3, "residual", "rms")
+    np.testing.assert_allclose(table[1], plain[1] / 2, rtol=1e-5)
+    assert opened(trained("changed")[0]).may_change and not opened(trained("plain")[0]).may_change
+
+
+class Slow:
+    """A recorder over one module, whose looking takes as long as told, on a clock of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        from megascope import recorder
+        from megascope.capture import Sight
+        from megascope.interventions import TensorShares
+        from megascope.places import BY_NAME, Share, Spot
+
+        self.now = 0.0
+        monkeypatch.setattr(recorder.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(recorder.Recorder, "_spots", lambda one: [])
+        file = DataFile(folder, 0, max_bytes=1 << 20)
+        file.open(run_header(), continued=b"")
+        self.recorder = recorder.Recorder(
+            [], file, RequestFile(folder), shares=TensorShares(rank=0, size=1),
+            limits=recorder.Limits(budget_ratio=0.05),
+        )  # fmt: skip
+        spot = Spot(place=BY_NAME["residual"], layer=1, chunk=0, module=torch.nn.Identity(),
+                    share=Share.WHOLE)  # fmt: skip
+        self._sight = Sight(spot, 0, torch.ones(2, 1, 4), Share.WHOLE)
+        look = recorder.Recorder._look_at
+
+        def looking(one: Any, sight: Sight) -> None:
+            self.now += self.cost_s
+            look(one, sight)
+
+        monkeypatch.setattr(recorder.Recorder, "_look_at", looking)
+
+    def iteration(self, number: int, cost_s: float, num_sights: int = 20) -> float:
+        """Train for a second, be looked at in between; how long the looking has taken."""
+        self.cost_s, begun = cost_s, self.now
+        self.recorder.begin(number)
+        for _ in range(num_sights):
+            self.now += 1 / num_sights
+            if self.recorder._is_due:
+                self.recorder._take(self._sight)
+        self.recorder.end()
+        return self.now - begun - 1
+
+
+def test_looking_keeps_its_budget_whatever_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks of 0.2 s, twenty a second: the first iteration is cut, later ones are rare."""
+    slow = Slow(tmp_path, monkeypatch)
+    spent = [slow.iteration(number, 0.2) for number in range(1, 257)]
+    assert spent[0] < 1.75  # of 4: a second, half of what was computed, and a look
+    assert sum(spent) < 0.05 * len(spent) + spent[0]
+    frames = opened(tmp_path)
+    assert len(frames.iterations) < 12 and frames.iterations[1] % 16 == 0
+
+
+def test_cheap_looks_go_on_in_every_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(tmp_path, monkeypatch)
+    assert sum(slow.iteration(number, 0.001) for number in range(1, 33)) < 0.05 * 32
+    assert opened(tmp_path).iterations == list(range(1, 33))
+
+
 BROKEN = """
 import os, sys
 from contextlib import contextmanager
@@ -218,7 +320,7 @@ def test_the_first_nan_is_named_with_layer_module_rank_and_microbatch(tmp_path: 
 
 @pytest.mark.distributed
 def test_norms_of_parameters_gradients_and_updates(tmp_path: Path) -> None:
-    train(1, "--trace-dir", tmp_path, "--scope", "--train-iters", "9", "--scope-budget", "0.95")
+    train(1, "--trace-dir", tmp_path, "--scope", "--train-iters", "9", "--scope-budget", "100")
     iteration, names, table = opened(tmp_path).weights()
     assert iteration == 8 and "layer.4.mlp.linear_fc2.weight" in names
     weight, gradient, update = table[names.index("layer.1.self_attention.linear_qkv.weight")]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ranks
 
 MODEL = """
     --mock-data --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 16
@@ -43,15 +40,9 @@ def compare_in() -> CompareIn:
     ) -> Found:
         named = {name: [*MODEL.split(), *flags, *own] for name, own in runs.items()}
         (folder / "runs.json").write_text(json.dumps(named), encoding="utf-8")
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        program = str(Path(__file__).with_name("compare_ranks.py"))
-        words = [program, str(folder / "runs.json"), str(folder / "found")]
-        done = subprocess.run(
-            [sys.executable, *launcher, str(num_ranks), *words], cwd=ROOT, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        program = Path(__file__).with_name("compare_ranks.py")
+        words = (program, folder / "runs.json", folder / "found")
+        ranks.run(*words, num_ranks=num_ranks, timeout_s=900, check=True)
         of_rank = [
             json.loads((folder / f"found.{rank}.json").read_text(encoding="utf-8"))
             for rank in range(num_ranks)
@@ -66,17 +57,11 @@ def train_traced() -> TrainTraced:
     """Train six iterations on four ranks, two stages and two replicas, all of them traced."""
 
     def train(folder: Path, flags: Sequence[str]) -> None:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
         words = ["--trace", "--trace-dir", str(folder), "--trace-interval", "6"]
         words += ["--continuous-trace-iterations", "6", "--train-iters", "6"]
         words += ["--pipeline-model-parallel-size", "2", "--global-batch-size", "8"]
         program = ["-m", "training.pretrain_gpt", *MODEL.split(), *words, *flags]
-        done = subprocess.run(
-            [sys.executable, *launcher, *program], cwd=ROOT, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = ranks.run(*program, num_ranks=4, check=True)
         assert "tracing stopped" not in done.stderr
 
     return train

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ranks
+
 FLAGS = """
     --mock-data --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 16
     --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 1
@@ -22,13 +20,8 @@ FLAGS = """
 @pytest.mark.distributed
 @pytest.mark.timeout(200)
 def test_the_others_end_in_silence() -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [str(Path(__file__).with_name("dying_rank.py")), *FLAGS.split()]
-    done = subprocess.run(
-        [sys.executable, *launcher, *program], cwd=ROOT, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
+    program = Path(__file__).with_name("dying_rank.py")
+    done = ranks.run(program, *FLAGS.split(), num_ranks=2, timeout_s=150)
     assert done.returncode != 0
     assert "iteration        1/" in done.stdout
     assert "iteration        3/" not in done.stdout

@@ -1,4 +1,4 @@
-"""A step that stands still says why; one that goes on says nothing."""
+"""A step that stands still says why, one that goes on nothing; the first step on GPUs is safe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+from training.pipeline.generators import breadth_first, depth_first
+from training.pipeline.plan import PipelineShape
+from training.pipeline.running import after_first_step
 from training.pipeline.timing import Watchdog
 
 
@@ -24,3 +27,12 @@ def test_a_rank_that_works_is_silent(capsys: pytest.CaptureFixture[str]) -> None
             time.sleep(0.05)
             watchdog.beat()
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_step_on_gpus_is_in_megatron_cores_order() -> None:
+    shape = PipelineShape(num_ranks=2, num_chunks=2, num_microbatches=4)
+    plan = breadth_first(shape)
+    plan_of_step = after_first_step(lambda _: plan)
+    assert plan_of_step(4).actions == depth_first(shape).actions
+    assert plan_of_step(4) is plan
+    assert plan_of_step(4) is plan

@@ -1,9 +1,10 @@
-"""Work in forked processes: order, bounds, errors, deaths, and nobody left behind."""
+"""Work in forked processes: order, what stays there, errors, deaths, and nothing left behind."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 from megascan import parallel
-from megascan.errors import InputError, MissingError
-from megascan.parallel import across_processes, can_fork
+from megascan.errors import InputError, MissingError, OutputError
+from megascan.parallel import Here, Pool, can_fork, workers_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,94 +43,172 @@ def forking(monkeypatch):
     monkeypatch.setattr(parallel, "can_fork", lambda: True)
 
 
-def test_order_is_that_of_the_items_and_work_is_elsewhere():
-    def slow_first(number):
-        time.sleep(0.1 if number == 0 else 0)
-        return number, os.getpid()
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """Where a pool keeps tables."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
-    found = list(across_processes(slow_first, range(20)))
+
+@pytest.fixture
+def pool(scratch):
+    with workers_here(worth_processes=True) as workers:
+        assert isinstance(workers, Pool)
+        yield workers
+    assert not children()
+    assert not list(scratch.glob("megascan-*"))
+
+
+def slow_first(number):
+    time.sleep(0.1 if number == 0 else 0)
+    return number, os.getpid()
+
+
+def touching(folder, number):
+    (folder / str(number)).touch()
+    return number
+
+
+def made(size, number):
+    table = pa.table({"a": np.arange(size) + number, "b": pa.array(["x"] * size, pa.string())})
+    return table.set_column(1, "b", table.column("b").dictionary_encode()), f"text {number}"
+
+
+def total(table, number):
+    return table.num_rows, int(table.column("a").to_numpy().sum()), number, os.getpid()
+
+
+def damaged_at_two(number):
+    if number == 2:
+        raise InputError(f"file {number} is damaged")
+    return number
+
+
+def killed_at_three(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def killed_between_passes(table, number):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return table.num_rows
+
+
+def who(_):
+    return os.getpid()
+
+
+def waited(number):
+    time.sleep(0.01)
+    return number
+
+
+def singly(count):
+    return ((number,) for number in range(count))
+
+
+def test_order_is_that_of_the_items_and_work_is_elsewhere(pool):
+    found = list(pool.results(slow_first, singly(20)))
     assert [number for number, _ in found] == list(range(20))
     workers = {process for _, process in found}
     assert os.getpid() not in workers and len(workers) > 1
-    assert not children()
 
 
-def test_few_results_wait_at_a_time(tmp_path):
+def test_few_results_wait_at_a_time(pool, tmp_path):
     """Who takes results slowly is not run over: workers stay a few items ahead."""
-
-    def work(number):
-        (tmp_path / str(number)).touch()
-        return number
-
-    for number in across_processes(work, range(40)):
+    folder = tmp_path / "touched"
+    folder.mkdir()
+    for number in pool.results(touching, ((folder, number) for number in range(40))):
         time.sleep(0.005)
-        assert len(list(tmp_path.iterdir())) <= number + 1 + 3 * 3
+        assert len(list(folder.iterdir())) <= number + 1 + 3 * 3
 
 
-@pytest.mark.parametrize("size", [0, 1, 1 << 10, 1 << 22])
-def test_results_of_any_size(size):
-    def work(number):
-        table = pa.table({"a": np.arange(size) + number, "b": pa.array(["x"] * size, pa.string())})
-        return table, np.full(size, number, dtype=np.uint8), "text" * number
+@pytest.mark.parametrize("size", [0, 1, 1 << 10, 1 << 20])
+@pytest.mark.parametrize("where", ["pool", "here"])
+def test_what_is_kept_is_what_was_made(size, where, scratch):
+    """Tables stay where they were made, and are there for the next pass, whoever does it."""
+    with workers_here(worth_processes=where == "pool") as workers:
+        kept = list(workers.keep(made, ((size, number) for number in range(4))))
+        assert [text for _, text in kept] == [f"text {number}" for number in range(4)]
+        tasks = [(handle, number) for number, (handle, _) in enumerate(kept)]
+        sums = list(workers.results(total, tasks))
+        for number, (handle, _) in enumerate(kept):
+            assert handle.open().equals(made(size, number)[0])
+        put = workers.put(made(size, 7)[0])
+        assert put.open().equals(made(size, 7)[0])
+    expected = [(size, size * (size - 1) // 2 + size * number, number) for number in range(4)]
+    assert [one[:3] for one in sums] == expected
+    assert (os.getpid() in {one[3] for one in sums}) == (where == "here")
+    assert not list(scratch.glob("megascan-*"))
 
-    for number, (table, array, text) in enumerate(across_processes(work, range(4))):
-        assert table.column("a").to_numpy().tolist() == list(range(number, size + number))
-        assert array.tolist() == [number] * size and text == "text" * number
+
+def test_a_full_disk_is_said_so(pool, monkeypatch):
+    shutil.rmtree(pool.folder)
+    with pytest.raises(OutputError, match="set TMPDIR"):
+        list(pool.keep(made, [(4, 0)]))
 
 
-def test_garbage_is_collected_as_before():
+def test_garbage_is_collected_as_before(pool):
     assert gc.isenabled()
-    assert list(across_processes(lambda number: [number], range(3))) == [[0], [1], [2]]
+    assert list(pool.results(waited, singly(3))) == [0, 1, 2]
     assert gc.isenabled()
 
 
-def test_an_error_is_the_error_of_the_work():
-    def work(number):
-        if number == 2:
-            raise InputError(f"file {number} is damaged")
-        return number
-
-    found = across_processes(work, range(5))
+def test_an_error_is_the_error_of_the_work(pool):
+    found = pool.results(damaged_at_two, singly(5))
     assert [next(found), next(found)] == [0, 1]
     with pytest.raises(InputError, match="file 2 is damaged"):
         next(found)
+
+
+@pytest.mark.parametrize("work", [killed_at_three, "between passes"])
+def test_a_process_that_is_killed_is_said_so(work, scratch):
+    with (
+        pytest.raises(MissingError, match=r"was killed, .* memory"),
+        workers_here(worth_processes=True) as pool,
+    ):
+        if work == "between passes":
+            kept = [handle for handle, _ in pool.keep(made, ((9, number) for number in range(4)))]
+            tasks = [(handle, number) for number, handle in enumerate(kept)]
+            list(pool.results(killed_between_passes, tasks))
+        else:
+            list(pool.results(work, singly(8)))
     assert not children()
+    assert not list(scratch.glob("megascan-*"))
 
 
-def test_a_process_that_is_killed_is_said_so():
-    def work(number):
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    with pytest.raises(MissingError, match=r"was killed, .* memory"):
-        list(across_processes(work, range(8)))
-    assert not children()
-
-
-def test_a_process_that_is_gone_before_it_is_given_more_is_said_so():
-    found = across_processes(lambda number: number, range(1000))
-    assert next(found) == 0
-    for process in children():
-        process.kill()
-    time.sleep(0.3)
-    with pytest.raises(MissingError, match="was killed"):
+def test_a_process_that_is_gone_before_it_is_given_more_is_said_so(scratch):
+    with (
+        pytest.raises(MissingError, match="was killed"),
+        workers_here(worth_processes=True) as pool,
+    ):
+        found = pool.results(waited, singly(1000))
+        assert next(found) == 0
+        for process in children():
+            process.kill()
+        time.sleep(0.3)
         list(found)
     assert not children()
+    assert not list(scratch.glob("megascan-*"))
 
 
-def test_nobody_is_left_when_results_are_no_longer_wanted():
-    found = across_processes(lambda number: time.sleep(0.01) or number, range(1000))
-    assert next(found) == 0
-    found.close()
+def test_nobody_is_left_when_results_are_no_longer_wanted(scratch):
+    with workers_here(worth_processes=True) as pool:
+        found = pool.results(waited, singly(1000))
+        assert next(found) == 0
     assert not children()
 
 
-def test_one_core_or_one_item_needs_no_process(monkeypatch):
-    assert list(across_processes(lambda _: os.getpid(), [0])) == [os.getpid()]
+def test_one_core_or_a_small_trace_needs_no_process(monkeypatch):
+    with workers_here(worth_processes=False) as workers:
+        assert isinstance(workers, Here)
+        assert set(workers.results(who, singly(4))) == {os.getpid()}
     monkeypatch.setattr(parallel, "num_workers", lambda: 1)
-    assert set(across_processes(lambda _: os.getpid(), range(4))) == {os.getpid()}
-    assert list(across_processes(lambda _: os.getpid(), [])) == []
+    with workers_here(worth_processes=True) as workers:
+        assert set(workers.results(who, singly(4))) == {os.getpid()}
+        assert list(workers.results(who, [])) == []
 
 
 def test_beside_other_threads_nothing_is_forked(monkeypatch):
@@ -141,25 +220,27 @@ def test_beside_other_threads_nothing_is_forked(monkeypatch):
     other.start()
     try:
         assert not can_fork()
-        assert set(across_processes(lambda _: os.getpid(), range(4))) == {os.getpid()}
+        with workers_here(worth_processes=True) as workers:
+            assert set(workers.results(who, singly(4))) == {os.getpid()}
     finally:
         done.set()
         other.join()
 
 
 _WORKS = """
-import sys, time
-from pathlib import Path
+import sys, tempfile, time
+import pyarrow as pa
 from megascan import parallel
 parallel.num_workers = lambda: 2
+tempfile.tempdir = sys.argv[1]
 
 def work(number):
-    Path(sys.argv[1], str(number)).touch()
     time.sleep(0.2)
-    return number
+    return pa.table({"a": [number]}), number
 
-for number in parallel.across_processes(work, range(1000)):
-    print(number, flush=True)
+with parallel.workers_here(worth_processes=True) as pool:
+    for _, number in pool.keep(work, ((number,) for number in range(1000))):
+        print(number, flush=True)
 """
 
 
@@ -181,5 +262,58 @@ def test_no_worker_outlives_its_parent(tmp_path, how, interruptible):
     assert parent.returncode != 0
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
+    assert not list(tmp_path.iterdir())  # nor does what it kept
     # of an interrupt only the parent speaks
     assert errors.count("Traceback") == (how == signal.SIGINT)
+
+
+_SLOW_AGGREGATE = """
+import sys, time
+from megascan import parallel
+from megascan.cli import options
+from megascan.reader import trace
+from aggregate import merge
+
+parallel.num_workers = lambda: 2
+options.WORTH_PROCESSES_BYTES, trace.SHARD_BYTES = 0, 100_000
+settled = merge.decompose
+
+def slow(*arguments):
+    time.sleep(0.5)
+    return settled(*arguments)
+
+merge.decompose = slow
+from megascan.cli.main import main
+sys.exit(main(["aggregate", "-b", sys.argv[1], "-o", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+def test_kill_9_in_the_middle_of_a_pass(megascan, tmp_path, victim):
+    """One sentence and exit code 1; no timeline, no part of one, no kept spans, no process."""
+    folder, scratch, output = tmp_path / "trace", tmp_path / "scratch", tmp_path / "out" / "t.json"
+    scratch.mkdir()
+    output.parent.mkdir()
+    words = ("--tp", 2, "--pp", 2, "--dp", 2, "--iterations", 4, "--layers", 4, "--seed", 3)
+    assert megascan("simulate", *words, "-o", folder).returncode == 0
+    command = subprocess.Popen(
+        [sys.executable, "-c", _SLOW_AGGREGATE, str(folder), str(output)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ends = time.monotonic() + 60
+    while not list(scratch.glob("megascan-*/*.arrow")) and time.monotonic() < ends:
+        time.sleep(0.05)
+    workers = psutil.Process(command.pid).children()
+    assert len(workers) == 2
+    (workers[0] if victim == "worker" else command).send_signal(signal.SIGKILL)
+    _, errors = command.communicate(timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert not list(scratch.iterdir()) and not list(output.parent.iterdir())
+    if victim == "worker":
+        assert command.returncode == 1
+        assert len(errors.strip().splitlines()) == 1 and "was killed" in errors

@@ -15,7 +15,7 @@ from megascan.errors import InputError
 from megascan.reader import Format, read_trace, sniff
 
 if TYPE_CHECKING:
-    from conftest import Job
+    from benchmarks.profile_jobs import Job
 
 Document = dict[str, Any]
 OLD_WORDS = {

@@ -17,7 +17,7 @@ from megascan.reader.kineto.steps import _repetitions
 from megascan.topology import Layout
 
 if TYPE_CHECKING:
-    from conftest import Job
+    from benchmarks.profile_jobs import Job
 
 SENDRECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
 

@@ -15,7 +15,7 @@ from detect.report import Cause, Owner
 from megascan.reader import read_trace
 
 if TYPE_CHECKING:
-    from conftest import Job
+    from benchmarks.profile_jobs import Job
 
 KINDS = ("ddp", "fsdp", "tp", "pp")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascan.errors import InputError
-from megascan.parallel import across_processes
+from megascan.parallel import Here
 from megascan.reader.rank_files import read_rank_file, read_rank_files, read_short_files
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
@@ -72,7 +72,7 @@ def test_the_same_as_one_by_one(paths: list[Path]) -> None:
     assert len(found) == NUM_RANKS
     assert plain(found) == plain(one_by_one(paths))
     assert plain(read_rank_files(paths)) == plain(found)
-    assert plain(read_rank_files(paths, across_processes)) == plain(found)
+    assert plain(read_rank_files(paths, Here(1))) == plain(found)
 
 
 def test_unfinished_windows_are_left_out_with_the_same_words(paths: list[Path]) -> None:

@@ -18,6 +18,10 @@ from megascan.topology import Layout
 
 pytestmark = pytest.mark.browser
 WIDE, PHONE = 1400, 400
+LETTERS_CUT = """() => [...document.querySelectorAll('svg text')].filter(text => {
+  const [own, edge] = [text, text.ownerSVGElement].map(one => one.getBoundingClientRect());
+  return own.width && (own.right > edge.right + 1 || own.left < edge.left - 1);
+}).map(text => text.textContent)"""
 CUT = """() => [...document.querySelectorAll('header *, main *, footer *')]
   .filter(one => !one.closest('svg') && one.getBoundingClientRect().right > innerWidth + 1)
   .map(one => one.outerHTML.slice(0, 80))"""
@@ -59,6 +63,7 @@ def test_nothing_is_cut_and_nothing_complains(
     tab = opened(pages(case), width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(CUT) == []
+    assert tab.evaluate(LETTERS_CUT) == []
     cells = tab.locator("#topology .cell").count()
     number = len(json.loads(tab.locator("#figures").inner_text())["ranks"]["names"])
     assert cells == (0 if case == "undecided" else number)
@@ -196,12 +201,45 @@ def test_the_lanes_can_be_saved_as_a_trace(
 ) -> None:
     tab = opened(faulty_page)
     with tab.expect_download() as download:
-        tab.get_by_text("save these lanes as a trace").click()
+        tab.get_by_text("save them as a trace").click()
     download.value.save_as(tmp_path / "lanes.json")
     events = json.loads((tmp_path / "lanes.json").read_text())
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} >= {5}
     assert all(event["dur"] >= 0 for event in spans)
+
+
+def test_the_lanes_are_handed_to_perfetto_by_a_click(
+    faulty_page: str, opened: Callable[..., Any]
+) -> None:
+    """Perfetto's page is a stand-in that answers as the real one does: PONG, a while after."""
+    tab = opened(faulty_page)
+    answers = """<script>setTimeout(() => addEventListener("message", (event) => {
+      if (event.data === "PING") event.source.postMessage("PONG", "*");
+      else document.title = new TextDecoder().decode(event.data.perfetto.buffer);
+    }), 300)</script>"""
+    tab.context.route(
+        "https://ui.perfetto.dev/**",
+        lambda route: route.fulfill(body=answers, content_type="text/html"),
+    )
+    with tab.expect_popup() as popup:
+        tab.get_by_text("open these lanes in Perfetto").click()
+    popup.value.wait_for_function("document.title.length > 0")
+    events = json.loads(popup.value.title())
+    assert {event["pid"] for event in events if event["ph"] == "X"} >= {5}
+
+
+def test_a_chart_against_peers_shows_what_is_usual(
+    pages: Callable[[str], str], opened: Callable[..., Any], simulated: Callable, inputs: Callable
+) -> None:
+    pair = simulated(Layout(dp=2), "rank=1,kind=compute,factor=1.05", iterations=6)
+    tab = opened(render_page(inputs(pair)))
+    ticks = tab.locator("#chart-1 svg .axis").all_text_contents()
+    assert any(float(tick) == 1.0 for tick in ticks if tick.replace(".", "").isdigit())
+    assert "shaded" not in tab.locator("#chart-1 .key").inner_text()  # there is no peer to shade
+    # of many ranks in stages, a slow one stands out against its peers only
+    pressed = opened(pages("large")).locator("#quantity [aria-pressed=true]")
+    assert pressed.inner_text() == "against peers"
 
 
 def test_names_of_a_trace_are_text_to_a_browser(
@@ -219,5 +257,10 @@ def test_print_and_dark_have_colours_of_their_own(
     light, dark = (opened(faulty_page, scheme=scheme) for scheme in ("light", "dark"))
     paper = "getComputedStyle(document.body).backgroundColor"
     assert light.evaluate(paper) == "rgb(255, 255, 255)" != dark.evaluate(paper)
-    light.emulate_media(media="print")
+    assert dark.evaluate(paper) == "rgb(20, 23, 26)"
+    for tab in (light, dark):
+        tab.emulate_media(media="print")
+        panel = "getComputedStyle(document.querySelector('.large div')).backgroundColor"
+        assert tab.evaluate(paper) == "rgb(255, 255, 255)"
+        assert tab.evaluate(panel) == "rgb(245, 247, 249)"  # paper is white for every reader
     assert not light.locator("nav").is_visible() and light.locator("#topology svg").is_visible()

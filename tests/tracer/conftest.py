@@ -99,6 +99,7 @@ def make_tracer(
         resumed: bool = False,
         compress: bool = False,
         max_bytes: int = 0,
+        layer_stride: int = 1,
         on_written: Callable[[WindowRecord], None] | None = None,
         **header: object,
     ) -> tuple[RecordingTracer, Path]:
@@ -107,6 +108,7 @@ def make_tracer(
             directory=folder or tmp_path / "trace",
             interval=interval,
             window=window,
+            layer_stride=layer_stride,
         )
         tracer = RecordingTracer(config)
         timer = timer or CpuTimer(clock)

@@ -3,10 +3,7 @@ noise."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from megascan.reader import read_trace
 from megascan.reader.rank_files import read_rank_files
 from megascan.schema import Granularity
 from megascan.tracer import Budget, Level
+from tests import ranks
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
@@ -38,7 +36,9 @@ class Board(dict):
 class Job:
     """Runs cycles of a made-up job under a budget of 1 %, as rank 0's tracer would report them."""
 
-    def __init__(self, cost_of, *, noise=0.0, seed=1, granularity=Granularity.FULL):
+    def __init__(
+        self, cost_of, *, noise=0.0, seed=1, granularity=Granularity.FULL, largest_stride=1
+    ):
         self.config = TraceConfig(
             enabled=True, interval=5, window=1, granularity=granularity, budget_ratio=0.01
         )
@@ -54,6 +54,7 @@ class Job:
             decides=True,
             lower=self.levels.append,
             current_iteration=lambda: self.iteration,
+            largest_stride=lambda: largest_stride,
         )
 
     def run(self, num_windows):
@@ -93,6 +94,31 @@ def test_full_becomes_base_and_stays_when_that_is_enough(warnings_of_megascan):
     assert level.from_iteration % 5 == 1  # where an interval begins
     (warning,) = warnings_of_megascan()
     assert "more than --trace-budget 1.00%; granularity base from iteration" in warning
+
+
+def test_modules_of_fewer_layers_come_first(warnings_of_megascan):
+    """Each of 128 layers costs a thousandth of an iteration, and 64 of them stand for two."""
+    job = Job(lambda granularity: 0.0, largest_stride=64)
+    job.cost_of = lambda granularity: (
+        0.0
+        if granularity is Granularity.BASE
+        else 1.28 / (job.levels[-1].layer_stride if job.levels else job.config.layer_stride)
+    )
+    job.run(200)
+    assert [(level.granularity, level.layer_stride) for level in job.levels] == [("full", 32)]
+    assert "modules of one layer in 32 only from iteration" in warnings_of_megascan()[0]
+
+
+def test_a_level_with_layers_reaches_the_other_ranks():
+    job, learned = Job(lambda granularity: 0.5, largest_stride=64), []
+    job.run(60)
+    other = Budget(
+        job.config, job.board, decides=False, lower=learned.append, current_iteration=lambda: 0
+    )
+    record = WindowRecord(run_id="r", window=0, first_iteration=1, last_iteration=1, num_spans=1)
+    for _ in job.levels:
+        other.window_written(record)
+    assert learned == job.levels and learned[0].layer_stride > 8
 
 
 def test_windows_become_fewer_when_base_is_too_dear(warnings_of_megascan):
@@ -220,17 +246,7 @@ def test_a_real_job_of_two_ranks_lowers_itself_alike(tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
     folder = tmp_path / "trace"
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(script), str(folder)),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr[-2000:]
+    finished = ranks.run(script, folder, num_ranks=2, check=True)
     lines = [line for line in finished.stderr.splitlines() if "--trace-budget" in line]
     assert "granularity base from iteration" in lines[0]
     assert "a window every" in lines[1]

@@ -7,13 +7,12 @@ many ranks in one job, which also shows that a tracer leaves nothing behind for 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -43,11 +42,8 @@ def train(num_ranks: int, folder: Path) -> None:
         plan.append([*common, str(folder / name / "plain")])
         plan.append([*common, str(folder / name / "traced"), *trace])
     (folder / "plan").write_text("\n".join(" ".join(words) for words in plan))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), str(TRAINER), "--plan", str(folder / "plan")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(command, env=environment, timeout=240, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    words = (TRAINER, "--plan", folder / "plan")
+    finished = ranks.run(*words, num_ranks=num_ranks, check=True)
     assert "tracing stopped" not in finished.stderr
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from megascan.reader import read_trace
+from tests import ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
@@ -50,25 +51,20 @@ def free_port():
 
 def run(trouble, folder):
     """Two ranks, each started by itself, so that each one's own end is seen."""
-    environment = {
-        **ENVIRONMENT,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-    }
-    ranks = [
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    started = [
         subprocess.Popen(
-            [sys.executable, str(TRAINER), trouble, str(folder)],
-            env={**environment, "RANK": str(rank)},
+            ranks.command_of(1, (TRAINER, trouble, folder)),
+            env=ranks.environment(**place, RANK=str(rank)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [one.communicate(timeout=120) for one in started]
     return Ended(
-        [rank.returncode for rank in ranks],
+        [one.returncode for one in started],
         "".join(out for out, _ in outputs),
         "".join(err for _, err in outputs),
     )

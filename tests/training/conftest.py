@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests import ranks
 
 TINY_MODEL = """
     --mock-data --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 16
@@ -55,10 +53,8 @@ def launch() -> Launch:
     """Run the trainer on some ranks; one rank needs no launcher."""
 
     def start(num_ranks: int, flags: Sequence[str], *, timeout_s: int = 200) -> Finished:
-        done = subprocess.run(
-            command_of(num_ranks, ["-m", "training.pretrain_gpt", *flags]), cwd=REPOSITORY,
-            env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        words = ("-m", "training.pretrain_gpt", *flags)
+        done = ranks.run(*words, num_ranks=num_ranks, timeout_s=timeout_s)
         return Finished(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     return start
@@ -66,14 +62,12 @@ def launch() -> Launch:
 
 @pytest.fixture
 def under_way() -> Iterator[Start]:
-    """Start the trainer and hand over its launcher's process; whatever is left of it is ended."""
+    """Start the trainer; return its launcher, the ranks' parent. What is left of it is ended."""
     started: list[subprocess.Popen[str]] = []
 
     def start(num_ranks: int, flags: Sequence[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command_of(num_ranks, ["-m", "training.pretrain_gpt", *flags]), cwd=REPOSITORY,
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        words = ("-m", "training.pretrain_gpt", *flags)
+        process = ranks.start(*words, num_ranks=num_ranks, python=ranks.PYTHON)
         started.append(process)
         return process
 
@@ -86,30 +80,12 @@ def under_way() -> Iterator[Start]:
             process.stdout.close()
 
 
-def command_of(num_ranks: int, program: Sequence[str]) -> list[str]:
-    """The command that starts a program on some ranks."""
-    command = [sys.executable]
-    if num_ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(num_ranks)]
-    return [*command, *program]
-
-
-def environment() -> dict[str, str]:
-    """The environment of a run: one thread a rank."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-
-
 @pytest.fixture
 def plain_loop() -> Callable[[], list[str]]:
     """Run the plain loop of `plain_loop.py` on two ranks; gives loss and norm of each iteration."""
 
     def start() -> list[str]:
-        done = subprocess.run(
-            command_of(2, [str(Path(__file__).with_name("plain_loop.py"))]), cwd=REPOSITORY,
-            env=environment(), capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = ranks.run(Path(__file__).with_name("plain_loop.py"), num_ranks=2, check=True)
         return re.findall(r"lm loss: (\S+) grad norm: (\S+)", done.stdout)
 
     return start

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.axes import families
 from benchmarks.losses import train
+from tests import ranks
 
 if TYPE_CHECKING:
     from benchmarks.losses import Curves
@@ -47,7 +48,8 @@ class Trained:
     """One family, trained untraced and traced."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        curves = train(FAMILIES[name], "cpu", NUM_ITERATIONS, folder, num_untraced=1)
+        with ranks.forked():
+            curves = train(FAMILIES[name], "cpu", NUM_ITERATIONS, folder, num_untraced=1)
         self.curves: dict[str, Curves] = {each.name: each for each in curves}
         self._folders = {axis: folder / str(n) for n, axis in enumerate(FAMILIES[name].axes)}
 

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from aggregate import build_timeline
+from detect.whatif import critical_path, replay_of_timeline
+from megascan.reader import read_trace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -107,6 +111,17 @@ def test_four_ranks_with_a_fault_traced(launch: Launch, tiny: list[str], tmp_pat
     assert [fault["kind"] for fault in truth["faults"]] == [
         "compute", "link", "host", "loader", "gc",
     ]  # fmt: skip
+    _check_path(tmp_path)
+
+
+def _check_path(folder: Path) -> None:
+    """What-if's replay and the critical path agree on a real run."""
+    replay = replay_of_timeline(build_timeline(read_trace(folder)))
+    path = critical_path(replay)
+    for step, replayed_s in zip(path.steps, replay.traced_s, strict=True):
+        assert step.weights_s.sum() == pytest.approx(replayed_s)
+        assert step.work_ns.sum() + step.idle_ns.sum() == step.length_ns
+    assert path.mean.length_ns / 1e9 == pytest.approx(replay.traced_s.mean(), rel=0.1)
 
 
 def test_wrong_sizes_are_one_sentence_from_one_rank(launch: Launch, tiny: list[str]) -> None:

@@ -184,6 +184,8 @@ def watched() -> Callable[..., Watched]:
     ) -> Watched:
         said: list[Mapping[str, Any]] = []
         warnings: list[str] = []
+        settings.setdefault("cpu_share", 1.0)  # every window is judged
+        settings.setdefault("hang_after_s", 3600.0)  # a busy machine may be slow
         watcher = Watcher(
             settings=WatchSettings(folders=folders, detector=DetectorSettings(), **settings),
             state_file=StateFile(state),

@@ -1,4 +1,4 @@
-"""Webhooks in three shapes, commands, and what happens when they fail."""
+"""Webhooks in four shapes, commands, and what happens when they fail."""
 
 from __future__ import annotations
 
@@ -122,11 +122,32 @@ def test_pagerduty_without_its_key_is_refused_at_the_start(monkeypatch):
         Webhook.of("https://events.pagerduty.com/v2/enqueue", None)
 
 
+def test_a_collector_gets_opentelemetry_log_records(server):
+    """Keys and types as opentelemetry-proto's JSON has them: times and 64-bit integers are text."""
+    web = server()
+    url = web.url.replace("/hook", "/v1/logs")
+    assert told(Webhook.of(url, None), RAISED, CLEARED) == []
+    logs, ending = (body["resourceLogs"][0] for body in web.bodies)
+    service = {"key": "service.name", "value": {"stringValue": "megascan-watch"}}
+    assert service in logs["resource"]["attributes"]
+    (record,) = logs["scopeLogs"][0]["logRecords"]
+    assert record["eventName"] == "megascan.raised"
+    assert (record["severityNumber"], record["severityText"]) == (17, "ERROR")
+    assert record["timeUnixNano"] == "1700000060000000000"
+    assert record["body"] == {"stringValue": RAISED["text"]}
+    attributes = {one["key"]: one["value"] for one in record["attributes"]}
+    assert attributes["megascan.ranks"] == {"stringValue": "[5]"}
+    assert attributes["megascan.cost_gpu_hours"] == {"doubleValue": 0.5}
+    assert attributes["megascan.number"] == {"intValue": "1"}
+    assert ending["scopeLogs"][0]["logRecords"][0]["severityText"] == "INFO"
+
+
 @pytest.mark.parametrize(
     ("url", "shape"),
     [
         ("https://hooks.slack.com/services/x", "slack"),
         ("https://example.org/", "json"),
+        ("http://collector:4318/v1/logs", "otlp"),
     ],
 )
 def test_the_shape_follows_the_host(url, shape):

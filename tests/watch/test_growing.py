@@ -172,3 +172,29 @@ def test_an_empty_or_foreign_file_hands_out_nothing(tmp_path):
     assert file.poll() == []
     path.write_bytes(b"\0\xff not ours \n" * 50_000)
     assert file.poll() == []
+
+
+def test_zeros_that_writes_will_fill_are_waited_for(healthy, grow, monkeypatch):
+    """As over NFS: the file is long already, and what was written last is there first."""
+    feed = grow(healthy)
+    feed.step(2)
+    path = feed.path(0)
+    file = GrowingFile(path, ALL)
+    file.poll()
+    before = path.stat().st_size + 100
+    feed.step(2)
+    whole = path.read_bytes()
+    hole = whole[:before] + bytes(500) + whole[before + 500 :]
+    path.write_bytes(hole)
+    assert (file.poll(), file.problem) == ([], "")
+    with path.open("r+b") as opened:
+        opened.seek(before)
+        opened.write(whole[before : before + 500])
+    assert [one.windows[0].last_iteration for one in file.poll()] == [6, 8]
+    path.write_bytes(hole)  # and what is never filled is damage
+    other = GrowingFile(path, ALL)
+    assert other.poll() == []
+    monkeypatch.setattr("megascan.reader.growing._HOLE_S", 0.0)
+    found = [one.windows[0].last_iteration for one in other.poll()]
+    assert found[:2] == [2, 4]
+    assert "were left out" in other.problem

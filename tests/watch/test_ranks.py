@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from megascan.errors import InputError
 from megascan.reader.flight_recorder import read_dump, read_standings, standing_of
+from megascan.standstill import Standstill, standstill_path
 from megascan.watch.hang import HangWatch
 
 
@@ -168,6 +171,49 @@ def test_dumps_beside_the_files_tell_in_what_the_others_stand(healthy, grow, wat
     assert "all ranks finished iteration 8 and none the next window" in text
     assert "ranks 0, 1, 2, 3, 4, 6 and 7: in nccl:all_reduce 58" in text
     assert "rank 5: in none, the last was nccl:all_reduce 57" in text
+
+
+def write_standstill(feed, watch, rank, **changes):
+    found = Standstill(
+        run_id=watch.watcher.files.run_id, rank=rank, host="n01", process_id=1, iteration=9,
+        since_unix_s=0.0, patience_s=5.0, operation="all_reduce", group="dp@0",
+    )  # fmt: skip
+    standstill_path(feed.target, rank).write_bytes(replace(found, **changes).encode())
+
+
+def test_lookouts_tell_in_what_the_others_stand_and_who_says_nothing(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target, hang_after_s=1000.0)
+    feed.step(4)
+    watch.watcher.look()
+    write_standstill(feed, watch, 7)
+    os.utime(standstill_path(feed.target, 7), (1, 1))  # of an earlier hang
+    write_standstill(feed, watch, 6, run_id="another")
+    watch.wait(1001)
+    watch.watcher.look()
+    assert "all_reduce" not in watch.events[-1]["text"]
+    for rank in (0, 1, 2, 3, 6):
+        write_standstill(feed, watch, rank)
+    watch.watcher.look()
+    text = watch.events[-1]["text"]
+    assert "ranks 0, 1, 2, 3 and 6: in all_reduce of group dp@0, iteration 9" in text
+    assert "not a word" not in text  # the others may write theirs a moment later
+    write_standstill(feed, watch, 4, operation="", frames=("get (queue.py:171)",))
+    watch.watcher.look()
+    assert watch.names == ["hang", "hang"]
+    watch.wait(6)
+    watch.watcher.look()
+    watch.watcher.look()
+    assert watch.names == ["hang"] * 3
+    assert len({event["id"] for event in watch.events}) == 1
+    text, hang = watch.events[-1]["text"], watch.events[-1]["hang"]
+    assert hang["silent_ranks"] == [5, 7]
+    assert "ranks 5 and 7: not a word" in text
+    assert "rank 4: in get (queue.py:171), iteration 9" in text
+    assert [one["rank"] for one in hang["standstills"]] == [0, 1, 2, 3, 4, 6]
+    feed.step(1)
+    watch.watcher.look()
+    assert watch.names[-1] == "moves-again"
 
 
 def test_pytorchs_own_dump_is_understood(tmp_path):

@@ -55,40 +55,47 @@ class StepState:
         """The only tokens that are needed behind the last layer's attention; None: all."""
 
 
-class Product(torch.nn.Module):
-    """Attention of queries to keys and values as they are used: rotated, from the cache.
+def attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    visible: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """Return the context `(row, head, token, channel)` of queries of that shape.
 
-    A module of its own so that a hook sees exactly these: queries `(row, head, token, channel)`,
-    keys and values `(row, group, place, channel)`, and which places are visible (None: all, or
-    causally when the row begins here).
+    Keys and values are `(row, group, place, channel)`. `visible` says which places are seen (None:
+    all, or causally when the row begins here).
+    """
+    shares_keys = queries.shape[1] != keys.shape[1]
+    if queries.shape[2] == 1 and shares_keys:
+        # The heads of a group as if they were tokens: no key is read twice.
+        rows, heads, _, channels = queries.shape
+        grouped = queries.view(rows, keys.shape[1], -1, channels)
+        context = scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=visible, scale=scale
+        )
+        return context.reshape(rows, heads, 1, channels)
+    return scaled_dot_product_attention(
+        queries, keys, values, attn_mask=visible, is_causal=is_causal, scale=scale,
+        enable_gqa=shares_keys,
+    )  # fmt: skip
+
+
+class Heads(torch.nn.Module):
+    """Queries, keys and values of a step's tokens as they are used: normalized and rotated.
+
+    A module of its own so that hooks see them, `(token, head, channel)`, and may change them before
+    they go into the cache.
     """
 
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self._scale = scale
-
     def forward(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        visible: torch.Tensor | None,
-        is_causal: bool,
-    ) -> torch.Tensor:
-        """Give the context `(row, head, token, channel)`."""
-        shares_keys = queries.shape[1] != keys.shape[1]
-        if queries.shape[2] == 1 and shares_keys:
-            # The heads of a group as if they were tokens: no key is read twice.
-            rows, heads, _, channels = queries.shape
-            grouped = queries.view(rows, keys.shape[1], -1, channels)
-            context = scaled_dot_product_attention(
-                grouped, keys, values, attn_mask=visible, scale=self._scale
-            )
-            return context.reshape(rows, heads, 1, channels)
-        return scaled_dot_product_attention(
-            queries, keys, values, attn_mask=visible, is_causal=is_causal, scale=self._scale,
-            enable_gqa=shares_keys,
-        )  # fmt: skip
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Give back what is given."""
+        return queries, keys, values
 
 
 class CachedAttention(torch.nn.Module):
@@ -99,7 +106,8 @@ class CachedAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._is_last = is_last
-        self.product = Product(num_channels**-0.5)
+        self.heads = Heads()
+        self._scale = num_channels**-0.5
         self._layer_number = layer_number
         self._state = state
 
@@ -120,6 +128,7 @@ class CachedAttention(torch.nn.Module):
             num_heads = queries.shape[1]
             turned = rotate(torch.cat((queries, keys), dim=1), state.turns)
             queries, keys = turned[:, :num_heads], turned[:, num_heads:]
+        queries, keys, values = self.heads(queries, keys, values)
         state.cache.write(self._layer_number, layout.places, keys, values)
         parts = []
         if layout.decoding is not None:
@@ -136,12 +145,13 @@ class CachedAttention(torch.nn.Module):
     def _decode(self, queries: torch.Tensor, decoding: Decoding) -> torch.Tensor:
         """One token of each row; gives `(row, head, channel)`."""
         keys, values = self._state.cache.layer(self._layer_number)
-        context: torch.Tensor = self.product(
+        context = attend(
             queries[: decoding.num_rows, :, None],
             keys[decoding.slots, : decoding.length].transpose(1, 2),
             values[decoding.slots, : decoding.length].transpose(1, 2),
-            decoding.visible,
-            False,
+            visible=decoding.visible,
+            is_causal=False,
+            scale=self._scale,
         )
         return context[:, :, 0]
 
@@ -153,11 +163,12 @@ class CachedAttention(torch.nn.Module):
         num_tokens = piece.num_rows * piece.num_tokens
         own = queries[piece.first_token : piece.first_token + num_tokens]
         own = own.view(piece.num_rows, piece.num_tokens, *own.shape[1:])
-        context: torch.Tensor = self.product(
+        context = attend(
             own.transpose(1, 2),
             keys[rows, places].transpose(1, 2),
             values[rows, places].transpose(1, 2),
-            piece.visible,
-            piece.visible is None,
+            visible=piece.visible,
+            is_causal=piece.visible is None,
+            scale=self._scale,
         )
         return context.transpose(1, 2).flatten(0, 1)

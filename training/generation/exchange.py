@@ -50,17 +50,26 @@ class Exchange:
         if self._is_alone:
             return commands
         is_sender = dist.get_rank() == 0
-        payload = _encode(commands) if is_sender and commands is not NOTHING else b""
+        payload = self.share(_encode(commands) if is_sender and commands is not NOTHING else b"")
+        if not payload:
+            return NOTHING
+        return commands if is_sender else _decode(payload)
+
+    def share(self, payload: bytes) -> bytes:
+        """Give every rank the bytes of rank 0."""
+        if self._is_alone:
+            return payload
+        is_sender = dist.get_rank() == 0
         size = torch.tensor([len(payload)])
         dist.broadcast(size, src=0, group=self._group)
         if not int(size):
-            return NOTHING
+            return b""
         if is_sender:
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         else:
             content = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(content, src=0, group=self._group)
-        return commands if is_sender else _decode(content.numpy().tobytes())
+        return payload if is_sender else content.numpy().tobytes()
 
     def share_scores(
         self, scores: torch.Tensor | None, num_targets: int, num_columns: int

@@ -75,6 +75,10 @@ class Lent:
         """Every rank's bytes on rank 0."""
         return self._engine.exchange.collect(content)
 
+    def share(self, content: bytes) -> bytes:
+        """Rank 0's bytes on every rank."""
+        return self._engine.exchange.share(content)
+
 
 class Looking(GenerationCallback):
     """Looks between the engine's steps; what else follows the engine is told as ever."""
@@ -138,7 +142,9 @@ class Looking(GenerationCallback):
             self._session.work()
 
     def step(self, step: Step) -> AbstractContextManager[None]:
-        """Tell the inner callback."""
+        """Look away while others are served; tell the inner callback."""
+        if self._session is not None:
+            self._session.look_away()
         return self._inner.step(step)
 
     def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:

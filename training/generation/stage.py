@@ -124,6 +124,7 @@ class Stage:
         """Logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they were the
         last layer's; on the last stage."""
         model = self.model
+        states = states.to(device=self.device, dtype=model.config.params_dtype)
         self._wanted = torch.arange(states.shape[0], device=states.device)
         tied = model.share_embeddings_and_output_weights
         logits, _ = model.output_layer(

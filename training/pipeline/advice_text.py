@@ -146,8 +146,11 @@ def compare(path: Path, job: MeasuredJob) -> str:
             f"{what}: was {before_s * _MS:.1f} ms, predicted {predicted_s * _MS:.1f} ms, measured "
             f"{job.step_s * _MS:.1f} ms ({job.step_s / predicted_s - 1:+.1%} of the prediction)"
         )
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except OSError as error:
         raise InputError(
-            f"{path} is no prediction ({error!r}); give the prediction.json that "
-            "megascan plan --write made"
+            f"cannot read {path}: {error.strerror or error}; check its path and permissions"
+        ) from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(
+            f"{path} is no prediction; give the prediction.json that megascan plan --write made"
         ) from error

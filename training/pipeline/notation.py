@@ -39,7 +39,7 @@ def parse_plan(text: str, *, name: str = "plan") -> Plan:
 def read_plan(path: Path) -> Plan:
     """Read a plan from a file; InputError as `parse_plan` and for a file that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: no such plan; give a CSV file that megascan plan wrote"

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,10 @@ from training.arguments import Settings, Sizes
 from training.pipeline.channels import Channels
 from training.pipeline.dynamic import GuidedDriver
 from training.pipeline.executor import Driver, Executor, ListDriver
+from training.pipeline.generators import depth_first
 from training.pipeline.helped import HelpedDriver
 from training.pipeline.memory import peak_memory
-from training.pipeline.plan import Plan
+from training.pipeline.plan import Placement, Plan
 from training.pipeline.rebalance import Deal, Rebalancer
 from training.pipeline.schedule import deal_for, plan_for, schedule_name
 from training.pipeline.split_backward import WeightGradients, split_backward
@@ -94,6 +96,8 @@ class Pipeline:
             plan_of_step = driver.plan_of_step
         else:
             driver = self._driver(plan, device)
+        if device != "cpu" and self._helped is None:
+            plan_of_step = after_first_step(plan_of_step)
         self._executor = Executor(plan_of_step, driver, self._weight_gradients, self._stopwatch)
         self._take_share()
 
@@ -180,6 +184,26 @@ class Pipeline:
         plan = plan_for(self._settings, self._sizes, num_microbatches)
         assert plan is not None
         return plan
+
+
+def after_first_step(plan_of_step: Callable[[int], Plan]) -> Callable[[int], Plan]:
+    """Have the first step done in Megatron-Core's order, all others as `plan_of_step` says.
+
+    What is done for the first time (memory taken from the device, kernels compiled and loaded) may
+    make the host wait until the device is idle, and a message that waits for its receiver keeps it
+    busy. In Megatron-Core's order the receiver is soon there; in a plan that has messages under way
+    for long, ranks can wait for each other for ever (seen on two H200 with two chunks and the
+    backward split; benchmarks/results/pipeline_runs_h200.md).
+    """
+    steps = count()
+
+    def plan_of(num_microbatches: int) -> Plan:
+        plan = plan_of_step(num_microbatches)
+        if next(steps) > 0 or plan.shape.placement is not Placement.LOOP:
+            return plan
+        return depth_first(plan.shape)
+
+    return plan_of
 
 
 def _largest_by_replica(own: float, *, device: str) -> list[float]:

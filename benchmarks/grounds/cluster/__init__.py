@@ -4,6 +4,6 @@
 writes what a tracer would have written, `catalogue` lists the cases.
 """
 
-from benchmarks.grounds.cluster.catalogue import cases, write
+from benchmarks.grounds.cluster.catalogue import cases, slowness, write, write_varied
 
-__all__ = ["cases", "write"]
+__all__ = ["cases", "slowness", "write", "write_varied"]

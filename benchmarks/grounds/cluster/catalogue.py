@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.grounds.cluster.hardware import MS, Machines, Trouble
+from benchmarks.grounds.cluster.hardware import MS, Floats, Machines, Trouble
 from benchmarks.grounds.cluster.jobs import Job
 from benchmarks.grounds.cluster.scenario import Scenario
-from benchmarks.grounds.ground import Case, Planted
+from benchmarks.grounds.ground import Case, Planted, Variation
 
 _WIDE = Machines()  # 8 GPUs and 8 NICs a host
 _NARROW = Machines(gpus_per_host=4, nics_per_host=4)
@@ -147,6 +147,20 @@ def cases() -> Iterable[Case]:
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Write the traced files of `case` into `directory`; return what was planted, with its cost."""
     return _scenarios()[case.name].write(directory)
+
+
+def slowness(case: Case) -> Floats:
+    """Return how many times longer each rank's passes take than on equal chips, without a trouble,
+    (rank, iteration).
+    """
+    scenario = _scenarios()[case.name]
+    equal = scenario.varied(Variation(chip_spread_ratio=0.0))
+    return scenario.pass_times_ns() / equal.pass_times_ns()
+
+
+def write_varied(case: Case, variation: Variation, directory: Path | None) -> Floats:
+    """Simulate the sound job of a case, varied; return its pass times, (rank, iteration)."""
+    return _scenarios()[case.name].varied(variation).pass_times_ns(directory)
 
 
 @cache

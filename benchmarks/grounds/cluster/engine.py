@@ -61,6 +61,7 @@ class Engine:
         shape = (job.pp, job.num_stage_ranks)
         self._ranks = np.arange(job.num_ranks).reshape(shape)
         self._gpu = np.zeros(shape)
+        self._passes: list[Floats] = []  # of each iteration, time of the ranks' own modules
         self._host = np.zeros(shape)
         self._batch_ready = np.zeros(shape)
         self._batch_taken = np.zeros((_PREFETCHED, *shape))
@@ -86,6 +87,11 @@ class Engine:
         self._flush(window)
         return float(np.mean(times))
 
+    @property
+    def pass_times_ns(self) -> Floats:
+        """Return the time of each rank's modules, without waiting, shape (rank, iteration)."""
+        return np.stack(self._passes, axis=-1).reshape(self._job.num_ranks, -1)
+
     def _flush(self, window: list[int]) -> None:
         if self._files:
             self._files.window(window, self._spans)
@@ -105,6 +111,7 @@ class Engine:
         job = self._job
         draws = np.random.default_rng([self._cluster.seed, _ITERATION_STREAM, iteration])
         self._now = iteration
+        self._passes.append(np.zeros(self._gpu.shape))
         self._weather = self._cluster.weather(iteration)
         # a stage does the same things in the same order whatever goes wrong, and so draws the same
         self._draws = [
@@ -345,7 +352,9 @@ class Engine:
         clock_share = np.array([each.clock_share for each in modules])[:, None]
         speed = self._cluster.speed(np.broadcast_to(ranks, shape), at) * self._clock[stage]
         memory = 1 + (self._memory[stage] - 1) * (1.1 - clock_share)
-        return work * (1 + (speed - 1) * clock_share) * memory, launched
+        work = work * (1 + (speed - 1) * clock_share) * memory
+        self._passes[-1][stage] += work.sum(axis=0)
+        return work, launched
 
     def _stall(self, stage: int, launched: Floats) -> None:
         """Hold up the launches during which a host thread stalls; a stall while it waits costs

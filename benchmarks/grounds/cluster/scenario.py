@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.grounds.cluster.engine import Engine
 from benchmarks.grounds.cluster.files import RankFiles
-from benchmarks.grounds.cluster.hardware import Cluster, Trouble
+from benchmarks.grounds.cluster.hardware import Cluster, Floats, Trouble
 from benchmarks.grounds.cluster.jobs import Job
 from benchmarks.grounds.cluster.network import partition
-from benchmarks.grounds.ground import Case, Planted
+from benchmarks.grounds.ground import Case, Planted, Variation
 
 GROUND = "cluster"
 
@@ -66,6 +66,28 @@ class Scenario:
             without_ns = Engine(self._job_without(trouble), self._cluster(rest), None).run()
             planted.append(replace(self._planted(trouble), cost_ratio=with_all_ns / without_ns))
         return tuple(planted)
+
+    def varied(self, variation: Variation) -> "Scenario":
+        """Return the scenario without its troubles, but with a variation."""
+        job = self.job
+        if variation.chip_spread_ratio is not None:
+            machines = replace(job.machines, chip_spread=variation.chip_spread_ratio)
+            job = replace(job, machines=machines)
+        slow = Trouble(kind="gpu_clock", ranks=(variation.slow_rank,), factor=variation.factor)
+        return replace(self, job=job, troubles=(slow,) if variation.slow_rank >= 0 else ())
+
+    def pass_times_ns(self, directory: Path | None = None) -> Floats:
+        """Return the time of each rank's modules, (rank, iteration); write files if asked to."""
+        cluster = self._cluster(self.troubles)
+        files = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            files = RankFiles(directory, self.job, cluster, f"{GROUND}-{self.seed:06d}")
+        engine = Engine(self.job, cluster, files)
+        engine.run()
+        if files is not None:
+            files.close()
+        return engine.pass_times_ns
 
     def _cluster(self, troubles: tuple[Trouble, ...]) -> Cluster:
         return Cluster(

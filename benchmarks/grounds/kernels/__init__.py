@@ -10,6 +10,6 @@ of real ones in time (iterations of 10 to 500 ms), so what a host does weighs mo
 job.
 """
 
-from benchmarks.grounds.kernels.catalogue import cases, write
+from benchmarks.grounds.kernels.catalogue import cases, slowness, write, write_varied
 
-__all__ = ["cases", "write"]
+__all__ = ["cases", "slowness", "write", "write_varied"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from benchmarks.grounds.ground import Case, Planted
-from benchmarks.grounds.kernels.cluster import NOISY, Noise, Trouble
+from benchmarks.grounds.ground import Case, Planted, Variation
+from benchmarks.grounds.kernels.cluster import NOISY, Noise, Numbers, Trouble
 from benchmarks.grounds.kernels.job import Job
 from benchmarks.grounds.kernels.run import Plan
 
@@ -591,6 +591,30 @@ def _planted(trouble: Trouble, cost_ratio: float = 1.0) -> Planted:
 def cases() -> Iterable[Case]:
     """Return all cases; what each one's causes cost is known when it is written."""
     return [case for case, _ in _plans().values()]
+
+
+def slowness(case: Case) -> Numbers:
+    """Return how many times longer each rank's passes take than on equal chips, without a trouble,
+    (rank, iteration).
+    """
+    _, plan = _plans()[case.name]
+    planted = plan.simulate(case.seed, plan.troubles).pass_times_ns
+    return planted / write_varied(case, Variation(chip_spread_ratio=0.0), None)
+
+
+def write_varied(case: Case, variation: Variation, directory: Path | None) -> Numbers:
+    """Simulate the sound job of a case, varied; return its pass times, (rank, iteration)."""
+    _, plan = _plans()[case.name]
+    if variation.chip_spread_ratio is not None:
+        noise = replace(plan.noise, chip_spread_ratio=variation.chip_spread_ratio)
+        plan = replace(plan, noise=noise)
+    slow = Trouble(
+        kind="gpu_clock", cause="compute", ranks=(variation.slow_rank,), factor=variation.factor
+    )
+    result = plan.simulate(case.seed, (slow,))
+    if directory is not None:
+        plan.write_files(case.seed, result, directory)
+    return result.pass_times_ns
 
 
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:

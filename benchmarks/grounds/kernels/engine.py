@@ -95,6 +95,8 @@ class Engine:
         self.operations: list[Operation] = []
         self.transfers_ns: dict[Key, Numbers] = {}
         self.hosts = np.reshape(job.hosts, job.grid)
+        self.passes_ns = np.zeros((len(job.iterations), *job.grid))
+        self._in_pass = False
         self.stages = [self._begin(number) for number in range(job.pp)]
         self.start_ns = np.stack([stage.device for stage in self.stages], axis=1)
         self.iteration_ns = self._run()
@@ -211,10 +213,12 @@ class Engine:
 
     def _pass(self, stage: Stage, work: Pass) -> None:
         self._strike_host(stage)
+        self._in_pass = True
         if work.direction == "forward":
             Passes(self, stage, work).forward()
         else:
             Passes(self, stage, work).backward()
+        self._in_pass = False
 
     def _strike_host(self, stage: Stage) -> None:
         """Take the core from the host threads: jitter of a healthy host, and pauses of an ailing
@@ -347,6 +351,8 @@ class Engine:
         stage.host = launch + work.launches * one_ns
         last_ns = length / work.launches
         end = np.maximum(start + length, stage.host - one_ns + LAUNCH_LATENCY_NS + last_ns)
+        if self._in_pass:
+            self.passes_ns[:, number] += end - stage.device
         stage.device = end
         if len(stage.history) == QUEUE_OPERATIONS:
             stage.host = np.maximum(stage.host, stage.history[0])

@@ -27,6 +27,12 @@ class Result:
         """Return the mean time of a traced iteration over all ranks."""
         return float(self.engine.iteration_ns.mean())
 
+    @property
+    def pass_times_ns(self) -> Numbers:
+        """Return the time of each rank's passes, without waiting for others, (rank, iteration)."""
+        times = self.engine.passes_ns
+        return times.reshape(len(times), -1).T
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -75,6 +81,10 @@ class Plan:
     def write(self, seed: int, directory: Path) -> list[float]:
         """Write the rank files of the run with all troubles; return what each of them costs."""
         whole = self.simulate(seed, self.troubles)
-        engine = whole.engine
-        RunFiles(self.job, engine.now, engine.operations, whole.begins_ns, seed).write(directory)
+        self.write_files(seed, whole, directory)
         return self.costs(seed, whole)
+
+    def write_files(self, seed: int, run: Result, directory: Path) -> None:
+        """Write the rank files of a run."""
+        engine = run.engine
+        RunFiles(self.job, engine.now, engine.operations, run.begins_ns, seed).write(directory)

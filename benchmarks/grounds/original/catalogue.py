@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.grounds.ground import Case, Planted
+from benchmarks.grounds.ground import Case, Planted, Variation
 from benchmarks.grounds.original.costs import generator, link_slowness
 from benchmarks.grounds.original.files import write_files
 from benchmarks.grounds.original.job import (
     Effect,
+    Floats,
     Job,
     Kind,
     Noise,
@@ -28,7 +29,7 @@ from benchmarks.grounds.original.job import (
     Tracer,
     Tracing,
 )
-from benchmarks.grounds.original.schedule import simulate
+from benchmarks.grounds.original.schedule import Run, simulate
 
 GROUND = "original"
 
@@ -365,6 +366,38 @@ def write(case: Case, directory: Path) -> tuple[Planted, ...]:
         without_us = simulate(replace(job, effects=others), calm_us).step_us if others else calm_us
         planted.append(replace(_truth(job, effect), cost_ratio=run.step_us / without_us))
     return tuple(planted)
+
+
+def slowness(case: Case) -> Floats:
+    """Return how many times longer each rank's passes take than on equal chips, without an effect,
+    (rank, step).
+    """
+    job = recipes()[case.name].job
+    calm_us = simulate(replace(job, effects=()), 1.0).step_us
+    planted = _pass_times(job, simulate(job, calm_us))
+    return planted / write_varied(case, Variation(chip_spread_ratio=0.0), None)
+
+
+def write_varied(case: Case, variation: Variation, directory: Path | None) -> Floats:
+    """Simulate the sound job of a case, varied; return its pass times, (rank, step)."""
+    job = recipes()[case.name].job
+    if variation.chip_spread_ratio is not None:
+        noise = replace(job.noise, chip_spread_ratio=variation.chip_spread_ratio)
+        job = replace(job, noise=noise)
+    calm_us = simulate(replace(job, effects=()), 1.0).step_us
+    slow = Effect(kind=Kind.GPU_CLOCK, factor=variation.factor, place=variation.slow_rank)
+    varied = replace(job, effects=(slow,))
+    run = simulate(varied, calm_us, records=directory is not None)
+    if directory is not None:
+        write_files(varied, run, directory)
+    return _pass_times(varied, run)
+
+
+def _pass_times(job: Job, run: Run) -> Floats:
+    """Return pass times by rank, (rank, step)."""
+    times = np.empty((job.shape.num_ranks, job.num_steps))
+    times[job.shape.grid()] = run.passes_us
+    return times
 
 
 def _truth(job: Job, effect: Effect) -> Planted:

@@ -85,6 +85,7 @@ class Stage:
         shape = self.costs.shape
         self.begin_us = SKEW_US * gamma(self.costs.rng, 0.6, shape) * self.costs.host_slowness
         self.now_us = self.begin_us.copy()
+        self.passes_us = np.zeros_like(self.now_us)
         self.marks: list[Mark] = []
         self.is_first, self.is_last = stage == 0, stage == job.shape.pp - 1
         grid = job.shape.grid()
@@ -124,7 +125,10 @@ class Stage:
 
     def compute(self, name: str, microbatch: int) -> None:
         """Let every rank run one module."""
-        self.now_us = self.now_us + self.costs.compute(name, self.now_us, microbatch)
+        taken_us = self.costs.compute(name, self.now_us, microbatch)
+        if microbatch >= 0:
+            self.passes_us = self.passes_us + taken_us
+        self.now_us = self.now_us + taken_us
 
     def _leave_together(self, axis: int, mean_us: float, slowness: Floats) -> None:
         """Let each group along one axis wait for its last member, transfer, and leave."""
@@ -336,6 +340,7 @@ class Run:
     marks: list[list[Mark]]
     begin_us: Floats  # (pp, dp, tp, step)
     end_us: Floats
+    passes_us: Floats  # (pp, dp, tp, step): of each rank's passes, without waiting for others
 
     @property
     def step_us(self) -> float:
@@ -361,4 +366,5 @@ def simulate(job: Job, calm_us: float, *, records: bool = False) -> Run:
         marks=[stage.marks for stage in stages],
         begin_us=np.stack([stage.begin_us for stage in stages]),
         end_us=np.stack([stage.now_us for stage in stages]),
+        passes_us=np.stack([stage.passes_us for stage in stages]),
     )

@@ -24,6 +24,7 @@ function lineChart(host, spec) {
   if (spec.band) all.push(spec.band.low, spec.band.high, spec.band.middle);
   const known = all.flat().filter(isNumber);
   if (!known.length) return;
+  if (spec.unit === "x") known.push(1); // what is usual stays in sight
   const box = element("div", { class: "plot" });
   const redraw = whenSized(box, (width) => box.replaceChildren(drawn(width)));
   const zoom = choices("Vertical axis", [[false, "from zero"], [true, "zoomed in"]], zoomed, (value) => {
@@ -37,7 +38,7 @@ function lineChart(host, spec) {
   function legend() {
     const keys = spec.lines.map((line) => key(line.key, line.name));
     if (faint.length) keys.push(key("faint", spec.faintName));
-    if (spec.band && spec.band.name) keys.push(key("peers", `median of ${spec.band.name}, shaded where they lie`));
+    if (spec.band && spec.band.middle.some(isNumber)) keys.push(key("peers", `median of ${spec.band.name}, shaded where they lie`));
     return element("p", { class: "key" }, ...keys);
   }
 
@@ -161,7 +162,7 @@ function lineChart(host, spec) {
 
   function spoken() {
     const parts = spec.lines.map((line) => `${line.name} has a median of ${withUnit(medianOf(line.values), spec.unit)}`);
-    if (spec.band) parts.push(`${spec.band.name} of ${withUnit(medianOf(spec.band.middle), spec.unit)}`);
+    if (spec.band && spec.band.middle.some(isNumber)) parts.push(`${spec.band.name} of ${withUnit(medianOf(spec.band.middle), spec.unit)}`);
     return `${spec.title}: ${parts.join(", ")}.`;
   }
 }

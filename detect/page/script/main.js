@@ -16,7 +16,9 @@ const namedRows = rowsOfRanks.filter((row) => ranks.causes[row]);
 const slowest = () => rowsOfRanks.filter((row) => isNumber(ranks.slowdown[row])).sort((a, b) => ranks.slowdown[b] - ranks.slowdown[a]).slice(0, 1);
 const alone = ranks.names.length === 1 ? [0] : [];
 let picked = namedRows.length ? namedRows.slice(0, MOST_PICKED) : [...slowest(), ...alone].slice(0, 1);
-let quantity = "compute";
+const hasPeers = ranks.slowdown.some(isNumber);
+// Stages do different work: in ms the band of many ranks would hide a rank that is slow for its stage.
+let quantity = hasPeers && ranks.names.length > FEW_RANKS ? "relative" : "compute";
 
 function drawOverTime() {
   const host = document.getElementById("compute-chart");
@@ -46,12 +48,12 @@ function drawOverTime() {
 }
 
 function pick(row) {
+  if (numPoints < 2) return; // one iteration is no course of time
   picked = picked.includes(row) ? picked.filter((one) => one !== row) : [...picked, row].slice(-MOST_PICKED);
   drawOverTime();
   document.getElementById("picked").textContent = picked.length ? `Drawn: ${picked.map(rankTitle).join(", ")}.` : "";
 }
 
-const hasPeers = ranks.slowdown.some(isNumber);
 if (document.getElementById("topology")) topology(document.getElementById("topology"), relativeAt, pick);
 figures.charts.forEach((chart, n) => {
   const host = document.getElementById(`chart-${n + 1}`);

@@ -1,7 +1,8 @@
-// One iteration as lanes: the ranks at fault on top, below them those who wait.
+// One iteration as lanes: the ranks at fault on top, below them those who wait; the critical path lies over them.
 
 const LANE_HEIGHT = 30;
 const BOLD_WIDTH = 7.6; // of a character of a lane's name
+const PERFETTO = "https://ui.perfetto.dev";
 const NARROW = 560; // below this width a lane's name stands above it
 
 const laneName = (lane) => `rank ${lane.rank} · ${lane.place}`;
@@ -12,7 +13,8 @@ function criticalStrip(host, strip, meanings) {
   const used = new Set(strip.lanes.flatMap((lane) => lane.pieces.map((piece) => piece[0])));
   const keys = [...used].map((name) => key(`t-${name}`, `${name}: ${meanings.get(name) || name}`));
   if (strip.arrivals.length) keys.push(key("arrival", "a rank at fault arrives, the other stops waiting"));
-  host.replaceChildren(box, element("p", { class: "key" }, ...keys), element("div", { class: "controls" }, saving()));
+  if (strip.path.length) keys.push(key("path", "the critical path: what determines when the iteration ends"));
+  host.replaceChildren(box, element("p", { class: "key" }, ...keys), element("div", { class: "controls" }, opening(), saving()));
 
   function drawn(width) {
     const narrow = width < NARROW;
@@ -34,6 +36,13 @@ function criticalStrip(host, strip, meanings) {
       const ends = [from, to].map((n) => top + n * high + (narrow ? 16 : 0) + LANE_HEIGHT / 2);
       picture.append(shape("path", { class: "arrival", d: `M${x} ${ends[0]}V${ends[1]}` }), shape("circle", { class: "arrival", cx: x, cy: ends[1], r: 3 }));
     }
+    const rim = ([lane]) => top + lane * high + (narrow ? 16 : 0) + LANE_HEIGHT;
+    strip.path.forEach((line, n) => {
+      const [x, length, y] = [left + line[1] * scale, Math.max(line[2] * scale, 0.6), rim(line)];
+      const before = strip.path[n - 1];
+      if (before && before[0] !== line[0]) picture.append(shape("path", { class: "path to", d: `M${x} ${rim(before)}V${y}` }));
+      picture.append(shape("path", { class: "path on", d: `M${x} ${y}h${length}` }));
+    });
     picture.append(...timeAxis(left, width, height - 6));
     listen(picture);
     return picture;
@@ -51,7 +60,7 @@ function criticalStrip(host, strip, meanings) {
     const ticks = ticksFor(0, strip.length_us / 1000).filter(([value]) => value * 1000 <= strip.length_us);
     const spare = ticks.length > width / 70 ? 2 : 1;
     return ticks.filter((_, i) => i % spare === 0).map(([value, digits], i) => shape("text", {
-      class: "axis", x: left + (value * 1000 * (width - left - 2)) / strip.length_us, y, "text-anchor": i ? "middle" : "start",
+      class: "axis", x: left + (value * 1000 * (width - left - 2)) / strip.length_us, y, "text-anchor": !i ? "start" : value * 1000 > 0.97 * strip.length_us ? "end" : "middle",
     }, `${value.toFixed(digits)}${i ? "" : " ms"}`));
   }
 
@@ -67,16 +76,38 @@ function criticalStrip(host, strip, meanings) {
   }
 
   // The lanes as a Chrome trace of their own, for Perfetto, without asking anybody for the trace.
+  function trace() {
+    return JSON.stringify(strip.lanes.flatMap((lane) => [
+      { ph: "M", name: "process_name", pid: lane.rank, args: { name: `rank ${lane.rank} (${lane.place})` } },
+      ...lane.pieces.map(([share, name, ts, dur, overlapped]) => ({
+        ph: "X", pid: lane.rank, tid: overlapped ? 2 : share === "compute" ? 1 : 3, ts, dur, cat: share, name: `${name || share}${share === "wait" ? " (waiting)" : ""}`,
+      })),
+    ]));
+  }
+
+  // Perfetto's page answers PING once it listens; what it is then handed stays in the browser.
+  function opening() {
+    const link = element("a", { href: PERFETTO, class: "button" }, "open these lanes in Perfetto");
+    link.addEventListener("click", (event) => {
+      const page = window.open(PERFETTO);
+      if (!page) return; // the browser refuses a second window: the link goes there by itself
+      event.preventDefault();
+      const asking = setInterval(() => (page.closed ? stop() : page.postMessage("PING", PERFETTO)), 100);
+      const stop = () => [clearInterval(asking), removeEventListener("message", answered)];
+      const answered = (message) => {
+        if (message.source !== page || message.data !== "PONG") return;
+        stop();
+        page.postMessage({ perfetto: { buffer: new TextEncoder().encode(trace()).buffer, title: `iteration ${strip.iteration}` } }, PERFETTO);
+      };
+      addEventListener("message", answered);
+    });
+    return link;
+  }
+
   function saving() {
-    const link = element("a", { href: "#strip", download: `iteration-${strip.iteration}.json`, class: "button" }, "save these lanes as a trace for Perfetto");
+    const link = element("a", { href: "#strip", download: `iteration-${strip.iteration}.json`, class: "button" }, "save them as a trace");
     link.addEventListener("click", () => {
-      const events = strip.lanes.flatMap((lane) => [
-        { ph: "M", name: "process_name", pid: lane.rank, args: { name: `rank ${lane.rank} (${lane.place})` } },
-        ...lane.pieces.map(([share, name, ts, dur, overlapped]) => ({
-          ph: "X", pid: lane.rank, tid: overlapped ? 2 : share === "compute" ? 1 : 3, ts, dur, cat: share, name: `${name || share}${share === "wait" ? " (waiting)" : ""}`,
-        })),
-      ]);
-      link.href = URL.createObjectURL(new Blob([JSON.stringify(events)], { type: "application/json" }));
+      link.href = URL.createObjectURL(new Blob([trace()], { type: "application/json" }));
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
     });
     return link;

@@ -147,10 +147,11 @@ function topology(host, relative, pick) {
   }
 
   function linkShapes(plan, size) {
+    const lower = inside.length ? 0.85 : 0.5; // below the numbers
     return links.flatMap((link) => {
       const ends = link.ranks.map((rank) => rankRows.get(rank)).filter((row) => row !== undefined);
       if (new Set(ends).size < 2) return [];
-      const path = ends.map((row) => `${plan.places[row][0] + size / 2} ${plan.places[row][1] + size / 2}`).join("L");
+      const path = ends.map((row) => `${plan.places[row][0] + size / 2} ${plan.places[row][1] + size * lower}`).join("L");
       const lines = [shape("path", { class: link.named ? "link named" : "link", d: `M${path}` }), shape("path", { class: "reach", d: `M${path}` })];
       lines[1].addEventListener("pointermove", (event) => {
         event.stopPropagation();

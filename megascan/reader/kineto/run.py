@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from megascan.errors import ConfigError, InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
-from megascan.parallel import Spread, across_threads
+from megascan.parallel import Here, Workers
 from megascan.reader.kineto.document import Profile, read_profile
 from megascan.reader.kineto.groups import ProcessGroup
 from megascan.reader.kineto.spans import Profiled, profiled_spans
@@ -27,7 +27,7 @@ _AXES = ("tp", "cp", "pp")
 RUN_ID = "kineto"
 
 
-def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[Segment]:
+def read_kineto(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read every rank's profiles as a segment of one run.
 
     Iteration is the number of `ProfilerStep#N` plus one, or is found. Parallel sizes come from the
@@ -36,10 +36,12 @@ def read_kineto(paths: Sequence[Path], spread: Spread = across_threads) -> list[
 
     Raises InputError for damaged files, and for files of a folder that do not say their rank.
     """
-    profiles = _ranked(list(spread(read_profile, paths)))
+    workers = workers or Here()
+    profiles = _ranked(list(workers.results(read_profile, ((path,) for path in paths))))
     layout = _layout(profiles)
     place = partial(_segment, layout=layout)
-    return _joined([segment for part in spread(place, profiles) for segment in part.segments])
+    parts = workers.results(place, ((profile,) for profile in profiles))
+    return _joined([segment for part in parts for segment in part.segments])
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:

@@ -1,0 +1,104 @@
+"""What several slow ranks cost: each by itself, and all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from aggregate import build_timeline
+from detect import detect
+from detect.text import render_text
+from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs
+from megascan.schema import Track
+from megascan.simulate import Fault, FaultKind, JobModel, Noise, compute_bound, simulate_trace
+from megascan.timeline import equals, numbers
+from megascan.topology import Layout
+
+
+def reported(layout, ranks, **changes):
+    """Return the report on a job whose ranks compute 1.3 times slower, and the true cost."""
+    job = JobModel(
+        layout=layout, costs=compute_bound(layout), iterations=8, num_microbatches=4,
+        num_layers=4, noise=Noise(device_ratio=0.003), **changes,
+    )  # fmt: skip
+    faults = [Fault(rank=rank, kind=FaultKind.COMPUTE, factor=1.3) for rank in ranks]
+    slow, sound = simulate_trace(job, faults, 1), simulate_trace(job, (), 1)
+    steps = [
+        numbers(one.spans.filter(pa.array(equals(one.spans, "name", "iteration"))), "duration_ns")
+        for one in (slow, sound)
+    ]
+    return detect(build_timeline(slow)), float(steps[0].mean() / steps[1].mean())
+
+
+def test_two_ranks_that_hide_behind_each_other_cost_what_both_cost():
+    report, true = reported(Layout(dp=8), (2, 5))
+    assert sorted(one.ranks for one in report.findings) == [(2,), (5,)]
+    for finding in report.findings:
+        assert finding.step_time_cost_ratio < 1.02
+        assert finding.joint_ranks == (2, 5)
+        assert finding.joint_cost_ratio == pytest.approx(true, abs=0.02)
+    text = render_text(report)
+    assert "next to nothing" not in text.splitlines()[0]
+    assert f"without it and rank {7 - report.findings[0].ranks[0]} the job would be" in text
+
+
+def test_one_slow_rank_has_no_joint_cost():
+    report, true = reported(Layout(dp=8), (2,))
+    (finding,) = report.findings
+    assert finding.joint_ranks == ()
+    assert finding.step_time_cost_ratio == pytest.approx(true, abs=0.02)
+    assert "what is found on" not in render_text(report)
+    assert finding.to_json()["joint_cost_ratio"] == 1.0
+
+
+def test_ranks_of_several_stages_are_mended_together_where_only_that_helps():
+    report, true = reported(Layout(tp=2, pp=2, dp=4), (2, 3, 6))
+    joint = {one.ranks: one.joint_cost_ratio for one in report.findings if one.cause == "compute"}
+    assert joint == {ranks: pytest.approx(true, abs=0.02) for ranks in ((2,), (3,), (6,))}
+
+
+def passes_of(timeline, rank=0):
+    marks = marks_of(timeline)
+    names = timeline.spans.column("name").to_pandas().to_numpy()
+    mine = marks.segment // len(marks.iterations) == rank
+    return [(int(e), str(names[r])) for e, r in zip(marks.edge[mine], marks.row[mine], strict=True)]
+
+
+def test_ends_that_rounding_puts_behind_the_next_begin_do_not_change_the_program(job):
+    timeline = job(layout=Layout(dp=2), noise=0.0).timeline()
+    expected = passes_of(timeline)
+    spans = timeline.spans
+    longer = numbers(spans, "duration_ns") + equals(spans, "name", "forward") * (ROUNDING_NS - 1)
+    place = spans.schema.get_field_index("duration_ns")
+    object.__setattr__(timeline, "spans", spans.set_column(place, "duration_ns", pa.array(longer)))
+    assert passes_of(timeline) == expected
+    assert expected[:2] == [(BEGIN, "forward"), (END, "forward")]
+
+
+def test_collectives_beside_compute_stand_where_they_begin_at_the_earliest():
+    layout = Layout(dp=4)
+    job = JobModel(
+        layout=layout, costs=compute_bound(layout), iterations=6, num_microbatches=2, num_layers=2
+    )
+    timeline = build_timeline(simulate_trace(job, (), 2))
+    spans = timeline.spans
+    reductions = equals(spans, "kind", "collective") & equals(
+        spans, "op", "reduce_scatter", "all_reduce"
+    )
+    assert reductions.any()
+    track = np.where(reductions, int(Track.OVERLAPPED), numbers(spans, "track"))
+    start, iteration = numbers(spans, "start_ns"), numbers(spans, "iteration")
+    backward = equals(spans, "name", "backward")
+    # of rank 0, iteration 5: the stream was free before its last backward pass had ended
+    mine = (numbers(spans, "rank") == 0) & (iteration == 5)
+    ends = (start + numbers(spans, "duration_ns"))[mine & backward].max()
+    moved = np.where(mine & reductions & (start >= ends), ends - 1000, start)
+    for name, values in (("track", track), ("start_ns", moved)):
+        place = spans.schema.get_field_index(name)
+        spans = spans.set_column(
+            place, spans.schema.field(place), pa.array(values, spans.schema.field(place).type)
+        )
+    object.__setattr__(timeline, "spans", spans)
+    found = programs(marks_of(timeline))
+    assert len(np.unique(found[:, 2:])) == 1

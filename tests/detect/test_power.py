@@ -1,0 +1,48 @@
+"""The stated power is that of the whole judgement: what is planted at it is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Owner, Verdict
+from megascan.topology import Layout
+
+
+def named(report, rank):
+    return any(rank in one.ranks and one.owner == Owner.NODE for one in report.findings)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=4, tp=2), Layout(dp=2, pp=2), Layout(dp=6)])
+def test_a_device_that_is_slower_by_the_power_is_named(job, layout):
+    sound = job(layout=layout)
+    report = sound.report()
+    assert report.verdict == Verdict.HEALTHY
+    power = report.minimum_detectable_slowdown
+
+    def slower(slot):
+        if slot.rank != 1:
+            return 1.0
+        return power**0.25 if slot.name == "optimizer" else power  # a lower clock, bound by memory
+
+    findings = sound.but(work=slower).report().findings
+    assert any(1 in one.ranks for one in findings)
+
+
+def test_a_pair_does_not_claim_what_stays_undecided(job):
+    """Two ranks: below 4.5 % one may be slower than the other and as good as any device."""
+    report = job(layout=Layout(dp=2, pp=2), noise=0.002).report()
+    assert any("is found, but its node is named only from" in note for note in report.notes)
+
+
+def test_two_iterations_claim_no_small_slowdown(job):
+    report = job(layout=Layout(dp=4, tp=2), iterations=2, noise=0.02).report()
+    least = report.minimum_detectable_slowdown
+    assert (
+        least is None or least > job(layout=Layout(dp=4, tp=2)).report().minimum_detectable_slowdown
+    )
+
+
+def test_slow_ranks_of_the_trace_are_not_tried(job, slow):
+    report = job(layout=Layout(dp=6), work=slow(2, 1.5)).report()
+    assert named(report, 2)
+    assert 1.0 < report.minimum_detectable_slowdown < 2.0

@@ -1,0 +1,95 @@
+"""A program ends, speaks and dies under the warm Python as it does under Python itself."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import ranks
+
+pytestmark = pytest.mark.distributed  # beside those that have the server anyway
+
+TALKS = """
+import atexit, os, sys
+atexit.register(print, "at exit")
+print(sys.argv, __name__, os.getcwd(), os.environ["MARK"], os.umask(0), sys.stdin.read())
+print(sys.path[:2], sys.stdout.write_through, os.sched_getaffinity(0), file=sys.stderr)
+"""
+PROGRAMS = {
+    "success": "pass",
+    "a code": "sys.exit(7)",
+    "a sentence": "sys.exit('no')",
+    "an exception": "{}['key']",
+    "an interrupt": "raise KeyboardInterrupt",
+    "a signal": "os.kill(os.getpid(), 15)",
+    "a crash": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
+    "a thread that stays": "import threading, time\nthreading.Timer(0.2, print, ['late']).start()",
+}
+
+
+def told(python: str, *words: str, cwd: Path, **variables: str) -> tuple[int, str, list[str]]:
+    """Exit code, stdout and, of what stderr says beside a traceback's frames, all lines."""
+    done = subprocess.run(
+        [python, *words], cwd=cwd, env=ranks.environment(MARK="here", **variables), umask=0o27,
+        input="asked", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("  ")]
+    return done.returncode, done.stdout, errors
+
+
+@pytest.mark.parametrize("ending", PROGRAMS)
+def test_a_program_ends_as_under_python(ending: str, tmp_path: Path) -> None:
+    code = f"import os, sys\n{TALKS}\nsys.stdout.flush()\n{PROGRAMS[ending]}"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "program.py").write_text(code)
+    for words in (["folder/program.py", "a"], ["-m", "folder.program", "a"], ["-u", "-c", code]):
+        expected = told(sys.executable, *words, cwd=tmp_path)
+        assert "here" in expected[1] and str(tmp_path) in expected[1]
+        assert told(ranks.warm(), *words, cwd=tmp_path) == expected
+
+
+def test_the_packages_are_there_and_ours_are_not(tmp_path: Path) -> None:
+    code = "import sys; print('torch' in sys.modules, {'megascan', 'training'} & {*sys.modules})"
+    assert told(ranks.warm(), "-c", code, cwd=tmp_path)[1] == "True set()\n"
+    for early in ({"PYTHONHASHSEED": "1"}, {"OMP_NUM_THREADS": "2"}, {"TORCH_LOGS": "+all"}):
+        assert told(ranks.warm(), "-c", code, cwd=tmp_path, **early)[1] == "False set()\n"
+    assert told(ranks.warm(), "-W", "ignore", "-c", code, cwd=tmp_path)[1] == "False set()\n"
+
+
+def test_a_fork_has_one_thread_and_random_numbers_of_its_own(tmp_path: Path) -> None:
+    code = "import os, random, numpy; print(len(os.listdir('/proc/self/task')));"
+    code += "print(random.random(), numpy.random.random())"
+    first, second = (told(ranks.warm(), "-c", code, cwd=tmp_path)[1].split() for _ in range(2))
+    assert first[0] == second[0] == "1"
+    assert not {*first[1:]} & {*second[1:]}
+
+
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_signals_reach_the_program_and_it_ends_with_the_client(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [ranks.warm(), "-c", WAITS], env=ranks.environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    ) as client:  # fmt: skip
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        assert pid != client.pid
+        client.send_signal(number)
+        assert client.wait(30) == (5 if number == signal.SIGTERM else -number)
+        assert client.stdout.read() == ""  # which the program has held until it ended
+        end = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists():  # the server collects it
+            assert time.monotonic() < end
+            time.sleep(0.01)

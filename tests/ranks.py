@@ -1,0 +1,77 @@
+"""Programs that tests start in processes of their own: one, or several ranks by torchrun."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import warm_python
+
+ROOT = Path(__file__).parents[1]
+PYTHON = sys.executable
+"""For what a new process alone can show: what is imported, the installation, memory."""
+
+
+@functools.cache
+def warm(packages: tuple[str, ...] = warm_python.RANKS) -> str:
+    """A program that is called as Python is, and spares what it runs the seconds of the imports.
+
+    Its server (see warm_python.py) is started by the first test that asks.
+    """
+    server, program = warm_python.start(packages)
+
+    def end() -> None:
+        server.communicate()
+
+    atexit.register(end)
+    return program
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """Have what this process starts by `sys.executable` forked, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm())
+        yield
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Of a job: one thread a rank, this checkout."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+
+
+def command_of(num_ranks: int, words: tuple[object, ...], python: str = "") -> list[str]:
+    """The command that starts a program on some ranks; one rank needs no launcher."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks)
+    return [python or warm(), *map(str, (*(launcher if num_ranks > 1 else ()), *words))]
+
+
+def run(
+    *words: object, num_ranks: int = 1, cwd: Path = ROOT, timeout_s: float = 280, python: str = "",
+    check: bool = False, stdin: str = "", **variables: str,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run Python with some words on so many ranks; with `check` it has to succeed."""
+    done = subprocess.run(
+        command_of(num_ranks, words, python), cwd=cwd, env=environment(**variables),
+        input=stdin, capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+    assert not (check and done.returncode), done.stdout[-2000:] + done.stderr[-6000:]
+    return done
+
+
+def start(
+    *words: object, num_ranks: int = 1, cwd: Path = ROOT, python: str = "", **variables: str
+) -> subprocess.Popen[str]:
+    """Start the same; stdout and stderr come by one pipe."""
+    return subprocess.Popen(
+        command_of(num_ranks, words, python), cwd=cwd, env=environment(**variables), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip

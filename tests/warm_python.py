@@ -1,0 +1,327 @@
+"""A Python that has imported the heavy packages already: it forks the ranks that tests start.
+
+A rank spends 5 to 8 CPU seconds on `import torch, megatron.core` before its first line runs, and a
+test starts up to nine of them. The server here imports them once and forks a child per program:
+
+    a test ── Popen ──> client -m torch.distributed.run … ──socket: streams──> server
+                          │                                                     │ fork
+                          │  <── exit code ── signals ──>                       └─> child
+                          └─> ends as the child has ended
+
+The client (`CLIENT`) stands for the child: it takes its signals, dies as it dies, and a client that
+is killed takes the child along. What the child inherits (words, variables, folder, limits, cores,
+ignored signals) the server reads from the client's /proc. In a child, `sys.executable` is the
+client, so that what a launcher starts is forked, too. Only packages that are not ours are imported
+before the fork. What a fork would run differently is run anew by the client (`Asked.differs`).
+
+What differs all the same: children of one server have one hash seed, the server is their parent,
+and /proc/PID/cmdline names it. Tests of such things start the real interpreter.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import io
+import os
+import re
+import resource
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMANDS = ("numpy", "orjson", "pyarrow.compute", "scipy.sparse", "scipy.special", "isal", "jinja2")
+RANKS = ("numpy", "orjson", "pyarrow", "torch", "torch.distributed.run", "megatron.core")
+"""Packages to import before the fork, where they are installed: for `megascan …`, and for ranks."""
+
+READ_AT_START = (
+    "PYTHON", "LC_", "LANG", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_", "PYTORCH_", "NVTE_",
+    "MCORE_", "MEGATRON_", "HF_", "TRANSFORMERS_", "LD_", "MALLOC_", "GLIBC_",
+)  # fmt: skip
+"""Beginnings of variables that the interpreter or a package reads while it starts."""
+READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "TORCH_NCCL_")
+"""Of those, what a child can still be given."""
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+ANEW = 1 << 16
+"""The answer to a client that has to run the program itself."""
+
+CLIENT = """#!{python} -IS
+import os, resource, signal, socket, struct, sys
+names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT")
+numbers = [getattr(signal, name) for name in names]
+numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+code = {anew}
+with socket.socket(socket.AF_UNIX) as server:
+    try:
+        server.connect({place!r})
+        socket.send_fds(server, [b"?"], [0, 1, 2])
+        for number in numbers:
+            signal.signal(number, lambda number, _: server.send(bytes([number])))
+        answer = server.recv(4, socket.MSG_WAITALL)
+        code = struct.unpack("!i", answer)[0] if len(answer) == 4 else -signal.SIGKILL
+    except OSError:
+        pass
+for number in numbers:
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+if code == {anew}:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+if code < 0:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+def surroundings(pid: int | str) -> list[str]:
+    """Return the namespaces and the control group of a process."""
+    spaces = sorted(Path(f"/proc/{pid}/ns").iterdir())
+    return [*map(os.readlink, spaces), Path(f"/proc/{pid}/cgroup").read_text()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A program that a client wants to be run as if in its own process."""
+
+    words: list[str]
+    """After the interpreter's name."""
+    variables: dict[str, str]
+    folder: str
+    pid: int
+    streams: list[int]
+    num_files: int
+    """That the client has open."""
+
+    @classmethod
+    def by(cls, client: socket.socket) -> Asked:
+        """Return what a client asks for; it stands in its /proc, but for the streams."""
+        _, streams, _, _ = socket.recv_fds(client, 1, 3)
+        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, _, _ = struct.unpack("3i", peer)
+        of_process = Path(f"/proc/{pid}")
+        words, variables = (
+            os.fsdecode((of_process / name).read_bytes()).split("\0")[:-1]
+            for name in ("cmdline", "environ")
+        )
+        return cls(
+            words=words[3:], variables=dict(line.split("=", 1) for line in variables), pid=pid,
+            folder=str((of_process / "cwd").readlink()), streams=streams,
+            num_files=len([*(of_process / "fd").iterdir()]),
+        )  # fmt: skip
+
+    def differs(self) -> bool:
+        """Whether a fork of this process would run the program differently from a new one."""
+        first = next((word for word in self.words if word != "-u"), "-")
+        return (
+            (first.startswith("-") and first not in ("-m", "-c"))
+            or not (first.startswith("-") or Path(self.folder, first).is_file())
+            or early(self.variables) != early(os.environ)
+            or surroundings(self.pid) != surroundings("self")
+            or any(map(os.isatty, self.streams))
+            or self.num_files != len(self.streams) + 1  # more are inherited, by a new process alone
+        )
+
+    def inherit(self) -> None:
+        """Give this process, a fresh child, what it would have as the client's program."""
+        os.setsid()
+        for stream, number in zip(self.streams, (0, 1, 2), strict=True):
+            os.dup2(stream, number)
+            os.close(stream)
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        os.umask(int(re.search(r"Umask:\s*(\d+)", status)[1], 8))
+        ignored = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            is_ignored = ignored >> (number - 1) & 1
+            signal.signal(number, signal.SIG_IGN if is_ignored else usual)
+        for limit in LIMITS:
+            resource.setrlimit(limit, resource.prlimit(self.pid, limit))
+        os.sched_setaffinity(0, os.sched_getaffinity(self.pid))
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, self.pid))
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.variables)
+
+
+def early(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """Return those variables that are read before the fork."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(READ_AT_START) and not name.startswith(READ_LATER)
+    }
+
+
+class Server:
+    """Forks children for clients and tells each client how its child has ended."""
+
+    def __init__(self, listening: socket.socket, folder: str) -> None:
+        self._listening, self._folder = listening, folder
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._listening, selectors.EVENT_READ, self._accept)
+        self._ready.register(0, selectors.EVENT_READ, self._end)
+        self._children: dict[int, int] = {}
+        """The children's process ids by their descriptors."""
+        self.asked: Asked | None = None
+        """In a child: what it has to run."""
+
+    def serve(self) -> Asked:
+        """Fork a child for each client; return only in a child."""
+        while self.asked is None:
+            for key, _ in self._ready.select():
+                key.data(key.fileobj)
+                if self.asked is not None:
+                    break
+        return self.asked
+
+    def _accept(self, listening: socket.socket) -> None:
+        client, _ = listening.accept()
+        try:
+            asked = Asked.by(client)
+            differs = asked.differs()
+        except (OSError, ValueError):  # a client that was killed meanwhile
+            client.close()
+            return
+        pid = -1 if differs else os.fork()
+        if pid == 0:
+            self._ready.close()
+            for other in (listening, client):
+                other.close()
+            for descriptor in self._children:
+                os.close(descriptor)
+            self.asked = asked
+            return
+        for stream in asked.streams:
+            os.close(stream)
+        if differs:
+            self._answer(client, ANEW)
+            return
+        descriptor = os.pidfd_open(pid)
+        self._children[descriptor] = pid
+        self._ready.register(
+            descriptor, selectors.EVENT_READ, lambda _: self._ended(descriptor, client)
+        )
+        self._ready.register(
+            client, selectors.EVENT_READ, lambda _: self._forward(client, descriptor)
+        )
+
+    def _forward(self, client: socket.socket, descriptor: int) -> None:
+        """Send a child the signals that its client got; a client that is gone was killed."""
+        numbers = client.recv(64)
+        for number in numbers or (signal.SIGKILL,):
+            signal.pidfd_send_signal(descriptor, number)
+        if not numbers:
+            self._ready.unregister(client)
+
+    def _ended(self, descriptor: int, client: socket.socket) -> None:
+        _, status = os.waitpid(self._children.pop(descriptor), 0)
+        self._ready.unregister(descriptor)
+        os.close(descriptor)
+        with contextlib.suppress(KeyError):
+            self._ready.unregister(client)
+        self._answer(client, os.waitstatus_to_exitcode(status))
+
+    def _answer(self, client: socket.socket, code: int) -> None:
+        with contextlib.suppress(OSError), client:
+            client.sendall(struct.pack("!i", code))
+
+    def _end(self, _: int) -> None:
+        """Whoever started this server is gone: so are the children."""
+        for descriptor in self._children:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
+
+def become(words: list[str], client: str, found_here: list[str]) -> None:
+    """Run a program in this process, a fresh child, as Python does with these words."""
+    sys.executable, sys.orig_argv = client, [client, *words]
+    if os.environ.get("PYTHONUNBUFFERED") or words[0] == "-u":
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(
+                io.FileIO(number, "w"), stream.encoding, stream.errors, write_through=True
+            )
+            for number, stream in ((1, sys.stdout), (2, sys.stderr))
+        )
+    kind, *rest = words[1:] if words[0] == "-u" else words
+    named = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    for action in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        warnings.simplefilter(action)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if kind == "-m":
+        sys.argv = ["-m", *rest[1:]]
+        sys.path[:] = [str(Path.cwd()), *named, *found_here]
+        sys.modules.pop(rest[0], None)
+        runpy._run_module_as_main(rest[0])
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path[:] = ["", *named, *found_here]
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv = [kind, *rest]
+        sys.path[:] = [str(Path(kind).resolve().parent), *named, *found_here]
+        main.__file__ = kind
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", kind)
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), vars(main))
+
+
+def preload(packages: Sequence[str]) -> None:
+    """Import the packages; nothing of them may run in a thread of its own."""
+    for name in packages:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else a child copies and collects all these objects when it ends: one second
+
+
+def start(packages: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server; return it, and the client as a program that is called as Python is.
+
+    The server ends, with what it runs, when its stdin is closed: at the latest with this process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
+    place, program = folder / "socket", folder / "python"
+    program.write_text(CLIENT.format(python=sys.executable, place=str(place), anew=ANEW))
+    program.chmod(0o755)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    variables.pop("PYTHONPATH", None)
+    with socket.socket(socket.AF_UNIX) as listening, (folder / "log").open("w") as log:
+        listening.bind(str(place))
+        listening.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listening.fileno()), program, *packages],
+            pass_fds=[listening.fileno()], env=variables, cwd="/", start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log,
+        )  # fmt: skip
+    return server, str(program)
+
+
+def main(number: str, client: str, *packages: str) -> None:
+    """Be the server, and then each of its children."""
+    found_here = sys.path[1:]  # without this file's folder
+    preload(packages)
+    asked = Server(socket.socket(fileno=int(number)), str(Path(client).parent)).serve()
+    asked.inherit()
+    become(asked.words, client, found_here)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

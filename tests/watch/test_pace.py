@@ -1,0 +1,135 @@
+"""Which windows are judged at once and which may wait; what waiting never changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+
+from aggregate import build_timeline
+from detect import DetectorSettings, detect
+from megascan.reader import read_trace
+from megascan.watch.glance import Glance
+from megascan.watch.watcher import CPU_SHARE
+
+NEVER_DUE = 1e-9
+"""A share that no verdict fits into: only what is unusual, or half a ring, is judged."""
+
+
+def test_usual_windows_wait_for_half_a_ring_at_most(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target, cpu_share=NEVER_DUE)
+    judged = []
+    for _ in range(feed.num_windows):
+        feed.step()
+        watch.watcher.look()
+        judged.append(watch.watcher.state.judged_iteration)
+    ends = sorted(set(judged))
+    gaps = [after - before for before, after in pairwise(ends)]
+    assert len(watch.verdicts) < feed.num_windows
+    assert max(gaps) <= 10
+    assert watch.names == []
+
+
+def test_a_fault_is_told_a_window_later_at_most_than_with_a_verdict_a_window(faulty, grow, watched):
+    feeds = [grow(faulty, name) for name in ("every", "lazy")]
+    every = watched(feeds[0].target)
+    lazy = watched(feeds[1].target, cpu_share=NEVER_DUE)
+    told_at = []
+    for feed, watch in zip(feeds, (every, lazy), strict=True):
+        for window in range(feed.num_windows):
+            feed.step()
+            watch.watcher.look()
+            if watch.names[:1] == ["raised"] and len(told_at) < feeds.index(feed) + 1:
+                told_at.append(window)
+    assert every.names == lazy.names == ["raised", "cleared"]
+    assert [each["finding"]["since_iteration"] for each in every.events] == [
+        each["finding"]["since_iteration"] for each in lazy.events
+    ]
+    assert told_at[0] <= told_at[1] <= told_at[0] + 1
+    first, second = (watch.events[0]["finding"]["finding"] for watch in (every, lazy))
+    assert (first["ranks"], first["cause"]) == (second["ranks"], second["cause"])
+    assert len(lazy.verdicts) < len(every.verdicts)
+
+
+def test_time_that_passes_pays_for_a_verdict(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target, cpu_share=CPU_SHARE)
+    watch.wait(0.0)  # no time passes
+    watch.watcher.glance.is_unusual = lambda *_: False
+    feed.step(10)
+    watch.watcher.look()
+    before = len(watch.verdicts)
+    feed.step()
+    watch.watcher.look()
+    assert len(watch.verdicts) == before
+    watch.wait(3600.0)
+    watch.watcher.look()  # nothing new came, but what had waited is judged
+    assert len(watch.verdicts) == before + 1
+    report = detect(build_timeline(read_trace(feed.target)), DetectorSettings())
+    assert watch.verdicts[-1]["iterations"][1] == report.iterations[1]
+
+
+def test_the_end_of_the_job_is_judged(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target, cpu_share=NEVER_DUE)
+    watch.watcher.glance.is_unusual = lambda *_: False
+    feed.step(10)
+    watch.watcher.look()
+    feed.step()
+    watch.watcher.look()
+    assert watch.watcher.state.judged_iteration == 20
+    feed.close()
+    watch.watcher.look()
+    assert watch.watcher.state.judged_iteration == 22
+
+
+def test_what_came_and_went_while_windows_waited_is_told(faulty, grow, watched):
+    """The fault has ended when the first verdict after it is reached: raised, then cleared."""
+    feed = grow(faulty)
+    watch = watched(feed.target, cpu_share=NEVER_DUE)
+    feed.step(8)
+    watch.watcher.look()
+    watch.watcher.glance.is_unusual = lambda *_: False
+    for _ in range(feed.num_windows - 8):
+        feed.step()
+        watch.watcher.look()
+    assert watch.names == ["raised", "cleared"]
+
+
+def test_once_leaves_nothing_unjudged(megascan, healthy, grow):
+    """Two runs of it: windows that came between them, fewer than half a ring."""
+    feed = grow(healthy)
+    feed.step(12)
+    patient = ("--once", "--json", "--hang-after", "3600")
+    megascan("watch", feed.target, *patient)
+    feed.step(7)
+    done = megascan("watch", feed.target, *patient)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["iterations"][1] == 38
+
+
+def test_what_a_glance_remembers_is_bounded(healthy, grow, watched):
+    """Spans of ever new names, each in one window."""
+    feed = grow(healthy)
+    watch = watched(feed.target)
+    feed.step(1)
+    watch.watcher.look()
+    glance, (window,) = Glance(4), watch.watcher.ring.windows
+    for number in range(50):
+        glance.push(renamed(window, f"name-{number}"))
+    assert len(glance._rows) <= 2 * 2 * len(window.segments)
+    assert glance._values.shape == (len(glance._rows), 4)
+
+
+def renamed(window, name):
+    """The same window, all its spans of one name."""
+    segments = {}
+    for rank, segment in window.segments.items():
+        spans = segment.spans
+        column = pa.array([name] * spans.num_rows).dictionary_encode()
+        place = spans.schema.get_field_index("name")
+        segments[rank] = replace(segment, spans=spans.set_column(place, "name", column))
+    return replace(window, segments=segments)
