@@ -115,13 +115,17 @@ def test_four_ranks_with_a_fault_traced(launch: Launch, tiny: list[str], tmp_pat
 
 
 def _check_path(folder: Path) -> None:
-    """What-if's replay and the critical path agree on a real run."""
+    """The critical path is what-if's replay, hop by hop, and as long as the steps were.
+
+    How well the replay holds is another matter: ranks that take turns on a core wait where no span
+    of theirs says so, which the path shows as idle time.
+    """
     replay = replay_of_timeline(build_timeline(read_trace(folder)))
     path = critical_path(replay)
     for step, replayed_s in zip(path.steps, replay.traced_s, strict=True):
         assert step.weights_s.sum() == pytest.approx(replayed_s)
         assert step.work_ns.sum() + step.idle_ns.sum() == step.length_ns
-    assert path.mean.length_ns / 1e9 == pytest.approx(replay.traced_s.mean(), rel=0.1)
+    assert path.mean.length_ns / 1e9 == pytest.approx(replay.measured.mean(), rel=0.25)
 
 
 def test_wrong_sizes_are_one_sentence_from_one_rank(launch: Launch, tiny: list[str]) -> None:
