@@ -5,10 +5,18 @@ import random
 import pytest
 
 from megascan.errors import ConfigError
+from training.pipeline.channels import link_of, proved_by
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
 from training.pipeline.memory import ActivationMemory, peak_memory
 from training.pipeline.notation import format_plan, parse_plan
-from training.pipeline.plan import PipelineShape, Plan
+from training.pipeline.plan import (
+    ActionKind,
+    Message,
+    PipelineShape,
+    Plan,
+    message_made,
+    message_needed,
+)
 from training.pipeline.validity import check, forward_order, numerics_note, order_of_completion
 
 
@@ -105,3 +113,29 @@ def test_shuffled_plans_complete_or_are_refused_and_never_pass_half_done(seed):
         assert "hangs" in str(error)
     else:
         assert sorted(order) == sorted(a for listed in plan.actions for a in listed)
+
+
+def test_a_message_proves_what_its_sender_had_before():
+    plan = one_forward_one_backward(PipelineShape(num_ranks=3, num_microbatches=6))
+    forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
+    assert proved_by(plan, 0)[Message(backward, 0, 0)] == [
+        Message(forward, 1, 0),
+        Message(forward, 1, 1),
+    ]
+    assert proved_by(plan, 2)[Message(forward, 2, 2)] == [Message(backward, 1, 0)]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_all_outputs_and_nothing_too_early_is_proved(num_chunks):
+    shape = PipelineShape(num_ranks=4, num_microbatches=8, num_chunks=num_chunks)
+    plan = depth_first(shape)
+    for rank in range(4):
+        proofs = proved_by(plan, rank)
+        outputs = {a for a in plan.work_of(rank) if a.kind == "F" and message_made(shape, a)}
+        assert {message_made(shape, a) for a in outputs} <= {
+            m for ms in proofs.values() for m in ms
+        }
+        for proof, had in proofs.items():
+            work = plan.work_of(link_of(shape, proof).sender)
+            made = next(i for i, a in enumerate(work) if message_made(shape, a) == proof)
+            assert set(had) <= {message_needed(shape, a) for a in work[: made + 1]}

@@ -22,7 +22,14 @@ from enum import StrEnum
 import torch
 import torch.distributed as dist
 
-from training.pipeline.plan import ActionKind, Message, PipelineShape, Plan
+from training.pipeline.plan import (
+    ActionKind,
+    Message,
+    PipelineShape,
+    Plan,
+    message_made,
+    message_needed,
+)
 
 RECEIVES_AHEAD = 2
 """Receives posted on a channel at a time: one that is under way, one that is to follow."""
@@ -69,6 +76,15 @@ def start(transfer: Transfer, tensor: torch.Tensor, group: dist.ProcessGroup) ->
     return work
 
 
+def link_of(shape: PipelineShape, message: Message) -> Link:
+    """Return the link that a message takes; sender and receiver are one where it stays at home."""
+    forward = message.kind is ActionKind.FORWARD
+    source = message.stage - 1 if forward else message.stage + 1
+    return Link(
+        sender=shape.rank_of(source), receiver=shape.rank_of(message.stage), forward=forward
+    )
+
+
 def links_of(shape: PipelineShape) -> list[Link]:
     """All links of a pipeline, sorted; stages on the same rank need none."""
     found = set[Link]()
@@ -94,8 +110,9 @@ class Channel:
 class Channels:
     """The channels of this rank's pipeline; made once, by all ranks of the job together.
 
-    `ranks` are the global ranks of this rank's pipeline, `device` is where its tensors lie. With
-    `announces` each channel gets a second group, on the CPU, for headers.
+    `ranks` are the global ranks of this rank's pipeline, of which it is number `rank`; `device` is
+    where its tensors lie. With `announces` each channel gets a second group, on the CPU, for
+    headers.
     """
 
     def __init__(
@@ -115,17 +132,17 @@ class Channels:
                     peer = pair[1] if rank == pair[0] else pair[0]
                     channel = Channel(link=link, group=group, peer=peer, headers=headers)
                     self.own.append(channel)
-        self._rank = list(ranks).index(dist.get_rank())
+        self.rank = list(ranks).index(dist.get_rank())
         if device != "cpu":
             self._connect()
 
     def outgoing(self) -> Iterator[Channel]:
         """Channels on which this rank sends."""
-        return (channel for channel in self.own if channel.link.sender == self._rank)
+        return (channel for channel in self.own if channel.link.sender == self.rank)
 
     def incoming(self) -> Iterator[Channel]:
         """Channels on which this rank receives."""
-        return (channel for channel in self.own if channel.link.receiver == self._rank)
+        return (channel for channel in self.own if channel.link.receiver == self.rank)
 
     def _connect(self) -> None:
         """Exchange one element on every channel, in one order.
@@ -135,7 +152,7 @@ class Channels:
         """
         for channel in self.own:
             element = torch.zeros(1, device=self.device)
-            if channel.link.sender == self._rank:
+            if channel.link.sender == self.rank:
                 dist.send(element, channel.peer, group=channel.group)
             else:
                 dist.recv(element, channel.peer, group=channel.group)
@@ -178,7 +195,7 @@ class Outbox:
         self._under_way[message] = start(transfer, tensor, self.channel.group), tensor
 
     def settle(self, message: Message) -> None:
-        """Let go of a message that has come, as its answer shows; gloo alone does not say so."""
+        """Let go of a message that has come, as another one shows; gloo alone does not say so."""
         sent = self._under_way.pop(message, None)
         if sent is not None:
             sent[0].wait()
@@ -269,6 +286,27 @@ def transfer_of(operation: Operation, channel: Channel, message: Message, chunk:
     )
 
 
+def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
+    """Return what a rank has sent that must have come, by the message to it that proves so.
+
+    Every rank works its list off in order, so who sends something has had what its work up to there
+    needed. Rank 1 of 1F1B with P=3 does F0 F1 B0 F2 B1 …: gradient 0 proves to rank 0 that outputs
+    0 and 1 came, output 2 proves to rank 2 that gradient 0 did. Each message stands once, with the
+    first proof.
+    """
+    shape = plan.shape
+    found: dict[Message, list[Message]] = {}
+    for other in range(shape.num_ranks):
+        had: list[Message] = []
+        for action in plan.work_of(other) if other != rank else ():
+            needed, made = message_needed(shape, action), message_made(shape, action)
+            if needed is not None and link_of(shape, needed).sender == rank:
+                had.append(needed)
+            if made is not None and shape.rank_of(made.stage) == rank:
+                found[made], had = had, []
+    return found
+
+
 class Mail:
     """All messages of this rank in one step whose order is known beforehand.
 
@@ -283,10 +321,13 @@ class Mail:
             for channel in channels.incoming()
         }
         self._at_home: dict[Message, torch.Tensor] = {}
+        self._rank = channels.rank
+        self._proved: dict[Message, list[Message]] = {}
 
     def expect(self, plan: Plan) -> None:
         """Learn a step's messages; where the plan names its receives, they wait for `post`."""
-        place = plan.shape
+        place = self._place = plan.shape
+        self._proved = proved_by(plan, self._rank)
         for link, inbox in self._inboxes.items():
             messages = plan.messages(link.sender, link.receiver, forward=link.forward)
             known = [(message, place.chunk_of(message.stage)) for message in messages]
@@ -299,11 +340,6 @@ class Mail:
         else:
             self._outboxes[link].send(message, chunk, tensor)
 
-    def settle(self, link: Link, message: Message) -> None:
-        """Let go of a message that this rank has sent and whose answer has come."""
-        if link.sender != link.receiver:
-            self._outboxes[link].settle(message)
-
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""
         self._inboxes[link].post(message)
@@ -312,7 +348,10 @@ class Mail:
         """Wait for a message and hand it over."""
         if link.sender == link.receiver:
             return self._at_home.pop(message)
-        return self._inboxes[link].take(message)
+        tensor = self._inboxes[link].take(message)
+        for sent in self._proved.pop(message, ()):
+            self._outboxes[link_of(self._place, sent)].settle(sent)
+        return tensor
 
     def drain(self) -> None:
         """Wait until everything has left."""

@@ -30,6 +30,7 @@ from training.pipeline.channels import (
     Operation,
     Outbox,
     all_groups,
+    link_of,
     start,
     transfer_of,
 )
@@ -176,6 +177,7 @@ class AnnouncedMail:
         dtype: torch.dtype,
     ) -> None:
         self.arrivals = Arrivals()
+        self._place = place
         like = torch.empty(1, dtype=dtype, device=channels.device).expand(tuple(shape))
         self._on_gpu = channels.device != "cpu"
         self._outboxes = {channel.link: Outbox(channel) for channel in channels.outgoing()}
@@ -203,17 +205,16 @@ class AnnouncedMail:
         """Begin to send what this rank's `chunk` made."""
         self._outboxes[link].send(message, chunk, tensor)
 
-    def settle(self, link: Link, message: Message) -> None:
-        """Let go of a message that this rank has sent and whose answer has come."""
-        self._outboxes[link].settle(message)
-
     def post(self, link: Link, message: Message) -> None:
         """Nothing: a receive is posted when its header comes."""
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
-        """Wait for a message and hand it over."""
+        """Wait for a message and hand it over; who sent a gradient has had the output."""
         del link
         tensor = self.arrivals.take(message)
+        if message.kind is not ActionKind.FORWARD:
+            output = Message(ActionKind.FORWARD, message.stage + 1, message.microbatch)
+            self._outboxes[link_of(self._place, output)].settle(output)
         if self._on_gpu:
             tensor.record_stream(torch.cuda.current_stream())
         return tensor
@@ -328,7 +329,7 @@ class GuidedDriver:
             progress.take(action)
             message = message_made(plan.shape, action)
             if message is not None:
-                self._mail.announce(step.link_of(message), message)
+                self._mail.announce(link_of(plan.shape, message), message)
             with self._clock.timing(action):
                 step.do(action)
         self._decisions.drain()

@@ -24,7 +24,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import random
 from megatron.core.utils import get_model_config, get_model_type
 
-from training.pipeline.channels import Channels, Link, Mail
+from training.pipeline.channels import Channels, Link, Mail, link_of
 from training.pipeline.plan import (
     GIVES_INPUT_GRADIENT,
     RECEIVES,
@@ -55,9 +55,6 @@ class Post(Protocol):
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send what this rank's `chunk` made."""
-
-    def settle(self, link: Link, message: Message) -> None:
-        """Let go of a message that this rank has sent and whose answer has come."""
 
     def post(self, link: Link, message: Message) -> None:
         """Post the receive of a message."""
@@ -195,9 +192,6 @@ class Step:
         self._batches[chunk].forget(action.microbatch)
         message = message_needed(self._place, action)
         gradient = self._take(message) if message else None
-        if message is not None:  # who sent the gradient has had the output
-            output = Message(ActionKind.FORWARD, action.stage + 1, action.microbatch)
-            self._post.settle(self.link_of(output), output)
         with self._timed():
             input_gradient = schedules.backward_step(
                 held.inputs, held.output, gradient, get_model_type(work.chunks[chunk]), work.config
@@ -222,14 +216,14 @@ class Step:
         return self._take(message).requires_grad_() if message else None
 
     def _take(self, message: Message) -> torch.Tensor:
-        return self._post.take(self.link_of(message), message)
+        return self._post.take(link_of(self._place, message), message)
 
     def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
         """Send what an action made, or keep it until the plan says so."""
         message = message_made(self._place, action)
         if message is None:
             return
-        link = self.link_of(message)
+        link = link_of(self._place, message)
         if self._sends_at_once or link.sender == link.receiver:
             self._post.send(link, message, self._place.chunk_of(action.stage), tensor)
         else:
@@ -237,22 +231,12 @@ class Step:
 
     def _transfer(self, action: Action) -> None:
         message = message_of_transfer(action)
-        link = self.link_of(message)
+        link = link_of(self._place, message)
         if action.kind in RECEIVES:
             self._post.post(link, message)
         else:
             chunk = self._place.chunk_of(action.stage)
             self._post.send(link, message, chunk, self._made.pop(message))
-
-    def link_of(self, message: Message) -> Link:
-        """The link that a message takes; sender and receiver are one where it stays at home."""
-        forward = message.kind is ActionKind.FORWARD
-        source = message.stage - 1 if forward else message.stage + 1
-        return Link(
-            sender=self._place.rank_of(source),
-            receiver=self._place.rank_of(message.stage),
-            forward=forward,
-        )
 
 
 @dataclass
