@@ -217,7 +217,7 @@ def bounded_solution(
     it would rather have apart in the right order are let go again (an active-set method).
     """
     rows = thin_rows(problem)
-    part, weights = problem.thinned(rows), deviation_ns[rows] ** -2.0
+    part, weights = problem.thinned(rows), 1.0 / np.square(deviation_ns[rows])
     held: Orders | None = None
     for _ in range(_ROUNDS):
         clock = _clock(problem, solution)
@@ -228,7 +228,7 @@ def bounded_solution(
         held = found if held is None else held.at(held.delay_ns(clock) < 0).joined(found)
         domain = np.stack([held.early_domain, held.late_domain], axis=1)
         time_ns = np.stack([held.early_ns, held.late_ns], axis=1)
-        firm = np.full(2 * len(domain), _HELD_DEVIATION_NS**-2.0)
+        firm = np.full(2 * len(domain), 1.0 / _HELD_DEVIATION_NS**2)
         solution = part.extended(domain, time_ns).solve(np.r_[weights, firm], drifting, solution)
     return solution
 

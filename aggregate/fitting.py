@@ -20,6 +20,10 @@ beforehand, for each class of anchors (the collectives of one parallel axis, ope
 from its median residual: the few events that tie nodes together must not be thrown out because the
 many inside a node are more exact.
 
+Nothing here calls BLAS, `pow` or `hypot`, whose last digits depend on the processor: where only few
+events tie two hosts together, a last digit of a sum becomes a nanosecond of an hour's end. The same
+files give the same times, bit for bit, on any machine.
+
 Such rounds settle near where they begin. They begin with all anchors believed, unless a better
 place is known (`aggregate.causality`).
 """
@@ -200,22 +204,27 @@ def conjugate_gradients(product: Product, right: Floats, diagonal: Floats, guess
     solution = guess.copy()
     residual = right - product(solution)
     direction = residual / diagonal
-    distance = float(residual @ direction)
-    goal = max(_TOLERANCE, 1e-18 * float(right @ (right / diagonal)))
+    distance = _product(residual, direction)
+    goal = max(_TOLERANCE, 1e-18 * _product(right, right / diagonal))
     for _ in range(10 * len(right) + 100):
         if distance <= goal:
             break
         image = product(direction)
-        curvature = float(direction @ image)
-        if curvature <= 1e-14 * float(direction @ (diagonal * direction)):
+        curvature = _product(direction, image)
+        if curvature <= 1e-14 * _product(direction, diagonal * direction):
             break
         step = distance / curvature
         solution += step * direction
         residual -= step * image
         scaled = residual / diagonal
-        previous, distance = distance, float(residual @ scaled)
+        previous, distance = distance, _product(residual, scaled)
         direction = scaled + (distance / previous) * direction
     return solution
+
+
+def _product(one: Floats, other: Floats) -> float:
+    """Return the inner product; `@` would leave the order of adding to BLAS."""
+    return float(np.sum(one * other))
 
 
 _HUBER, _TUKEY = 1.345, 4.685
@@ -263,6 +272,11 @@ class Lines:
         return np.asarray(value + self.offset_ns[domain] + self.drift[domain] * value)
 
 
+def _together(one: Floats, other: Floats) -> Floats:
+    """Return the standard deviation of a sum, from those of its parts."""
+    return np.asarray(np.sqrt(np.square(one) + np.square(other)))
+
+
 @dataclass(frozen=True)
 class _Noise:
     """Standard deviation of anchors: that of their class and their own slack together.
@@ -281,10 +295,7 @@ class _Noise:
 
     def of(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
         """Return (anchor,) deviations, that of the class and the slack together."""
-        total: Floats = np.hypot(
-            self.of_classes(problem, residual, weights)[self.label], self.slack_ns
-        )
-        return total
+        return _together(self.of_classes(problem, residual, weights)[self.label], self.slack_ns)
 
     def of_classes(self, problem: LineProblem, residual: Floats, weights: Floats) -> Floats:
         """Return (class,) deviations, from residuals freed of the anchor's own pull on the mean."""
@@ -320,8 +331,7 @@ def estimate_noise(
         part, first, drifting, rounds=_BOTH, noise=noise, solution=start
     )
     deviation = noise.of_classes(part, part.residuals(solution, weights), weights)
-    everywhere: Floats = np.hypot(deviation[label], slack_ns)
-    return everywhere
+    return _together(deviation[label], slack_ns)
 
 
 def fit_lines(
@@ -393,7 +403,7 @@ def _reweighted(
     `deviation` (anchor,) is that of all rounds, or of the first only where `noise` finds the
     others from the residuals. Without a `solution` to begin with, all anchors are believed first.
     """
-    weights = deviation**-2.0
+    weights = 1.0 / np.square(deviation)
     if solution is None:
         solution = problem.solve(weights, drifting, np.zeros(2 * problem.num_domains))
     residual = problem.residuals(solution, weights)
