@@ -97,6 +97,7 @@ class Recorder:
         self._shares = shares
         self._limits = limits
         self._request = Request()
+        self._spots: list[Spot] = []
         self._every = 1
         self._over_budget = 0
         self._is_broken = False
@@ -165,7 +166,7 @@ class Recorder:
             self._open.enter_context(inside)
             inside.restart(iteration)
         if self._is_due:
-            looking = Capture(self._spots(), self._take, gradients=request.gradients)
+            looking = Capture(self._spots, self._take, gradients=request.gradients)
             self._open.enter_context(looking)
 
     def _look_for_request(self) -> None:
@@ -185,14 +186,15 @@ class Recorder:
             )
             return
         self._request, self._every, self._over_budget = request, 1, 0
+        self._spots = self._spots_of(request)
 
-    def _spots(self) -> list[Spot]:
-        wanted = set(self._request.places)
+    def _spots_of(self, request: Request) -> list[Spot]:
+        wanted = set(request.places)
         if "attention" in wanted:
             wanted |= {"query", "key"}
         if "expert_load" in wanted:
             wanted.add("experts")
-        return find_spots(self._chunks, tuple(wanted), self._request.layers)
+        return find_spots(self._chunks, tuple(wanted), request.layers)
 
     def _take(self, sight: Sight) -> None:
         begun = time.perf_counter()

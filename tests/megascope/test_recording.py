@@ -219,7 +219,7 @@ class Slow:
 
         self.now = 0.0
         monkeypatch.setattr(recorder.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(recorder.Recorder, "_spots", lambda one: [])
+        monkeypatch.setattr(recorder.Recorder, "_spots_of", lambda *_: [])
         file = DataFile(folder, 0, max_bytes=1 << 20)
         file.open(run_header(), continued=b"")
         self.recorder = recorder.Recorder(
