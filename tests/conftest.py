@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 
-from tests import ranks, warm_python
+from tests import ranks
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("megascan", deadline=None)
@@ -31,15 +31,14 @@ def megascan() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
     It is forked with numpy and pyarrow imported. Elsewhere many tests start the real interpreter.
     """
-    python = ranks.warm(warm_python.COMMANDS)
+    python = ranks.warm_command()
 
     def run(
         *words: object, cwd: Path = ROOT, timeout_s: float = 200
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [python, "-m", "megascan", *map(str, words)], cwd=cwd, timeout=timeout_s,
-            capture_output=True, text=True,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, env=ranks.COMMAND,
         )  # fmt: skip
 
     return run

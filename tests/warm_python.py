@@ -292,17 +292,18 @@ def preload(packages: Sequence[str]) -> None:
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
 
 
-def start(packages: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
+def start(
+    packages: Sequence[str], variables: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server; return it, and the client as a program that is called as Python is.
 
-    The server ends, with what it runs, when its stdin is closed: at the latest with this process.
+    It can fork what is asked for with the same early variables (`READ_AT_START`) as these. It ends, with what it runs, when its stdin is closed: at the latest with this process.
     """
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     place, program = folder / "socket", folder / "python"
     program.write_text(CLIENT.format(python=sys.executable, place=str(place), anew=ANEW))
     program.chmod(0o755)
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    variables.pop("PYTHONPATH", None)
+    variables = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
     with socket.socket(socket.AF_UNIX) as listening, (folder / "log").open("w") as log:
         listening.bind(str(place))
         listening.listen(64)
