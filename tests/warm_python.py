@@ -297,7 +297,8 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server; return it, and the client as a program that is called as Python is.
 
-    It can fork what is asked for with the same early variables (`READ_AT_START`) as these. It ends, with what it runs, when its stdin is closed: at the latest with this process.
+    It can fork what is asked for with the same early variables (`READ_AT_START`) as these. It ends,
+    with what it runs, when its stdin is closed: at the latest with this process.
     """
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     place, program = folder / "socket", folder / "python"
