@@ -160,8 +160,12 @@ def test_plans_of_several_chunks_do_also_when_chosen_at_run_time(
 
 
 def test_layers_move_between_stages_at_a_restart(of_two_stages: dict[str, Found]) -> None:
-    """From the checkpoint of an even split; the norm is summed in another order."""
+    """From the checkpoint of an even split; the norm is summed in another order.
+
+    A rank that has saved goes on without a process of Megatron-Core's beside it.
+    """
     found = of_two_stages["restart"]
+    assert {rank["children"] for rank in found["first"]} == {0}
     expected = last_losses(found, "whole")
     assert last_losses(found, "first") == expected[:2]
     assert last_losses(found, "even") == expected[2:]
