@@ -93,10 +93,19 @@ def run(
 
 
 def start(
-    *words: object, num_ranks: int = 1, cwd: Path = ROOT, python: str = "", **variables: str
-) -> subprocess.Popen[str]:
-    """Start the same; stdout and stderr come by one pipe."""
+    *words: object, num_ranks: int = 1, cwd: Path = ROOT, own_launcher: bool = False,
+    **variables: str,
+) -> subprocess.Popen[str]:  # fmt: skip
+    """Start the same; stdout and stderr come by one pipe.
+
+    With `own_launcher` the process is torchrun itself, and its children stand for the ranks: they
+    die when a rank does, and the rank when they do.
+    """
+    if own_launcher:
+        command = command_of(num_ranks, ("--no-python", warm(), *words), PYTHON)
+    else:
+        command = command_of(num_ranks, words)
     return subprocess.Popen(
-        command_of(num_ranks, words, python), cwd=cwd, env=environment(**variables), text=True,
+        command, cwd=cwd, env=environment(**variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
