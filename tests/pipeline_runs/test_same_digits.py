@@ -78,7 +78,7 @@ def runs_of_one_chunk(folder: Path) -> dict[str, list[str]]:
     runs["fp32 1f1b"] = by("1f1b")
     runs["fp32 1f1b ahead"] = [*by("1f1b"), "--recompute-ahead"]
     runs["bf16 zb-h1 ahead"] = ["--bf16", *by("zb-h1"), "--recompute-ahead"]
-    flags = [*DROPOUT, "--global-batch-size", "4"]
+    flags = [*DROPOUT, "--global-batch-size", "4", "--train-iters", "2"]
     return {name: [*flags, *own] for name, own in runs.items()}
 
 
@@ -98,7 +98,7 @@ def runs_of_several_chunks() -> dict[str, list[str]]:
         "guided bfc, late": [*GUIDED, *by("bfc")],
         "guided ahead, late": [*GUIDED, "--recompute-ahead"],
     }
-    flags = [*CHUNKS, *NO_DROPOUT, "--global-batch-size", "8"]
+    flags = [*CHUNKS, *NO_DROPOUT, "--global-batch-size", "8", "--train-iters", "2"]
     return {name: [*flags, *own] for name, own in runs.items()}
 
 
