@@ -72,6 +72,22 @@ def once(
 
 
 @pytest.fixture
+def without_power(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare a test what would have been found, unless it is marked `power`.
+
+    To say so the ranks of a trace are slowed and searched one by one: nine tenths of the time of a
+    verdict, and no finding rests on it.
+    """
+    from detect.causes import compute
+    from detect.causes.power import Power
+
+    if request.node.get_closest_marker("power") is None:
+        monkeypatch.setattr(
+            compute, "planted_power", lambda inquiry, first, slow, judged: Power(first, first)
+        )
+
+
+@pytest.fixture
 def interruptible() -> Iterator[None]:
     """Processes that are started heed SIGINT, even where a shell's `&` has us ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

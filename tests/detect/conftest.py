@@ -14,8 +14,6 @@ import pyarrow as pa
 import pytest
 
 from detect import DetectorSettings, Report, detect
-from detect.causes import compute
-from detect.causes.power import Power
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
@@ -25,16 +23,8 @@ MS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def _without_power(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare a test what would have been found, unless it is marked `power`.
-
-    To say so the ranks of a trace are slowed and searched one by one: nine tenths of the time of a
-    verdict, and no finding rests on it.
-    """
-    if request.node.get_closest_marker("power") is None:
-        monkeypatch.setattr(
-            compute, "planted_power", lambda inquiry, first, slow, judged: Power(first, first)
-        )
+def _quick(without_power: None) -> None:
+    """Every verdict here is one without its power."""
 
 
 Effect = Callable[["Slot"], float]
