@@ -42,6 +42,7 @@ echo "== tests"
 if [[ $# -gt 0 ]]; then
     exec "$PYTHON" -m pytest "$@"
 fi
+unset PYTHONDONTWRITEBYTECODE # with it each of the many processes compiles what it imports anew
 # On a shared machine a neighbour's load can pass for a fault. What is broken fails twice.
 pytest_twice() { "$PYTHON" -m pytest -q --durations=10 --reruns 1 "$@"; }
 # Two files at a time: a file's tests share what they have made. Those of several ranks come first (tests/conftest.py).

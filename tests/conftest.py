@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 
-from tests import ranks, warm_python
+from tests import ranks
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("megascan", deadline=None)
@@ -31,15 +31,14 @@ def megascan() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
     It is forked with numpy and pyarrow imported. Elsewhere many tests start the real interpreter.
     """
-    python = ranks.warm(warm_python.COMMANDS)
+    python = ranks.warm_command()
 
     def run(
         *words: object, cwd: Path = ROOT, timeout_s: float = 200
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [python, "-m", "megascan", *map(str, words)], cwd=cwd, timeout=timeout_s,
-            capture_output=True, text=True,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, env=ranks.COMMAND,
         )  # fmt: skip
 
     return run
@@ -70,6 +69,22 @@ def once(
         return _made[key]  # type: ignore[return-value]
 
     return get
+
+
+@pytest.fixture
+def without_power(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare a test what would have been found, unless it is marked `power`.
+
+    To say so the ranks of a trace are slowed and searched one by one: nine tenths of the time of a
+    verdict, and no finding rests on it.
+    """
+    from detect.causes import compute
+    from detect.causes.power import Power
+
+    if request.node.get_closest_marker("power") is None:
+        monkeypatch.setattr(
+            compute, "planted_power", lambda inquiry, first, slow, judged: Power(first, first)
+        )
 
 
 @pytest.fixture

@@ -18,15 +18,28 @@ from tests import warm_python
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
 """For what a new process alone can show: what is imported, the installation, memory."""
+COMMAND = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+"""All variables of a command that tests run as a user types it: none of ours."""
+_EARLY = warm_python.early(os.environ)
 
 
 @functools.cache
-def warm(packages: tuple[str, ...] = warm_python.RANKS) -> str:
-    """A program that is called as Python is, and spares what it runs the seconds of the imports.
+def warm() -> str:
+    """A program that is called as Python is, and spares a rank the seconds of its imports.
 
     Its server (see warm_python.py) is started by the first test that asks.
     """
-    server, program = warm_python.start(packages)
+    return _served(warm_python.RANKS, environment())
+
+
+@functools.cache
+def warm_command() -> str:
+    """The same for a command with the variables `COMMAND`."""
+    return _served(warm_python.COMMANDS, COMMAND)
+
+
+def _served(packages: tuple[str, ...], variables: dict[str, str]) -> str:
+    server, program = warm_python.start(packages, variables)
 
     def end() -> None:
         server.communicate()
@@ -38,13 +51,25 @@ def warm(packages: tuple[str, ...] = warm_python.RANKS) -> str:
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
     """Have what this process starts by `sys.executable` forked, too."""
+    forget_early_variables()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", warm())
         yield
 
 
+def forget_early_variables() -> None:
+    """Take from our environment what packages have put there for an interpreter's start.
+
+    A model of Megatron-Core that a test builds in this process leaves NVTE_FLASH_ATTN and others:
+    no program that inherits them can be forked, and all ranks of all later tests start cold.
+    """
+    for name in warm_python.early(os.environ).keys() - _EARLY.keys():
+        del os.environ[name]
+
+
 def environment(**variables: str) -> dict[str, str]:
-    """Of a job: one thread a rank, this checkout."""
+    """Return the variables of a job: one thread a rank, this checkout."""
+    forget_early_variables()
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
 
 
@@ -68,10 +93,19 @@ def run(
 
 
 def start(
-    *words: object, num_ranks: int = 1, cwd: Path = ROOT, python: str = "", **variables: str
-) -> subprocess.Popen[str]:
-    """Start the same; stdout and stderr come by one pipe."""
+    *words: object, num_ranks: int = 1, cwd: Path = ROOT, own_launcher: bool = False,
+    **variables: str,
+) -> subprocess.Popen[str]:  # fmt: skip
+    """Start the same; stdout and stderr come by one pipe.
+
+    With `own_launcher` the process is torchrun itself, and its children stand for the ranks: they
+    die when a rank does, and the rank when they do.
+    """
+    if own_launcher:
+        command = command_of(num_ranks, ("--no-python", warm(), *words), PYTHON)
+    else:
+        command = command_of(num_ranks, words)
     return subprocess.Popen(
-        command_of(num_ranks, words, python), cwd=cwd, env=environment(**variables), text=True,
+        command, cwd=cwd, env=environment(**variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

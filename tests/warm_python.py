@@ -53,7 +53,10 @@ READ_AT_START = (
     "MCORE_", "MEGATRON_", "HF_", "TRANSFORMERS_", "LD_", "MALLOC_", "GLIBC_",
 )  # fmt: skip
 """Beginnings of variables that the interpreter or a package reads while it starts."""
-READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "TORCH_NCCL_")
+READ_LATER = (
+    "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "TORCH_NCCL_",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+)  # fmt: skip
 """Of those, what a child can still be given."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ANEW = 1 << 16
@@ -94,6 +97,16 @@ def surroundings(pid: int | str) -> list[str]:
     return [*map(os.readlink, spaces), Path(f"/proc/{pid}/cgroup").read_text()]
 
 
+def strings(pid: int | str, name: str) -> list[str]:
+    """Return the words or the variables that a process was started with."""
+    return os.fsdecode(Path(f"/proc/{pid}/{name}").read_bytes()).split("\0")[:-1]
+
+
+def variables_of(pid: int | str) -> dict[str, str]:
+    """Return the variables that a process was given, without what it has changed since."""
+    return dict(line.split("=", 1) for line in strings(pid, "environ"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """A program that a client wants to be run as if in its own process."""
@@ -114,12 +127,8 @@ class Asked:
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, _, _ = struct.unpack("3i", peer)
         of_process = Path(f"/proc/{pid}")
-        words, variables = (
-            os.fsdecode((of_process / name).read_bytes()).split("\0")[:-1]
-            for name in ("cmdline", "environ")
-        )
         return cls(
-            words=words[3:], variables=dict(line.split("=", 1) for line in variables), pid=pid,
+            words=strings(pid, "cmdline")[3:], variables=variables_of(pid), pid=pid,
             folder=str((of_process / "cwd").readlink()), streams=streams,
             num_files=len([*(of_process / "fd").iterdir()]),
         )  # fmt: skip
@@ -130,7 +139,7 @@ class Asked:
         return (
             (first.startswith("-") and first not in ("-m", "-c"))
             or not (first.startswith("-") or Path(self.folder, first).is_file())
-            or early(self.variables) != early(os.environ)
+            or early(self.variables) != early(variables_of("self"))
             or surroundings(self.pid) != surroundings("self")
             or any(map(os.isatty, self.streams))
             or self.num_files != len(self.streams) + 1  # more are inherited, by a new process alone
@@ -154,8 +163,9 @@ class Asked:
         os.sched_setaffinity(0, os.sched_getaffinity(self.pid))
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, self.pid))
         os.chdir(self.folder)
+        locale = {"LC_CTYPE": os.environ["LC_CTYPE"]} if "LC_CTYPE" in os.environ else {}
         os.environ.clear()
-        os.environ.update(self.variables)
+        os.environ.update(locale | self.variables)  # Python sets it where the locale is C
 
 
 def early(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
@@ -292,17 +302,19 @@ def preload(packages: Sequence[str]) -> None:
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
 
 
-def start(packages: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
+def start(
+    packages: Sequence[str], variables: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server; return it, and the client as a program that is called as Python is.
 
-    The server ends, with what it runs, when its stdin is closed: at the latest with this process.
+    It can fork what is asked for with the same early variables (`READ_AT_START`) as these. It ends,
+    with what it runs, when its stdin is closed: at the latest with this process.
     """
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     place, program = folder / "socket", folder / "python"
     program.write_text(CLIENT.format(python=sys.executable, place=str(place), anew=ANEW))
     program.chmod(0o755)
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    variables.pop("PYTHONPATH", None)
+    variables = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
     with socket.socket(socket.AF_UNIX) as listening, (folder / "log").open("w") as log:
         listening.bind(str(place))
         listening.listen(64)

@@ -14,6 +14,7 @@ with the run that loads it.
 from __future__ import annotations
 
 import pickle
+import queue
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
@@ -287,7 +289,7 @@ def save_checkpoint(
         "flags": flags_of(settings),
     }
     try:
-        dist_checkpointing.save(contents, str(partial), content_metadata=METADATA)
+        _save(contents, partial)
         dist.barrier()
         if dist.get_rank() == 0:
             write_saved(replace(described, folder=partial))
@@ -298,6 +300,18 @@ def save_checkpoint(
             "another folder"
         ) from error
     dist.barrier()
+
+
+def _save(contents: dict[str, object], folder: Path) -> None:
+    """Write what all ranks hold into a folder, and wait for it.
+
+    Megatron-Core has a save's results come by a queue in a process of its own, which each rank
+    starts at its first save: an interpreter with torch that takes seconds to come up and stays. It
+    is there for saves that go on in the background; this one needs no other process's queue.
+    """
+    if getattr(filesystem_async, "_results_queue", ...) is None:
+        filesystem_async._results_queue = queue.Queue()
+    dist_checkpointing.save(contents, str(folder), content_metadata=METADATA)
 
 
 def load_checkpoint(
@@ -375,7 +389,7 @@ def save_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
     contents = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(bare)}
     dict_list_map_inplace(_leave_whole, contents)
     try:
-        dist_checkpointing.save(contents, str(folder), content_metadata=METADATA)
+        _save(contents, folder)
     except DAMAGES as error:
         raise OutputError(
             f"cannot write the checkpoint {folder} ({reason_of(error)}); make room"

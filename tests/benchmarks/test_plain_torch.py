@@ -115,7 +115,6 @@ def test_the_page_says_what_failed():
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_pipeline_in_short(tmp_path):
     case = Case(layout=PIPELINE, fault=FAULTS[0], rank=0)

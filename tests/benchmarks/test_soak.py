@@ -14,7 +14,6 @@ TRACE = (
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 def test_disk_stays_within_the_limit_and_memory_does_not_run_away():
     run = soak("short", TRACE, 400, LIMIT)  # too short for a slope of the memory
     assert 0 < run.most_disk_bytes <= 2 * LIMIT

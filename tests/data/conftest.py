@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,14 +21,7 @@ def command(tmp_path: Path) -> Command:
     """Run ``python -m MODULE ARGUMENTS…`` in an empty folder."""
 
     def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return ranks.run("-m", module, *arguments, cwd=tmp_path, timeout_s=120)
 
     return run
 

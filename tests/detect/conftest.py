@@ -21,6 +21,12 @@ from megascan.topology import Layout
 
 MS = 1_000_000
 
+
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """Every verdict here is one without its power."""
+
+
 Effect = Callable[["Slot"], float]
 
 
@@ -91,11 +97,18 @@ def all_effects(*effects: Effect) -> Effect:
     return lambda slot: float(np.prod([effect(slot) for effect in effects]))
 
 
+def _is_text(name: str) -> bool:
+    return pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
+
+
+_EMPTY: dict[str, object] = {name: "" if _is_text(name) else -1 for name in TIMELINE_SCHEMA.names}
+
+
 class _Builder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.random = np.random.default_rng(job.seed)
-        self.rows: dict[str, list[object]] = {name: [] for name in TIMELINE_SCHEMA.names}
+        self.rows: list[dict[str, object]] = []
         self.match = 0
 
     def build(self) -> Timeline:
@@ -104,19 +117,20 @@ class _Builder:
             self._rank(rank)
         if self.job.transfer is not None:
             self._messages()
+        columns = {name: [row[name] for row in self.rows] for name in TIMELINE_SCHEMA.names}
         table = pa.table(
             {
-                name: pa.array(values).cast(TIMELINE_SCHEMA.field(name).type)
-                if not pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
-                else pa.array(values, pa.string()).dictionary_encode()
-                for name, values in self.rows.items()
+                name: pa.array(values, pa.string()).dictionary_encode()
+                if _is_text(name)
+                else pa.array(values).cast(TIMELINE_SCHEMA.field(name).type)
+                for name, values in columns.items()
             }
         ).cast(TIMELINE_SCHEMA)
         order = np.lexsort(
             (
-                -np.asarray(self.rows["duration_ns"], dtype=np.int64),
-                np.asarray(self.rows["start_ns"], dtype=np.int64),
-                np.asarray(self.rows["rank"], dtype=np.int64),
+                -np.asarray(columns["duration_ns"], dtype=np.int64),
+                np.asarray(columns["start_ns"], dtype=np.int64),
+                np.asarray(columns["rank"], dtype=np.int64),
             )
         )
         ranks = range(layout.world_size)
@@ -173,9 +187,7 @@ class _Builder:
         )
 
     def _add(self, **values: object) -> None:
-        for name in TIMELINE_SCHEMA.names:
-            text = pa.types.is_dictionary(TIMELINE_SCHEMA.field(name).type)
-            self.rows[name].append(values.get(name, "" if text else -1))
+        self.rows.append(_EMPTY | values)
 
     def _noisy(self, time_ms: float) -> int:
         return int(time_ms * MS * np.exp(self.job.noise * self.random.standard_normal()))

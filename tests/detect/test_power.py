@@ -7,6 +7,8 @@ import pytest
 from detect import Owner, Verdict
 from megascan.topology import Layout
 
+pytestmark = pytest.mark.power
+
 
 def named(report, rank):
     return any(rank in one.ranks and one.owner == Owner.NODE for one in report.findings)

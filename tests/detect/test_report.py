@@ -10,6 +10,8 @@ from detect import DetectorSettings, render_text
 from megascan.errors import ConfigError
 from megascan.topology import Layout
 
+pytestmark = pytest.mark.power
+
 KEYS = {
     "ranks",
     "cause",

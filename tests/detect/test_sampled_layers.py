@@ -68,6 +68,12 @@ def test_the_verdict_is_the_same(name: str, fault: str) -> None:
     slow = {one.cause: one.slowdown for one in whole.findings}
     for one in part.findings:
         assert one.slowdown - 1 == pytest.approx(slow[one.cause] - 1, rel=0.25)
+
+
+@pytest.mark.power
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_as_small_a_slowdown_would_be_found(name: str) -> None:
+    whole, part = (detect(timeline_of(name, "healthy", stride)) for stride in (1, 8))
     assert part.minimum_detectable_slowdown == pytest.approx(
         whole.minimum_detectable_slowdown, abs=0.005
     )

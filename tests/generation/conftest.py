@@ -156,10 +156,10 @@ def serve() -> Iterator[Serve]:
     """Start `training.serve` and wait until it answers; all are ended afterwards."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*flags: object, num_ranks: int = 1, python: str = "") -> Running:
+    def start(*flags: object, num_ranks: int = 1, own_launcher: bool = False) -> Running:
         words = ["-m", "training.serve", *map(str, flags), "--port", "0"]
         words += ["--distributed-backend", "gloo"]
-        process = ranks.start(*words, num_ranks=num_ranks, python=python)
+        process = ranks.start(*words, num_ranks=num_ranks, own_launcher=own_launcher)
         started.append(process)
         assert process.stdout is not None
         heard = []

@@ -175,7 +175,7 @@ def test_what_a_training_has_learnt_is_served_in_another_layout(
     )
     ranks.run(*words.split(), "--save", tmp_path / "counts", check=True)
     flags = ["--load", tmp_path / "counts", "--tensor-model-parallel-size", 2]
-    server = serve(*flags, num_ranks=2, python=ranks.PYTHON)  # whose children are the ranks
+    server = serve(*flags, num_ranks=2, own_launcher=True)
     body = {"prompt": "1 2 3", "max_tokens": 10, "temperature": 0}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
     assert answer["choices"][0]["text"] == " 4 5 6 7 8 9 10 11 12 13"

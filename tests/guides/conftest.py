@@ -322,15 +322,16 @@ def follow(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a page; `distributed` when one of its blocks says so."""
+    """One test a page; `distributed` when one of its blocks says so, `alone` with its verdict."""
     if "guide" not in metafunc.fixturenames:
         return
     pages = []
     for path in sorted(GUIDES.glob("*.md")):
-        is_distributed = any(
-            line.startswith("<!-- test: ") and " distributed" in line
-            for line in path.read_text(encoding="utf-8").splitlines()
-        )
-        marks = [pytest.mark.distributed, pytest.mark.alone] if is_distributed else []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        marks = []
+        if any(line.startswith("<!-- test: ") and " distributed" in line for line in lines):
+            marks = [pytest.mark.distributed]
+            if any(line.startswith("DEGRADED: ") for line in lines):
+                marks.append(pytest.mark.alone)
         pages.append(pytest.param(path, id=path.stem, marks=marks))
     metafunc.parametrize("guide", pages)

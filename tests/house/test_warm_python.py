@@ -61,6 +61,25 @@ def test_the_packages_are_there_and_ours_are_not(tmp_path: Path) -> None:
     assert told(ranks.warm(), "-W", "ignore", "-c", code, cwd=tmp_path)[1] == "False set()\n"
 
 
+def test_what_a_package_leaves_in_our_environment_does_not_make_later_ranks_start_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of Megatron-Core in this process does so."""
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "1")
+    code = "import os, sys; print('torch' in sys.modules, 'NVTE_FLASH_ATTN' in os.environ)"
+    assert told(ranks.warm(), "-c", code, cwd=tmp_path)[1] == "True False\n"
+
+
+def test_a_command_is_forked_without_any_of_our_variables(tmp_path: Path) -> None:
+    code = "import os, sys; print('pyarrow' in sys.modules, sorted(os.environ.items()))"
+    forked, new = (
+        subprocess.run([python, "-c", code], env=ranks.COMMAND, capture_output=True, text=True)
+        for python in (ranks.warm_command(), sys.executable)
+    )
+    assert forked.stdout == new.stdout.replace("False", "True", 1)
+    assert forked.stdout.startswith("True ")
+
+
 def test_a_fork_has_one_thread_and_random_numbers_of_its_own(tmp_path: Path) -> None:
     code = "import os, random, numpy; print(len(os.listdir('/proc/self/task')));"
     code += "print(random.random(), numpy.random.random())"

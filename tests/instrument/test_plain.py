@@ -18,7 +18,7 @@ KINDS = ("ddp", "fsdp", "pipeline")
 NUM_MICROBATCHES, NUM_LAYERS = 2, 4
 EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
 
-pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 
 def launch(*words: str) -> None:
@@ -161,6 +161,7 @@ def test_the_aggregated_timeline_knows_waits_and_work(run):
     assert (numbers(spans, "duration_ns") >= 0).all()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_rank_that_grows_slow_is_named(kind, tmp_path):
     """With one peer only an onset inside the trace tells which of the two is at fault."""

@@ -51,7 +51,6 @@ microbatches = [(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))] * 2
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("recipe", "before"), [(0, MEGATRON), (1, PLAIN)], ids=["megatron-core", "plain"]
 )

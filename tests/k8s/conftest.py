@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import ranks
+from tests.warm_python import early
+
 REPOSITORY = Path(__file__).parents[2]
 MANIFESTS = REPOSITORY / "scripts" / "k8s"
 
@@ -90,9 +93,10 @@ class Pod:
         programs = self.workspace.parent / "bin"
         programs.mkdir(exist_ok=True)
         for name, module in (("python", ""), ("megascan", " -m megascan")):
-            (programs / name).write_text(f'#!/bin/bash\nexec "{sys.executable}"{module} "$@"\n')
+            (programs / name).write_text(f'#!/bin/bash\nexec "{ranks.warm()}"{module} "$@"\n')
             (programs / name).chmod(0o755)
         return {
+            **early(ranks.environment()),  # else nothing could be forked
             "PATH": f"{programs}:{os.environ['PATH']}",
             "HOME": str(self.workspace),
             "PYTHONPATH": str(REPOSITORY),

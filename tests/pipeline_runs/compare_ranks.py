@@ -3,10 +3,11 @@
     torchrun … tests/pipeline_runs/compare_ranks.py RUNS.json OUT
 
 RUNS.json maps names to flags; all have the same parallel sizes but for chunks. Every rank writes
-OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, of each run. In runs
-whose name ends in "late" a fifth of the messages leave late. Where a job takes helpers, OUT.helped
-has the share of the microbatches that they ran, by run and step; runs whose name ends in a mischief
-of `odd_helper` are helped by one that commits it.
+OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, and how many processes
+of `multiprocessing` are left, of each run. In runs whose name ends in "late" a fifth of the
+messages leave late. Where a job takes helpers, OUT.helped has the share of the microbatches that
+they ran, by run and step; runs whose name ends in a mischief of `odd_helper` are helped by one that
+commits it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import queue
 import random
@@ -158,7 +160,7 @@ def main(runs_path: str, out: str) -> None:
             parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
             _FOUND.update(losses=[], norms=[], parameters="")
             job.train()
-            results[name] = dict(_FOUND)
+            results[name] = _FOUND | {"children": len(multiprocessing.active_children())}
             helped[name] = list(shares)
             gc.unfreeze()
             gc.collect()

@@ -151,7 +151,6 @@ def test_a_core_that_something_else_keeps_busy_is_named(
 
 
 @pytest.mark.distributed
-@pytest.mark.alone
 def test_everything_on_a_machine_without_gpus(run: Run, tmp_path: Path) -> None:
     done = run(
         "healthcheck.py", "--cpu", "--min-disk-gb", "0.001", "--json", str(tmp_path / "h.json")

@@ -24,7 +24,7 @@ from megascan.reader import read_trace
 if TYPE_CHECKING:
     from conftest import Run
 
-pytestmark = [pytest.mark.distributed, pytest.mark.alone, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "scripts"
@@ -164,6 +164,7 @@ def gather_and_judge(run: Run, *disks: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.alone
 def test_a_fault_on_the_second_machine_is_named_with_its_host(
     two_machines: tuple[Node, Node], start: Callable[..., Launcher], run: Run
 ) -> None:

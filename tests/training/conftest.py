@@ -67,7 +67,7 @@ def under_way() -> Iterator[Start]:
 
     def start(num_ranks: int, flags: Sequence[str]) -> subprocess.Popen[str]:
         words = ("-m", "training.pretrain_gpt", *flags)
-        process = ranks.start(*words, num_ranks=num_ranks, python=ranks.PYTHON)
+        process = ranks.start(*words, num_ranks=num_ranks, own_launcher=True)
         started.append(process)
         return process
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests import ranks
 
 PREPARED = """
 import pickle, sys, time
@@ -19,7 +18,6 @@ cpu_backend.install()
 """
 
 
-ROOT = Path(__file__).parents[2]
 After = Callable[[str], None]
 
 
@@ -30,11 +28,7 @@ def after_install(tmp_path: Path) -> After:
     def run(program: str) -> None:
         file = tmp_path / "program.py"
         file.write_text(PREPARED + program)
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", file], env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        ranks.run(file, check=True, PYTHONWARNINGS="ignore")
 
     return run
 

@@ -14,6 +14,7 @@ import pytest
 from aggregate import build_timeline
 from detect.whatif import critical_path, replay_of_timeline
 from megascan.reader import read_trace
+from megascan.timeline import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,25 +117,24 @@ def test_four_ranks_with_a_fault_traced(launch: Launch, tiny: list[str], tmp_pat
 
 
 def _check_path(folder: Path) -> None:
-    """The critical path is what-if's replay, hop by hop, and lies within the iteration.
+    """The critical path is what-if's replay, hop by hop, from a rank's begin of the step to an end.
 
-    How well the replay holds is another matter: ranks that begin the first iteration late, or take
-    turns on a core, wait where no span of theirs says so. The path shows that as idle time.
+    How well the replay holds is another matter: ranks that take turns on a core wait where no span
+    of theirs says so, which the path shows as idle time. Nor do ranks begin together.
     """
     timeline = build_timeline(read_trace(folder))
     replay = replay_of_timeline(timeline)
     path = critical_path(replay)
-    iterations = timeline.spans.filter(pc.equal(timeline.spans["name"], "iteration"))
-    for step, replayed_s, measured_s in zip(
-        path.steps, replay.traced_s, replay.measured, strict=True
-    ):
+    spans = timeline.spans.filter(pc.equal(timeline.spans["name"], "iteration"))
+    iterations, begins_ns = numbers(spans, "iteration"), numbers(spans, "start_ns")
+    ends_ns = begins_ns + numbers(spans, "duration_ns")
+    assert path.steps
+    for step, replayed_s in zip(path.steps, replay.traced_s, strict=True):
         assert step.weights_s.sum() == pytest.approx(replayed_s)
         assert step.work_ns.sum() + step.idle_ns.sum() == step.length_ns
-        own = iterations.filter(pc.equal(iterations["iteration"], step.iteration))
-        assert own.num_rows == 4
-        ends_ns = pc.add(own["start_ns"], own["duration_ns"])
-        extent_ns = pc.max(ends_ns).as_py() - pc.min(own["start_ns"]).as_py()
-        assert 0.75e9 * measured_s < step.length_ns <= 1.05 * extent_ns
+        own = iterations == step.iteration
+        assert begins_ns[own].min() <= step.begin_ns <= begins_ns[own].max()
+        assert step.begin_ns < step.ends_ns[-1] <= ends_ns[own].max()
 
 
 def test_wrong_sizes_are_one_sentence_from_one_rank(launch: Launch, tiny: list[str]) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import warnings
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megascan.errors import ConfigError, MissingError
+from tests import ranks
 from training.arguments import parse_settings, resolve_sizes
 from training.checkpoint import reason_of
 from training.distributed import Launch, choose_device, read_launch, silence
@@ -103,19 +101,13 @@ def test_rank_zero_speaks_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("how", "said"), [("alike", ""), ("alone", "error: rank 1: wrong\n")])
 def test_other_ranks_wait_and_speak_only_alone(how: str, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _ENDING.format(how=how, then="")], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60,
-    )  # fmt: skip
+    done = ranks.run("-c", _ENDING.format(how=how, then=""), timeout_s=60)
     assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_a_rank_that_the_launcher_ends_has_failed_as_well() -> None:
     then = "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()"
-    done = subprocess.run(
-        [sys.executable, "-c", _ENDING.format(how="alone", then=then)], capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60,
-    )  # fmt: skip
+    done = ranks.run("-c", _ENDING.format(how="alone", then=then), timeout_s=60)
     assert (done.returncode, done.stderr) == (1, "")
 
 

@@ -212,3 +212,8 @@ def grow(tmp_path: Path) -> Callable[..., Feed]:
         return Feed(source, tmp_path / name, **options)
 
     return start
+
+
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """Every verdict here is one without its power."""

@@ -47,6 +47,7 @@ def test_nobody_is_accused_while_all_is_well(healthy, grow, watched):
     assert watch.names == []
 
 
+@pytest.mark.power
 def test_verdicts_are_those_of_detect_on_the_same_windows_digit_by_digit(faulty, grow, watched):
     feed = grow(faulty)
     watch = watched(feed.target, kept_iterations=100)
