@@ -15,9 +15,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -385,9 +386,9 @@ _JSON_PATTERNS = ("*.json", "*.json.gz")
 RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
 MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
 
+_OWN_SIGN = re.compile(rb'"name"\s*:\s*"megascan(?:_window|(_timeline))?"')
+"""Both formats of ours name themselves in their first event."""
 _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
-    (Format.TIMELINE, re.compile(rb'"name"\s*:\s*"megascan_timeline"')),
-    (Format.RANK_FILES, re.compile(rb'"name"\s*:\s*"megascan(_window)?"')),
     (Format.ORIGINAL, re.compile(rb'"(pad_before|rel_ts)"\s*:')),
     (Format.ORIGINAL_TIMELINE, re.compile(rb'"dp_rk"\s*:')),
     (
@@ -420,6 +421,10 @@ def sniff_file(path: Path) -> Format:
     start = read_start(path, _LOOK_BYTES)
     if not start:
         raise InputError(f"{path} is empty; {_EXPECTED}")
+    return _format_of(path, start)
+
+
+def _format_of(path: Path, start: bytes) -> Format:
     found = _json_format(start)
     if found is None and start.startswith(b"PAR1") and _is_op_table(path):
         found = Format.OP_TABLE
@@ -432,7 +437,7 @@ def sniff_file(path: Path) -> Format:
 
 def holds_ranks(path: Path) -> bool:
     """Tell whether a file of a trace folder is a rank's, by its name or by what it holds."""
-    if any(path.match(pattern) for pattern in RANK_FILE_PATTERNS):
+    if _is_named(path, RANK_FILE_PATTERNS):
         return True
     return _sniff_stray(path) in RANK_FORMATS
 
@@ -457,7 +462,7 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
 def _matching(folder: Path, *patterns: str) -> list[Path]:
     """List the files of a folder; Path.glob finds nothing where it may not look."""
     try:
-        paths = [path for path in folder.iterdir() if any(map(path.match, patterns))]
+        paths = [path for path in folder.iterdir() if _is_named(path, patterns)]
         return sorted(path for path in paths if path.is_file())
     except OSError as error:
         raise InputError(
@@ -466,9 +471,14 @@ def _matching(folder: Path, *patterns: str) -> list[Path]:
         ) from error
 
 
+def _is_named(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
 def _sniff_named(path: Path) -> Format | None:
     """Find a rank file's format; None for an empty one, which a rank killed at its start leaves."""
-    return sniff_file(path) if read_start(path, 1) else None
+    start = read_start(path, _LOOK_BYTES)
+    return _format_of(path, start) if start else None
 
 
 def _sniff_stray(path: Path) -> Format | None:
@@ -488,11 +498,13 @@ def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[F
     return (formats[0] if formats else Format.RANK_FILES), sorted(found)
 
 
-def _beside(path: Path, read: Format) -> list[str]:
-    """Say which rank traces of other formats lie among a folder's rank files."""
+def _beside(path: Path, read: Format, files: Collection[Path]) -> list[str]:
+    """Say which rank traces of other formats lie among a folder's rank files, which are `files`."""
     if not path.is_dir():
         return []
-    formats = {file.name: _sniff_stray(file) for file in _matching(path, *_JSON_PATTERNS)}
+    known = set(files)
+    others = (file for file in _matching(path, *_JSON_PATTERNS) if file not in known)
+    formats = {file.name: _sniff_stray(file) for file in others}
     return [
         f"{_NAMES[other]} in the same folder were not read ({listed(names, most=2)}): "
         "each run needs a folder of its own"
@@ -518,6 +530,9 @@ def _hint(folder: Path) -> str:
 def _json_format(start: bytes) -> Format | None:
     if not _is_json(start):
         return None
+    own = _OWN_SIGN.search(start)
+    if own is not None:
+        return Format.TIMELINE if own[1] else Format.RANK_FILES
     return next((found for found, sign in _JSON_SIGNS if sign.search(start)), None)
 
 
@@ -652,7 +667,7 @@ def _read(path: Path, run: str | None, load: Loader, *, allow_missing_ranks: boo
         segments,
         run,
         allow_missing_ranks=allow_missing_ranks or not path.is_dir(),
-        beside=_beside(path, found),
+        beside=_beside(path, found, files),
     )
 
 
