@@ -253,14 +253,18 @@ def _parsed_together(texts: Sequence[bytes], parser: Templates) -> Sequence[Even
     whole = bytearray(b"\n".join(texts))
     events = parse_block(Block(whole, 1), parser)
     counts = [text.count(b"\n") + 1 for text in texts]
-    if events is None or events.damages or events.table.num_rows != sum(counts):
+    if (
+        events is None
+        or events.bounds is None
+        or events.damages
+        or events.table.num_rows != sum(counts)
+    ):
         return [None] * len(texts)
-    found, row, place = [], 0, 0
-    for text, count in zip(texts, counts, strict=True):
-        source = whole[place : place + len(text)]
-        part = events.table.slice(row, count)
-        found.append(EventBlock(part, 1, range(1, count + 1), (), source))
-        row, place = row + count, place + len(text) + 1
+    found, row = [], 0
+    for count in counts:
+        part, bounds = events.table.slice(row, count), events.bounds[row : row + count + 1]
+        found.append(EventBlock(part, range(1, count + 1), (), events.source, bounds))
+        row += count
     return found
 
 

@@ -273,23 +273,24 @@ class Damage:
 
 @dataclass(frozen=True)
 class EventBlock:
-    """Events of one block as columns; row i stands in file line `numbers[i]`."""
+    """Events of one block as columns; row i stands in file line `numbers[i]`.
+
+    Its text is `source[i]`, or begins in `source` at `bounds[i]` and ends before `bounds[i + 1]`.
+    """
 
     table: pa.Table
-    first_line: int
     numbers: Sequence[int]
     damages: tuple[Damage, ...]
     source: bytearray | tuple[bytes, ...]
+    bounds: Integers | None = None
 
     def rows_text(self, rows: Sequence[int]) -> list[bytes]:
         """Return the JSON of some rows (the few records that are not spans)."""
-        if isinstance(self.source, tuple):
-            return [self.source[row] for row in rows]
-        ends = np.flatnonzero(np.frombuffer(self.source, dtype=np.uint8) == _ENDING)
-        bounds = [-1, *ends.tolist(), len(self.source)]
-        first = self.numbers[0] - self.first_line
+        if self.bounds is None:
+            return [bytes(self.source[row]) for row in rows]
+        begins, ends = self.bounds[:-1][rows].tolist(), self.bounds[1:][rows].tolist()
         return [
-            bytes(self.source[bounds[first + row] + 1 : bounds[first + row + 1]]) for row in rows
+            bytes(self.source[begin:end]).rstrip() for begin, end in zip(begins, ends, strict=True)
         ]
 
 
@@ -363,7 +364,7 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
         if table is not None:
             first = block.first_line + rows.start
             numbers = range(first, first + len(rows))
-            return EventBlock(table, block.first_line, numbers, (), block.text)
+            return EventBlock(table, numbers, (), block.text, bounds)
     return _parse_line_by_line(block, parser)
 
 
@@ -428,7 +429,7 @@ def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
         Damage(number, reason, bisect_left(numbers, number), reason is _MISFIT)
         for number, reason in sorted(damages.items())
     )
-    return EventBlock(table, block.first_line, numbers, faults, tuple(lines))
+    return EventBlock(table, numbers, faults, tuple(lines))
 
 
 def _events(line: bytes) -> list[bytes] | None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from megascan.arrays import Bytes, Flags, Floats, Integers
+from megascan.arrays import Bytes, Flags, Floats, Integers, Words
 from megascan.reader.lines import GeneralParser
 from megascan.schema import NOT_APPLICABLE
 from megascan.timeline import distinct, first_rows
@@ -37,18 +37,9 @@ _MARK = b"\1"
 _WORD_BYTES = 8
 _LONGEST_WORDS = 24
 """Bytes of the words that hold a value, and more than the runs that can stand in so many bytes."""
-_HALF_BYTES = 4
-_DIGIT_BITS = {
-    size: np.array(
-        [
-            0x0F0F0F0F0F0F0F0F << 8 * (size - length) & 2 ** (8 * size) - 1
-            for length in range(size + 1)
-        ],
-        dtype=f"u{size}",
-    )
-    for size in (_HALF_BYTES, _WORD_BYTES)
-}
-"""By size of a word: which bits hold its last digits, by their number."""
+_DIGIT_BITS = np.array(
+    [0x0F0F0F0F0F0F0F0F << 8 * (8 - length) & 2**64 - 1 for length in range(9)], dtype=np.uint64
+)
 _PAIRINGS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 _ZERO, _NUM_DIGITS = np.uint8(48), np.uint8(10)
 _NOTHING = np.zeros(1, dtype=np.int32)
@@ -103,41 +94,30 @@ def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.
 def _values(view: Bytes, end: Integers, length: npt.NDArray[np.int32]) -> Integers:
     """Turn runs of digits into integers, without meaning for those of more than 18 digits.
 
-    Most runs are short: they are read as words of four bytes, the others as words of eight.
+    Eight digits are one word of memory whose bytes are added up in pairs, fours and eights.
     """
-    value = np.empty(len(end) + 1, dtype=np.int64)
-    value[-1] = NOT_APPLICABLE
+    value = np.empty(len(end) + 1, dtype=np.uint64)
+    value[-1:].view(np.int64)[:] = NOT_APPLICABLE
     if not len(end):
-        return value
-    value[:-1] = _word_values(view, end, np.minimum(length, _HALF_BYTES), _HALF_BYTES)
-    rows = np.flatnonzero(length > _HALF_BYTES)
-    end, length = end[rows], length[rows]
-    value[rows] = _word_values(view, end, np.minimum(length, _WORD_BYTES), _WORD_BYTES)
+        return value.view(np.int64)
+    words = np.ndarray((len(view) - _WORD_BYTES + 1,), "<u8", view, strides=(1,))
+    value[:-1] = _word_values(words[end - _WORD_BYTES], np.minimum(length, _WORD_BYTES))
     for nth in range(1, -(-MOST_DIGITS // _WORD_BYTES)):
-        longer = np.flatnonzero(length > nth * _WORD_BYTES)
-        if not len(longer):
+        rows = np.flatnonzero(length > nth * _WORD_BYTES)
+        if not len(rows):
             break
-        left = np.minimum(length[longer] - nth * _WORD_BYTES, _WORD_BYTES)
-        more = _word_values(view, end[longer] - nth * _WORD_BYTES, left, _WORD_BYTES)
-        value[rows[longer]] += more.astype(np.int64) * 10 ** (nth * _WORD_BYTES)
-    return value
+        left = np.minimum(length[rows] - nth * _WORD_BYTES, _WORD_BYTES)
+        word = words[end[rows] - (nth + 1) * _WORD_BYTES]
+        value[rows] += _word_values(word, left) * np.uint64(10 ** (nth * _WORD_BYTES))
+    return value.view(np.int64)
 
 
-def _word_values(
-    view: Bytes, end: Integers, length: npt.NDArray[np.int32], size: int
-) -> npt.NDArray[np.unsignedinteger]:
-    """Return the value of the `length` digits before each end, at most `size` of them.
-
-    They are one word of memory, the first one in the lowest byte, whose bytes are added up in
-    pairs, fours and eights.
-    """
-    words = np.ndarray((len(view) - size + 1,), f"<u{size}", view, strides=(1,))
-    value: npt.NDArray[np.unsignedinteger] = words[end - size]
-    number = value.dtype.type
-    value &= _DIGIT_BITS[size].take(length)
-    for bits, mask in _PAIRINGS[: size.bit_length() - 1]:
-        value = value * number(10 ** (bits // 8)) + (value >> number(bits))
-        value &= number(mask & 2 ** (8 * size) - 1)
+def _word_values(words: Words, length: npt.NDArray[np.int32]) -> Words:
+    """Return the value of the last `length` of eight digits, the first one in the lowest byte."""
+    value = words & _DIGIT_BITS.take(length)
+    for bits, mask in _PAIRINGS:
+        value = value * np.uint64(10 ** (bits // 8)) + (value >> np.uint64(bits))
+        value &= np.uint64(mask)
     return value
 
 
