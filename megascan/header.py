@@ -26,6 +26,8 @@ from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import orjson
+
 from megascan.errors import ConfigError, InputError
 from megascan.schema import SCHEMA_VERSION, Granularity
 from megascan.topology import Coordinates, Layout
@@ -108,6 +110,8 @@ def _check_mapping(check_key: Check, check_value: Check, value: object, path: st
 
 
 def _check_plain(kind: object, value: object, path: str) -> None:
+    if type(value) is kind is str:  # nearly all there is, of thousands of headers
+        return
     if not _is_plain(value, kind):
         raise _misfit(value, kind, path)
 
@@ -310,17 +314,16 @@ class RankHeader:
             )
         fields = cast("dict[str, Any]", dict(record))
         try:
-            trace = fields["trace"]
-            fields["layout"] = layout_from_json(fields["layout"])
+            fields["layout"] = _known_layout(orjson.dumps(fields["layout"]))
             fields["coordinates"] = Coordinates(**fields["coordinates"])
             groups = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
             fields["groups"] = {}  # checked by now: going through all members again would cost most
             fields["device"] = Device(**fields["device"])
             fields["clock"] = _clock_from_json(fields["clock"])
-            fields["trace"] = TraceSettings(
-                **{**trace, "granularity": Granularity(trace["granularity"])}
-            )
-            return replace(checked(cls(**fields)), groups=groups)
+            fields["trace"] = _known_settings(orjson.dumps(fields["trace"]))
+            header = checked(cls(**fields))
+            vars(header)["groups"] = groups
+            return header
         except (
             KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError,
         ) as error:  # fmt: skip
@@ -387,6 +390,17 @@ class WindowRecord:
         if self.granularity:
             Granularity(self.granularity)
         return self
+
+
+@lru_cache(maxsize=64)  # all ranks of a job say the same: it is read and checked once
+def _known_layout(text: bytes) -> Layout:
+    return layout_from_json(orjson.loads(text))
+
+
+@lru_cache(maxsize=64)
+def _known_settings(text: bytes) -> TraceSettings:
+    record = orjson.loads(text)
+    return TraceSettings(**{**record, "granularity": Granularity(record["granularity"])})
 
 
 def _clock_from_json(record: dict[str, Any]) -> ClockOrigin:

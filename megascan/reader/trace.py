@@ -449,21 +449,27 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
     it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over. Raises
     InputError for files of several formats, among them profiles that somebody named as rank files.
     """
-    named = _matching(folder, *RANK_FILE_PATTERNS)
+    named = _matching(folder, RANK_FILE_PATTERNS)
     if named:
         return _common_format(folder, {path: _sniff_named(path) for path in named})
-    formats = {path: _sniff_stray(path) for path in _matching(folder, *_JSON_PATTERNS)}
+    formats = {path: _sniff_stray(path) for path in _matching(folder, _JSON_PATTERNS)}
     ranks = {path: found for path, found in formats.items() if found in RANK_FORMATS}
     if not ranks:
         raise InputError(f"no rank files in {folder}{_hint(folder)}; {_EXPECTED}")
     return _common_format(folder, ranks)
 
 
-def _matching(folder: Path, *patterns: str) -> list[Path]:
-    """List the files of a folder; Path.glob finds nothing where it may not look."""
+def _matching(
+    folder: Path, patterns: Sequence[str], known: Collection[Path] = frozenset()
+) -> list[Path]:
+    """List the files of a folder, less those that are known, in the order of their names.
+
+    Path.glob finds nothing where it may not look.
+    """
     try:
         paths = [path for path in folder.iterdir() if _is_named(path, patterns)]
-        return sorted(path for path in paths if path.is_file())
+        files = [path for path in paths if path not in known and path.is_file()]
+        return sorted(files, key=lambda path: path.name)
     except OSError as error:
         raise InputError(
             f"{error.filename}: cannot be looked at ({error.strerror}); "
@@ -495,15 +501,14 @@ def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[F
             f"{folder} holds files of several formats ({', '.join(formats)}); put each run into a "
             "folder of its own"
         )
-    return (formats[0] if formats else Format.RANK_FILES), sorted(found)
+    return (formats[0] if formats else Format.RANK_FILES), list(found)
 
 
 def _beside(path: Path, read: Format, files: Collection[Path]) -> list[str]:
     """Say which rank traces of other formats lie among a folder's rank files, which are `files`."""
     if not path.is_dir():
         return []
-    known = set(files)
-    others = (file for file in _matching(path, *_JSON_PATTERNS) if file not in known)
+    others = _matching(path, _JSON_PATTERNS, set(files))
     formats = {file.name: _sniff_stray(file) for file in others}
     return [
         f"{_NAMES[other]} in the same folder were not read ({listed(names, most=2)}): "
