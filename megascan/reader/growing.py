@@ -28,7 +28,7 @@ import orjson
 
 from megascan.errors import InputError
 from megascan.header import RankHeader, WindowRecord
-from megascan.reader.lines import BYTE_ORDER_MARK, Block, EventBlock, parse_block
+from megascan.reader.lines import BYTE_ORDER_MARK, Block, EventBlock, Lines, parse_block
 from megascan.reader.rank_files import FileRuns, follow, read_mark
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
@@ -255,15 +255,16 @@ def _parsed_together(texts: Sequence[bytes], parser: Templates) -> Sequence[Even
     counts = [text.count(b"\n") + 1 for text in texts]
     if (
         events is None
-        or events.bounds is None
+        or isinstance(events.source, tuple)
         or events.damages
         or events.table.num_rows != sum(counts)
     ):
         return [None] * len(texts)
     found, row = [], 0
     for count in counts:
-        part, bounds = events.table.slice(row, count), events.bounds[row : row + count + 1]
-        found.append(EventBlock(part, range(1, count + 1), (), events.source, bounds))
+        lines = Lines(events.source.text, events.source.bounds[row : row + count + 1])
+        part = events.table.slice(row, count)
+        found.append(EventBlock(part, range(1, count + 1), (), lines))
         row += count
     return found
 

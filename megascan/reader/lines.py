@@ -272,26 +272,28 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class EventBlock:
-    """Events of one block as columns; row i stands in file line `numbers[i]`.
+class Lines:
+    """Lines of a text: line i begins at `bounds[i]` and ends before `bounds[i + 1]`."""
 
-    Its text is `source[i]`, or begins in `source` at `bounds[i]` and ends before `bounds[i + 1]`.
-    """
+    text: bytearray
+    bounds: Integers
+
+    def __getitem__(self, line: int) -> bytes:
+        return bytes(self.text[self.bounds[line] : self.bounds[line + 1]]).rstrip()
+
+
+@dataclass(frozen=True)
+class EventBlock:
+    """Events of one block as columns; row i is `source[i]`, in file line `numbers[i]`."""
 
     table: pa.Table
     numbers: Sequence[int]
     damages: tuple[Damage, ...]
-    source: bytearray | tuple[bytes, ...]
-    bounds: Integers | None = None
+    source: Lines | tuple[bytes, ...]
 
     def rows_text(self, rows: Sequence[int]) -> list[bytes]:
         """Return the JSON of some rows (the few records that are not spans)."""
-        if self.bounds is None:
-            return [bytes(self.source[row]) for row in rows]
-        begins, ends = self.bounds[:-1][rows].tolist(), self.bounds[1:][rows].tolist()
-        return [
-            bytes(self.source[begin:end]).rstrip() for begin, end in zip(begins, ends, strict=True)
-        ]
+        return [self.source[row] for row in rows]
 
 
 class LineParser(Protocol):
@@ -364,7 +366,7 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
         if table is not None:
             first = block.first_line + rows.start
             numbers = range(first, first + len(rows))
-            return EventBlock(table, numbers, (), block.text, bounds)
+            return EventBlock(table, numbers, (), Lines(block.text, bounds))
     return _parse_line_by_line(block, parser)
 
 
