@@ -26,8 +26,6 @@ from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
-import orjson
-
 from megascan.errors import ConfigError, InputError
 from megascan.schema import SCHEMA_VERSION, Granularity
 from megascan.topology import Coordinates, Layout
@@ -314,13 +312,13 @@ class RankHeader:
             )
         fields = cast("dict[str, Any]", dict(record))
         try:
-            fields["layout"] = _known_layout(orjson.dumps(fields["layout"]))
+            fields["layout"] = _known(layout_from_json, fields["layout"])
             fields["coordinates"] = Coordinates(**fields["coordinates"])
             groups = {name: unpacked(ranks) for name, ranks in fields["groups"].items()}
             fields["groups"] = {}  # checked by now: going through all members again would cost most
             fields["device"] = Device(**fields["device"])
             fields["clock"] = _clock_from_json(fields["clock"])
-            fields["trace"] = _known_settings(orjson.dumps(fields["trace"]))
+            fields["trace"] = _known(_settings_from_json, fields["trace"])
             header = checked(cls(**fields))
             vars(header)["groups"] = groups
             return header
@@ -392,15 +390,21 @@ class WindowRecord:
         return self
 
 
-@lru_cache(maxsize=64)  # all ranks of a job say the same: it is read and checked once
-def _known_layout(text: bytes) -> Layout:
-    return layout_from_json(orjson.loads(text))
-
-
-@lru_cache(maxsize=64)
-def _known_settings(text: bytes) -> TraceSettings:
-    record = orjson.loads(text)
+def _settings_from_json(record: dict[str, Any]) -> TraceSettings:
     return TraceSettings(**{**record, "granularity": Granularity(record["granularity"])})
+
+
+@lru_cache(maxsize=64, typed=True)  # of types, for True is 1 and 1 is 1.0
+def _read_once(read: Callable[[dict[str, Any]], Record], **record: Any) -> Record:
+    return read(record)
+
+
+def _known(read: Callable[[dict[str, Any]], Record], record: dict[str, Any]) -> Record:
+    """Return what all ranks of a job say alike, read once; damage is told as by the reader."""
+    try:
+        return _read_once(read, **record)
+    except TypeError:  # no record, or one with a list in the place of a number
+        return read(record)
 
 
 def _clock_from_json(record: dict[str, Any]) -> ClockOrigin:
