@@ -20,7 +20,7 @@ import math
 import re
 import reprlib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -51,9 +51,10 @@ def checked(record: Record) -> Record:
     return record
 
 
-def _check_fields(record: object, path: str) -> None:
+def _check_fields(record: object, path: str, known: Collection[str] = ()) -> None:
     for name, check in _checks_of(type(record)):  # type: ignore[arg-type]  # types are hashable
-        check(getattr(record, name), f"{path}{name}")
+        if name not in known:
+            check(getattr(record, name), f"{path}{name}")
 
 
 @lru_cache(maxsize=64)
@@ -319,7 +320,8 @@ class RankHeader:
             fields["device"] = Device(**fields["device"])
             fields["clock"] = _clock_from_json(fields["clock"])
             fields["trace"] = _known(_settings_from_json, fields["trace"])
-            header = checked(cls(**fields))
+            header = cls(**fields)
+            _check_fields(header, "", _CHECKED_FIELDS)
             vars(header)["groups"] = groups
             return header
         except (
@@ -390,8 +392,14 @@ class WindowRecord:
         return self
 
 
+_CHECKED_FIELDS = ("layout", "clock", "trace")
+"""Of a header, by whoever reads them."""
+
+
 def _settings_from_json(record: dict[str, Any]) -> TraceSettings:
-    return TraceSettings(**{**record, "granularity": Granularity(record["granularity"])})
+    settings = TraceSettings(**{**record, "granularity": Granularity(record["granularity"])})
+    _check_fields(settings, "trace.")
+    return settings
 
 
 @lru_cache(maxsize=64, typed=True)  # of types, for True is 1 and 1 is 1.0
