@@ -340,16 +340,22 @@ def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
     )
 
 
+_SHORT_ROWS = 1 << 10
+"""A piece of a column that is shorter costs more than its rows, each time the column is read."""
+
+
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
     ranks = tuple(by_rank)
     tables = [one.spans if one.stay else in_order(one.spans) for one in by_rank.values()]
-    spans = pa.concat_tables(tables)
+    spans = pa.concat_tables(tables).unify_dictionaries()
+    if spans.num_rows < _SHORT_ROWS * len(tables):
+        spans = spans.combine_chunks()
     return Trace(
         run_id=header.run_id,
         layout=header.layout,
         headers={rank: segment.header for rank, segment in by_rank.items()},
-        spans=spans.unify_dictionaries(),
+        spans=spans,
         windows={rank: segment.windows for rank, segment in by_rank.items()},
         completeness=Completeness(
             world_size=header.world_size,
