@@ -410,9 +410,10 @@ def _read_once(read: Callable[[dict[str, Any]], Record], **record: Any) -> Recor
 def _known(read: Callable[[dict[str, Any]], Record], record: dict[str, Any]) -> Record:
     """Return what all ranks of a job say alike, read once; damage is told as by the reader."""
     try:
-        return _read_once(read, **record)
+        known: Record = _read_once(read, **record)
     except TypeError:  # no record, or one with a list in the place of a number
         return read(record)
+    return known
 
 
 def _clock_from_json(record: dict[str, Any]) -> ClockOrigin:
