@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -252,6 +253,15 @@ def distinct(values: Integers) -> tuple[Integers, Integers]:
     """Return each value's number, and the values, in the order of their first appearance."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
+
+
+def rows_alike(values: Integers) -> list[Integers]:
+    """Return the rows of each value, ascending; values in the order of their first appearance."""
+    code, found = distinct(values)
+    few = len(found) < 2**16  # numpy then sorts by radix, ten times faster
+    order = np.argsort(code.astype(np.uint16) if few else code, kind="stable")
+    bounds = [0, *np.cumsum(np.bincount(code, minlength=len(found))).tolist()]
+    return [order[low:high] for low, high in pairwise(bounds)]
 
 
 def first_rows(code: Integers, num_codes: int) -> Integers:

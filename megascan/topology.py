@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from megascan.errors import ConfigError
 
@@ -96,6 +97,9 @@ class Layout:
         """Place of a global rank. Raises ConfigError outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside a world of {self.world_size} ranks")
+        return _coordinates(self, rank)
+
+    def _place(self, rank: int) -> Coordinates:
         place = {axis: rank // stride % size for axis, stride, size in self._strides()}
         return Coordinates(**place, ep=self._local(place) // self._expert_stride() % self.ep)
 
@@ -147,6 +151,15 @@ class Layout:
         place = self.coordinates(rank)
         axes = [axis for axis in ("dp", "pp", "cp", "ep", "tp") if getattr(self, axis) > 1]
         return " ".join(f"{axis.upper()}{getattr(place, axis)}" for axis in axes) or "single rank"
+
+
+_MOST_KNOWN = 1 << 15
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _coordinates(layout: Layout, rank: int) -> Coordinates:
+    """Keep the places of ranks: titles, orders and groups of a large job ask for each again."""
+    return layout._place(rank)
 
 
 def rank_file_name(layout: Layout, place: Coordinates) -> str:

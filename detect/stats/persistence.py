@@ -68,18 +68,39 @@ def scattered_stretches(
     usual = float(robust.median(noise.sigma))
     spreads = robust.spread(value, axis=1)[~excluded]
     sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
-    result: list[Stretch | None] = []
-    for row in range(len(value)):
-        others = value[~excluded & (np.arange(len(value)) != row)]
-        result.append(_scattered(row, value[row], others, sigma, min_iterations))
-    return result
+    sound = value[~excluded]
+    num_known = int(np.isfinite(sound).sum())
+    return [
+        _scattered(
+            row, value[row], _Others(sound, num_known, not excluded[row]), sigma, min_iterations
+        )
+        for row in range(len(value))
+    ]
+
+
+@dataclass(frozen=True)
+class _Others:
+    """What rows that are not excluded vary like, less a row's own: `sound` (row, iteration) holds
+    all of them, with `num_known` values, and the row itself where it `is_sound`.
+
+    Taking the row out of a copy would cost the square of the number of rows.
+    """
+
+    sound: Floats
+    num_known: int
+    is_sound: bool
+
+    def num_above(self, level: float, num_own: int) -> int:
+        """Count the others' values above a level, of which the row itself has `num_own`."""
+        return int((self.sound > level).sum()) - self.is_sound * num_own
 
 
 def _scattered(
-    row: int, series: Floats, others: Floats, sigma: float, min_iterations: int
+    row: int, series: Floats, others: _Others, sigma: float, min_iterations: int
 ) -> Stretch | None:
     known = np.sort(series[np.isfinite(series)])
-    compared = int(np.isfinite(others).sum()) or len(known)  # of a pair: its own iterations
+    compared = others.num_known - others.is_sound * len(known)
+    compared = compared or len(known)  # of a pair: its own iterations
     if len(known) < min_iterations + LIMITS.min_normal:
         return None
     split = _split(known)
@@ -92,7 +113,7 @@ def _scattered(
         return None
     middle = (slow + normal) / 2
     hits = int((known > middle).sum())
-    rate = (int((others > middle).sum()) + 1.0) / (compared + 2.0)
+    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
     p_value = float(special.bdtrc(hits - 1, len(known), rate)) * len(known) * 2
     active = np.flatnonzero(series > middle)
     return Stretch(

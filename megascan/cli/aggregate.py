@@ -32,6 +32,7 @@ from megascan.cli.options import (
     ranks_in_focus,
     selection_from,
     settings_from,
+    size_bytes,
     workers_from,
 )
 from megascan.cli.output import check_outputs, require, say, stage, write_json
@@ -65,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the timeline (default: benchmark_<date and time>.json in the current folder)",
+        help="the timeline (default: benchmark_<date and time>.json in the current folder; "
+        ".pftrace from 256 MB of rank files on)",
     )
     parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
     parser.add_argument(
@@ -90,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, align, write; print the summary, the verdict and the next command to type."""
-    output: Path = arguments.output or Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.json")
+    output: Path = arguments.output or _default_output(arguments.folder)
     if arguments.focus and not arguments.detect:
         raise UsageError("--focus shows the suspects of a detection; pass -d, too")
     if is_tuned(arguments) and not arguments.detect:
@@ -108,6 +110,16 @@ def run(arguments: argparse.Namespace) -> int:
         num_events = _aggregate(arguments, output, workers)
     say(f"wrote {output} ({num_events:,} events); look at it: {_view(output)}")
     return 0
+
+
+LARGE_BYTES = 256 << 20
+"""Of rank files: from here on Chrome JSON, which is as large as they are, is no longer the default;
+Perfetto's own format takes 0.6 of that."""
+
+
+def _default_output(folder: Path) -> Path:
+    suffix = "pftrace" if size_bytes(folder) >= LARGE_BYTES else "json"
+    return Path(f"benchmark_{datetime.now():%Y%m%d_%H%M%S}.{suffix}")
 
 
 def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) -> int:

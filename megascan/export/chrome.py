@@ -45,7 +45,7 @@ from megascan.export.drawing import (
 )
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT, Column
-from megascan.timeline import codes, distinct, numbers
+from megascan.timeline import codes, distinct, numbers, rows_alike
 from megascan.topology import Layout
 
 _MOST_CODES = 1 << 16
@@ -318,8 +318,7 @@ def _span_block(spans: pa.Table, laid: pa.Table, axes: _Axes, rows: slice) -> me
     start_ns = numbers(table, "start_ns") - axes.origin_ns
     duration_ns = numbers(table, "duration_ns")
     pieces = []
-    for bits in np.unique(pattern).tolist():
-        alike = np.flatnonzero(pattern == bits)
+    for bits, alike in sorted((int(pattern[rows[0]]), rows) for rows in rows_alike(pattern)):
         parts: list[pa.StringArray | str] = [text.of(alike) for text in head]
         parts += ['"ts":', microsecond_texts(start_ns[alike])]
         parts += ['"dur":', microsecond_texts(duration_ns[alike]), '"args":{']

@@ -35,6 +35,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
@@ -45,7 +46,15 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from megascan.arrays import Bytes, Flags, Floats, Integers, group_lengths, group_starts
+from megascan.arrays import (
+    Bytes,
+    Flags,
+    Floats,
+    Integers,
+    Words,
+    group_lengths,
+    group_starts,
+)
 from megascan.export.blocks import Block, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
 from megascan.export.drawing import (
@@ -65,10 +74,7 @@ from megascan.export.drawing import (
 )
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT
-from megascan.timeline import codes, distinct, numbers
-
-Part = bytes | Bytes
-"""Bytes that all messages share, or a matrix of shape (message, byte)."""
+from megascan.timeline import codes, distinct, numbers, rows_alike
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
 _LONGEST_VARINT = 10
@@ -89,28 +95,48 @@ def tag(field: int, wire_type: int) -> bytes:
     return varint(field << 3 | wire_type)
 
 
-def varints(values: Integers) -> Bytes:
-    """Encode numbers as varints of one width; negative ones take ten bytes, as protobuf wants."""
+@dataclass(frozen=True)
+class Varints:
+    """A column of numbers as varints of one width."""
+
+    values: npt.NDArray[np.uint32] | Words
+    width: int
+
+    def fill(self, out: Bytes) -> None:
+        """Write them into (message, width) bytes."""
+        for place in range(self.width):
+            septet = (self.values >> self.values.dtype.type(7 * place)).astype(np.uint8)
+            last = place == self.width - 1
+            out[:, place] = septet & np.uint8(0x7F) if last else septet | np.uint8(0x80)
+
+
+@dataclass(frozen=True)
+class Fixed64:
+    """A column of numbers as eight bytes each."""
+
+    values: Integers | Floats
+    width: int = 8
+
+    def fill(self, out: Bytes) -> None:
+        """Write them into (message, width) bytes."""
+        out.view(self.values.dtype.newbyteorder("<"))[:, 0] = self.values
+
+
+Part = bytes | Varints | Fixed64
+"""Bytes that all messages share, or a column of them."""
+
+
+def varints(values: Integers) -> Varints:
+    """Encode numbers as varints; negative ones take ten bytes, as protobuf wants."""
     numbers = values.view(np.uint64)
     top = int(numbers.max(initial=0))
     width = min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT)
-    out = np.empty((len(values), width), dtype=np.uint8)
-    for place in range(width):
-        septet = (numbers >> np.uint64(7 * place)).astype(np.uint8)
-        last = place == width - 1
-        out[:, place] = septet & np.uint8(0x7F) if last else septet | np.uint8(0x80)
-    return out
-
-
-def fixed64(values: Integers | Floats) -> Bytes:
-    """Encode numbers as eight bytes each."""
-    little = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
-    return little.view(np.uint8).reshape(len(values), 8)
+    return Varints(numbers.astype(np.uint32) if top < 2**32 else numbers, width)
 
 
 def length_of(parts: Sequence[Part]) -> int:
     """Count the bytes of a message of these parts."""
-    return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
+    return sum(len(part) if isinstance(part, bytes) else part.width for part in parts)
 
 
 def nested(field: int, parts: Sequence[Part]) -> list[Part]:
@@ -119,27 +145,31 @@ def nested(field: int, parts: Sequence[Part]) -> list[Part]:
 
 
 def matrix(num_messages: int, parts: Sequence[Part]) -> Bytes:
-    """Put parts side by side, shape (message, byte)."""
-    out = np.empty((num_messages, length_of(parts)), dtype=np.uint8)
+    """Put parts side by side, shape (message, byte): what is shared in one go, then columns."""
+    shared = b"".join(part if isinstance(part, bytes) else bytes(part.width) for part in parts)
+    out = np.empty((num_messages, len(shared)), dtype=np.uint8)
+    out[:] = np.frombuffer(shared, dtype=np.uint8)
     place = 0
     for part in parts:
-        width = len(part) if isinstance(part, bytes) else part.shape[1]
-        source = np.frombuffer(part, dtype=np.uint8) if isinstance(part, bytes) else part
-        out[:, place : place + width] = source
-        place += width
+        if isinstance(part, bytes):
+            place += len(part)
+        else:
+            part.fill(out[:, place : place + part.width])
+            place += part.width
     return out
 
 
 def interleaved(pieces: Sequence[tuple[Integers, Bytes]]) -> bytes | memoryview:
-    """Put messages of several matrices in the order of their row numbers."""
+    """Put messages of several matrices in the order of their row numbers, 0, 1, 2, …"""
     if len(pieces) == 1:
         return pieces[0][1].tobytes()
     arrays = [_binary(piece) for _, piece in pieces]
     rows = np.concatenate([rows for rows, _ in pieces]) if pieces else np.empty(0, np.int64)
     if not len(rows):
         return b""
-    order = pa.array(np.argsort(rows, kind="stable"))
-    whole = pa.concat_arrays(arrays).take(order)
+    order = np.empty_like(rows)
+    order[rows] = np.arange(len(rows))
+    whole = pa.concat_arrays(arrays).take(pa.array(order))
     end = int(np.frombuffer(whole.buffers()[1], dtype=np.int32)[len(whole)])
     return memoryview(whole.buffers()[2])[:end]
 
@@ -198,7 +228,7 @@ def end(track: Integers) -> list[Part]:
 
 def counter(track: Integers, value: Floats) -> list[Part]:
     """Return a curve's value."""
-    return [*_event(EventType.COUNTER, track), tag(_COUNTER_VALUE, FIXED64), fixed64(value)]
+    return [*_event(EventType.COUNTER, track), tag(_COUNTER_VALUE, FIXED64), Fixed64(value)]
 
 
 def _event(kind: EventType, track: Integers) -> list[Part]:
@@ -212,7 +242,7 @@ def int_argument(name: int, value: Integers) -> list[Part]:
 
 def real_argument(name: int, value: Floats) -> list[Part]:
     """Return an argument with finite floats."""
-    return _argument(name, tag(_DOUBLE, FIXED64), fixed64(value))
+    return _argument(name, tag(_DOUBLE, FIXED64), Fixed64(value))
 
 
 def text_argument(name: int, value: Integers) -> list[Part]:
@@ -220,19 +250,19 @@ def text_argument(name: int, value: Integers) -> list[Part]:
     return _argument(name, tag(_TEXT, VARINT), varints(value))
 
 
-def _argument(name: int, wire_tag: bytes, value: Bytes) -> list[Part]:
+def _argument(name: int, wire_tag: bytes, value: Part) -> list[Part]:
     label = tag(_ANNOTATION_NAME, VARINT) + varint(name) + wire_tag
     return nested(_ANNOTATION, [label, value])
 
 
 def leaving_flow(ids: Integers) -> list[Part]:
     """Return an arrow that leaves the event's slice."""
-    return [tag(_FLOW, FIXED64), fixed64(ids)]
+    return [tag(_FLOW, FIXED64), Fixed64(ids)]
 
 
 def arriving_flow(ids: Integers) -> list[Part]:
     """Return an arrow that ends in the event's slice."""
-    return [tag(_TERMINATING_FLOW, FIXED64), fixed64(ids)]
+    return [tag(_TERMINATING_FLOW, FIXED64), Fixed64(ids)]
 
 
 ROOT = 1
@@ -775,8 +805,7 @@ def _begin_packets(
     for name in SPAN_ARGUMENTS:
         pattern = pattern << 1 | rows.applies[name]
     pieces = []
-    for shape in np.unique(pattern).tolist():
-        part = np.flatnonzero(pattern == shape)
+    for part in rows_alike(pattern):
         event = _begin_event(interned, rows, part)
         for place in range(int(leaving.num[part[0]])):
             event += leaving_flow(leaving.of_rows(part, place))

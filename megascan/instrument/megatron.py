@@ -220,6 +220,7 @@ class Modules:
     def _wrap(self, name: str, original: Function) -> Function:
         position, tracer = self._position, self._tracer
         repeated_name, backward_name = recompute_of(name), backward_of(name)
+        activation_of = _activation_finder()
 
         def enter(call: Call) -> bool:
             if position.is_elsewhere:
@@ -233,7 +234,7 @@ class Modules:
             if not tracer.layers.takes(position.layer, position.slot[1] if position.slot else 0):
                 call.memory = (outer, NOT_TAKEN, None)
                 return True
-            source = _first_activation((*call.positional[1:], *call.named.values()))
+            source = activation_of(call)
             call.memory = (outer, tracer.mark_at(source), source)
             return True
 
@@ -286,15 +287,22 @@ class Modules:
         self._patched.clear()
 
 
-def _first_activation(values: tuple[object, ...]) -> torch.Tensor | None:
-    """Return the first argument with a gradient; not a weight, on which a hook would stay."""
-    import torch
+def _activation_finder() -> Callable[[Call], torch.Tensor | None]:
+    """Return a function that finds the first argument, behind `self`, with a gradient.
 
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            is_weight = value.grad_fn is None and isinstance(value, torch.nn.Parameter)
-            return None if is_weight else value
-    return None
+    It finds no weight, on which a hook would stay.
+    """
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    def find(call: Call) -> torch.Tensor | None:
+        for value in (*call.positional[1:], *call.named.values()):
+            if isinstance(value, Tensor) and value.requires_grad:
+                is_weight = value.grad_fn is None and isinstance(value, Parameter)
+                return None if is_weight else value
+        return None
+
+    return find
 
 
 class TracedIterator:

@@ -28,7 +28,7 @@ import orjson
 
 from megascan.errors import InputError
 from megascan.header import RankHeader, WindowRecord
-from megascan.reader.lines import BYTE_ORDER_MARK, Block, EventBlock, parse_block
+from megascan.reader.lines import BYTE_ORDER_MARK, Block, EventBlock, Lines, parse_block
 from megascan.reader.rank_files import FileRuns, follow, read_mark
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
@@ -253,14 +253,19 @@ def _parsed_together(texts: Sequence[bytes], parser: Templates) -> Sequence[Even
     whole = bytearray(b"\n".join(texts))
     events = parse_block(Block(whole, 1), parser)
     counts = [text.count(b"\n") + 1 for text in texts]
-    if events is None or events.damages or events.table.num_rows != sum(counts):
+    if (
+        events is None
+        or isinstance(events.source, tuple)
+        or events.damages
+        or events.table.num_rows != sum(counts)
+    ):
         return [None] * len(texts)
-    found, row, place = [], 0, 0
-    for text, count in zip(texts, counts, strict=True):
-        source = whole[place : place + len(text)]
+    found, row = [], 0
+    for count in counts:
+        lines = Lines(events.source.text, events.source.bounds[row : row + count + 1])
         part = events.table.slice(row, count)
-        found.append(EventBlock(part, 1, range(1, count + 1), (), source))
-        row, place = row + count, place + len(text) + 1
+        found.append(EventBlock(part, range(1, count + 1), (), lines))
+        row += count
     return found
 
 

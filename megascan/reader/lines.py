@@ -272,25 +272,28 @@ class Damage:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Lines of a text: line i begins at `bounds[i]` and ends before `bounds[i + 1]`."""
+
+    text: bytearray
+    bounds: Integers
+
+    def __getitem__(self, line: int) -> bytes:
+        return bytes(self.text[self.bounds[line] : self.bounds[line + 1]]).rstrip()
+
+
+@dataclass(frozen=True)
 class EventBlock:
-    """Events of one block as columns; row i stands in file line `numbers[i]`."""
+    """Events of one block as columns; row i is `source[i]`, in file line `numbers[i]`."""
 
     table: pa.Table
-    first_line: int
     numbers: Sequence[int]
     damages: tuple[Damage, ...]
-    source: bytearray | tuple[bytes, ...]
+    source: Lines | tuple[bytes, ...]
 
     def rows_text(self, rows: Sequence[int]) -> list[bytes]:
         """Return the JSON of some rows (the few records that are not spans)."""
-        if isinstance(self.source, tuple):
-            return [self.source[row] for row in rows]
-        ends = np.flatnonzero(np.frombuffer(self.source, dtype=np.uint8) == _ENDING)
-        bounds = [-1, *ends.tolist(), len(self.source)]
-        first = self.numbers[0] - self.first_line
-        return [
-            bytes(self.source[bounds[first + row] + 1 : bounds[first + row + 1]]) for row in rows
-        ]
+        return [self.source[row] for row in rows]
 
 
 class LineParser(Protocol):
@@ -363,7 +366,7 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
         if table is not None:
             first = block.first_line + rows.start
             numbers = range(first, first + len(rows))
-            return EventBlock(table, block.first_line, numbers, (), block.text)
+            return EventBlock(table, numbers, (), Lines(block.text, bounds))
     return _parse_line_by_line(block, parser)
 
 
@@ -428,7 +431,7 @@ def _parse_line_by_line(block: Block, parser: LineParser) -> EventBlock | None:
         Damage(number, reason, bisect_left(numbers, number), reason is _MISFIT)
         for number, reason in sorted(damages.items())
     )
-    return EventBlock(table, block.first_line, numbers, faults, tuple(lines))
+    return EventBlock(table, numbers, faults, tuple(lines))
 
 
 def _events(line: bytes) -> list[bytes] | None:

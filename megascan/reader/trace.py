@@ -15,9 +15,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -339,16 +340,22 @@ def _stop(ranks: Sequence[int], iteration: int, end: int) -> str:
     )
 
 
+_SHORT_ROWS = 1 << 10
+"""A piece of a column that is shorter costs more than its rows, each time the column is read."""
+
+
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
     ranks = tuple(by_rank)
     tables = [one.spans if one.stay else in_order(one.spans) for one in by_rank.values()]
-    spans = pa.concat_tables(tables)
+    spans = pa.concat_tables(tables).unify_dictionaries()
+    if spans.num_rows < _SHORT_ROWS * len(tables):
+        spans = spans.combine_chunks()
     return Trace(
         run_id=header.run_id,
         layout=header.layout,
         headers={rank: segment.header for rank, segment in by_rank.items()},
-        spans=spans.unify_dictionaries(),
+        spans=spans,
         windows={rank: segment.windows for rank, segment in by_rank.items()},
         completeness=Completeness(
             world_size=header.world_size,
@@ -385,9 +392,9 @@ _JSON_PATTERNS = ("*.json", "*.json.gz")
 RANK_FORMATS = (Format.RANK_FILES, Format.ORIGINAL, Format.KINETO)
 MERGED_FORMATS = (Format.TIMELINE, Format.PERFETTO)
 
+_OWN_SIGN = re.compile(rb'"name"\s*:\s*"megascan(?:_window|(_timeline))?"')
+"""Both formats of ours name themselves in their first event."""
 _JSON_SIGNS: tuple[tuple[Format, re.Pattern[bytes]], ...] = (
-    (Format.TIMELINE, re.compile(rb'"name"\s*:\s*"megascan_timeline"')),
-    (Format.RANK_FILES, re.compile(rb'"name"\s*:\s*"megascan(_window)?"')),
     (Format.ORIGINAL, re.compile(rb'"(pad_before|rel_ts)"\s*:')),
     (Format.ORIGINAL_TIMELINE, re.compile(rb'"dp_rk"\s*:')),
     (
@@ -420,6 +427,10 @@ def sniff_file(path: Path) -> Format:
     start = read_start(path, _LOOK_BYTES)
     if not start:
         raise InputError(f"{path} is empty; {_EXPECTED}")
+    return _format_of(path, start)
+
+
+def _format_of(path: Path, start: bytes) -> Format:
     found = _json_format(start)
     if found is None and start.startswith(b"PAR1") and _is_op_table(path):
         found = Format.OP_TABLE
@@ -432,7 +443,7 @@ def sniff_file(path: Path) -> Format:
 
 def holds_ranks(path: Path) -> bool:
     """Tell whether a file of a trace folder is a rank's, by its name or by what it holds."""
-    if any(path.match(pattern) for pattern in RANK_FILE_PATTERNS):
+    if _is_named(path, RANK_FILE_PATTERNS):
         return True
     return _sniff_stray(path) in RANK_FORMATS
 
@@ -444,21 +455,27 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
     it is a rank's trace. Everything else in the folder (ground truth, logs) is passed over. Raises
     InputError for files of several formats, among them profiles that somebody named as rank files.
     """
-    named = _matching(folder, *RANK_FILE_PATTERNS)
+    named = _matching(folder, RANK_FILE_PATTERNS)
     if named:
         return _common_format(folder, {path: _sniff_named(path) for path in named})
-    formats = {path: _sniff_stray(path) for path in _matching(folder, *_JSON_PATTERNS)}
+    formats = {path: _sniff_stray(path) for path in _matching(folder, _JSON_PATTERNS)}
     ranks = {path: found for path, found in formats.items() if found in RANK_FORMATS}
     if not ranks:
         raise InputError(f"no rank files in {folder}{_hint(folder)}; {_EXPECTED}")
     return _common_format(folder, ranks)
 
 
-def _matching(folder: Path, *patterns: str) -> list[Path]:
-    """List the files of a folder; Path.glob finds nothing where it may not look."""
+def _matching(
+    folder: Path, patterns: Sequence[str], known: Collection[Path] = frozenset()
+) -> list[Path]:
+    """List the files of a folder, less those that are known, in the order of their names.
+
+    Path.glob finds nothing where it may not look.
+    """
     try:
-        paths = [path for path in folder.iterdir() if any(map(path.match, patterns))]
-        return sorted(path for path in paths if path.is_file())
+        paths = [path for path in folder.iterdir() if _is_named(path, patterns)]
+        files = [path for path in paths if path not in known and path.is_file()]
+        return sorted(files, key=lambda path: path.name)
     except OSError as error:
         raise InputError(
             f"{error.filename}: cannot be looked at ({error.strerror}); "
@@ -466,9 +483,14 @@ def _matching(folder: Path, *patterns: str) -> list[Path]:
         ) from error
 
 
+def _is_named(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
 def _sniff_named(path: Path) -> Format | None:
     """Find a rank file's format; None for an empty one, which a rank killed at its start leaves."""
-    return sniff_file(path) if read_start(path, 1) else None
+    start = read_start(path, _LOOK_BYTES)
+    return _format_of(path, start) if start else None
 
 
 def _sniff_stray(path: Path) -> Format | None:
@@ -485,14 +507,15 @@ def _common_format(folder: Path, found: Mapping[Path, Format | None]) -> tuple[F
             f"{folder} holds files of several formats ({', '.join(formats)}); put each run into a "
             "folder of its own"
         )
-    return (formats[0] if formats else Format.RANK_FILES), sorted(found)
+    return (formats[0] if formats else Format.RANK_FILES), list(found)
 
 
-def _beside(path: Path, read: Format) -> list[str]:
-    """Say which rank traces of other formats lie among a folder's rank files."""
+def _beside(path: Path, read: Format, files: Collection[Path]) -> list[str]:
+    """Say which rank traces of other formats lie among a folder's rank files, which are `files`."""
     if not path.is_dir():
         return []
-    formats = {file.name: _sniff_stray(file) for file in _matching(path, *_JSON_PATTERNS)}
+    others = _matching(path, _JSON_PATTERNS, set(files))
+    formats = {file.name: _sniff_stray(file) for file in others}
     return [
         f"{_NAMES[other]} in the same folder were not read ({listed(names, most=2)}): "
         "each run needs a folder of its own"
@@ -518,6 +541,9 @@ def _hint(folder: Path) -> str:
 def _json_format(start: bytes) -> Format | None:
     if not _is_json(start):
         return None
+    own = _OWN_SIGN.search(start)
+    if own is not None:
+        return Format.TIMELINE if own[1] else Format.RANK_FILES
     return next((found for found, sign in _JSON_SIGNS if sign.search(start)), None)
 
 
@@ -652,7 +678,7 @@ def _read(path: Path, run: str | None, load: Loader, *, allow_missing_ranks: boo
         segments,
         run,
         allow_missing_ranks=allow_missing_ranks or not path.is_dir(),
-        beside=_beside(path, found),
+        beside=_beside(path, found, files),
     )
 
 

@@ -6,6 +6,8 @@ recorded; `TraceConfig.sampled_layers` chooses from then on, alike on all ranks 
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from megascan.config import LEAST_LAYERS, TraceConfig
 
 
@@ -14,7 +16,7 @@ class LayerTurns:
 
     def __init__(self) -> None:
         self.least = LEAST_LAYERS
-        self._layers_of_chunk: dict[int, set[int]] = {}
+        self._layers_of_chunk: defaultdict[int, set[int]] = defaultdict(set)
         self._chosen: frozenset[int] | None = None
 
     def begin_iteration(self, config: TraceConfig, iteration: int) -> None:
@@ -29,7 +31,7 @@ class LayerTurns:
         if self._chosen is not None:
             return layer is None or layer in self._chosen
         if layer is not None:
-            self._layers_of_chunk.setdefault(chunk, set()).add(layer)
+            self._layers_of_chunk[chunk].add(layer)
         return True
 
     def largest_stride(self) -> int:

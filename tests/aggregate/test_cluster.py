@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,17 +148,19 @@ def test_detection_says_the_same(megascan, two, traced, tmp_path):
 def test_every_format_is_the_same_to_the_bit_wherever_it_is_made(
     two, traced, tmp_path, small_shards, monkeypatch
 ):
-    """In this process, in a pool of others, on a cluster: one engine, one result."""
-    monkeypatch.setattr("megascan.parallel.num_workers", lambda: 2)
+    """In this process, in pools of others, on a cluster: one engine, one result."""
     monkeypatch.setattr("megascan.parallel.can_fork", lambda: True)
     here, own_sums = shards_of(traced, Here())
     counts = [write_timeline(here, tmp_path / f"here{suffix}") for suffix in FORMATS]
     whole = here.whole()
-    for name, opened in (
-        ("pool", workers_here(worth_processes=True)),
-        ("there", connect(two.address)),
+    for name, num_workers, opened in (
+        ("pair", 2, workers_here(worth_processes=True)),
+        ("four", 4, workers_here(worth_processes=True)),
+        ("there", 2, connect(two.address)),
     ):
+        monkeypatch.setattr("megascan.parallel.num_workers", partial(int, num_workers))
         with opened as workers:
+            assert getattr(workers, "count", 2) == num_workers
             there, sums = shards_of(traced, workers)
             assert there.whole().spans.equals(whole.spans)
             assert there.frame.clocks == whole.clocks

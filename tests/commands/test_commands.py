@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megascan.cli.main import COMMANDS
+from megascan.cli.main import COMMANDS, main
+from megascan.cli.options import size_bytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +73,14 @@ def test_default_output_is_named_by_date_in_the_current_folder(megascan, healthy
     (written,) = tmp_path.glob("benchmark_*.json")
     assert done.stdout.splitlines()[-1].startswith(f"wrote {written.name}")
     assert "megascan view" in done.stdout.splitlines()[-1]
+
+
+def test_the_default_output_of_a_large_trace_is_perfettos_own(healthy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("megascan.cli.aggregate.LARGE_BYTES", size_bytes(healthy))
+    assert main(["aggregate", "-b", str(healthy)]) == 0
+    (written,) = tmp_path.iterdir()
+    assert written.match("benchmark_*.pftrace")
 
 
 def test_detection_names_the_planted_rank_in_text_json_and_timeline(megascan, faulty, tmp_path):

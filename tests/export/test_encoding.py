@@ -18,6 +18,7 @@ from megascan.export.perfetto import (
     begin,
     int_argument,
     interleaved,
+    matrix,
     packets,
     real_argument,
     varint,
@@ -77,7 +78,7 @@ def test_packets_are_what_perfettos_own_classes_read(values):
 
 def test_varints_are_padded_to_one_width():
     assert varint(300) == b"\xac\x02"
-    assert varints(np.array([1, 300])).tobytes() == b"\x81\x00\xac\x02"
+    assert matrix(2, [b"x", varints(np.array([1, 300]))]).tobytes() == b"x\x81\x00x\xac\x02"
 
 
 def test_interleaving_follows_the_row_numbers():

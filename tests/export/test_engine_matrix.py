@@ -15,12 +15,13 @@ import pandas as pd
 import pytest
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
-from aggregate import build_timeline
+from aggregate import build_shards, build_timeline
 from benchmarks.aggregate_scale.original_files import write_original_files
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
 from benchmarks.fuzz.samples import write_profiles
 from megascan.export import Selection, write_timeline
-from megascan.reader import read_trace
+from megascan.parallel import Here
+from megascan.reader import read_ends, read_trace
 from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Layout
@@ -48,6 +49,17 @@ CASES = [(source, "whole") for source in SOURCES] + [
     for selection in SELECTIONS
     if selection != "whole"
 ]
+SHOWN = {"start_ns": "ts", "duration_ns": "dur"}
+ALL_OF_A_SPAN = ", ".join(SHOWN.get(one.name, f'"{one.name}"') for one in TIMELINE_COLUMNS)
+QUERIES = {
+    "spans": f"select depth, {ALL_OF_A_SPAN} from megascan_span",
+    "slices": "select ts, dur, name, category, depth from slice",
+    "arrows": """select o.rank, o.name, o.ts, i.rank as to_rank, i.name as to_name, i.ts as to_ts
+      from flow f join megascan_span o on f.slice_out = o.id
+      join megascan_span i on f.slice_in = i.id""",
+    "tracks": "select name, count(*) as number from track group by name",
+    "curves": "select t.name, c.ts, c.value from counter c join track t on c.track_id = t.id",
+}
 
 
 def timeline_of(source: str, place: Path) -> Timeline:
@@ -101,9 +113,7 @@ def case(request, timelines, tmp_path_factory, trace_processor) -> Iterator[Case
 
 def test_every_span_is_there_with_all_it_says(case: Case) -> None:
     names = [column.name for column in TIMELINE_COLUMNS]
-    shown = {"start_ns": "ts", "duration_ns": "dur"}
-    selected = ", ".join(shown.get(name, f'"{name}"') for name in names)
-    found = Counter(case.rows(f"select {selected} from megascan_span"))
+    found = Counter(case.rows(f"select {ALL_OF_A_SPAN} from megascan_span"))
     source = case.spans.assign(start_ns=case.spans["start_ns"] - case.timeline.origin_ns)
     columns = [source[name].astype(object).tolist() for name in names]
     wanted = Counter(
@@ -215,6 +225,33 @@ def test_wait_shares_are_drawn_for_each_iteration(case: Case) -> None:
     wanted = int(pd.MultiIndex.from_frame(iterations).isin(shown).sum())
     assert count >= wanted
     assert 0 <= low <= high <= 100
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])
+def test_many_shards_show_what_one_shows(suffix, tmp_path, trace_processor, monkeypatch) -> None:
+    """Parts of a file that were made apart: as many slices, arrows, tracks and curve values."""
+    from megascan.cli.main import main
+
+    words = "--tp 2 --pp 2 --dp 2 --layers 4 --microbatches 4 --iterations 4 --seed 3"
+    assert main(["simulate", *words.split(), "-o", str(tmp_path / "trace")]) == 0
+    found = []
+    for num_bytes, least in ((8 << 20, 1), (100_000, 4)):
+        monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", num_bytes)
+        monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", num_bytes // 200)
+        here = Here()
+        sharded, _ = build_shards(*read_ends(tmp_path / "trace", here), here)
+        assert len(sharded.shards) == 1 if least == 1 else len(sharded.shards) >= least
+        path = tmp_path / f"{least}{suffix}"
+        write_timeline(sharded, path)
+        config = TraceProcessorConfig(bin_path=str(trace_processor), load_timeout=120)
+        with TraceProcessor(trace=str(path), config=config) as engine:
+            engine.query(span_view())
+            case = Case(sharded.whole(), Selection(), engine)
+            found.append({name: Counter(case.rows(sql)) for name, sql in QUERIES.items()})
+    one, many = found
+    for name in QUERIES:
+        assert one[name], name
+        assert one[name] == many[name], name
 
 
 @pytest.mark.parametrize("suffix", [".json.gz", ".pftrace"])

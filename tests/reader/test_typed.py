@@ -35,6 +35,8 @@ def with_field(record: dict[str, Any], path: str, value: object) -> dict[str, An
         ("clock.origin_unix_ns", 1 << 70, "origin_unix_ns is 118059"),
         ("trace.budget_ratio", float("inf"), "trace.budget_ratio is inf, expected float"),
         ("trace.compress", 1, "trace.compress is 1, expected bool"),
+        ("trace.compress", 0, "trace.compress is 0, expected bool"),  # equal to what is right
+        ("layout.vpp", True, "vpp is True, expected int"),
         ("versions", {"torch": 2}, r"versions\['torch'\] is 2, expected str"),
         ("layout", [1], r"layout is \[1\], expected sizes by axis"),
         ("layout.dp", 1 << 40, "layout's dp is 1099511627776, expected a size"),
