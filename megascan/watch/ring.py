@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from megascan.header import RankHeader
 from megascan.reader.segments import Segment
+from megascan.timeline import Trace
 from megascan.watch.windows import JobWindow
 
 if TYPE_CHECKING:
@@ -99,14 +100,10 @@ class Ring:
         from detect.detector import examine
         from detect.stats.robust import median
         from megascan.probes import read_probes
-        from megascan.reader.trace import build_trace
 
         began = time.process_time()
-        segments = [self._joined(rank) for rank in sorted(self.headers)]
-        trace = build_trace(
-            self.folder, segments, self.windows[-1].run_id, allow_missing_ranks=True
-        )
-        examination = examine(build_timeline(trace), self.settings, read_probes(self.folder))
+        timeline = build_timeline(self.trace())
+        examination = examine(timeline, self.settings, read_probes(self.folder))
         seen = examination.seen
         slowness: dict[int, float] = {}
         if len(seen.iterations):
@@ -120,6 +117,14 @@ class Ring:
             num_windows=len(self.windows),
             cpu_s=time.process_time() - began,
         )
+
+    def trace(self) -> Trace:
+        """Return all windows as one trace. Raises InputError for ranks that contradict."""
+        from megascan.reader.trace import build_trace
+
+        segments = [self._joined(rank) for rank in sorted(self.headers)]
+        run_id = self.windows[-1].run_id
+        return build_trace(self.folder, segments, run_id, allow_missing_ranks=True)
 
     def _joined(self, rank: int) -> Segment:
         parts = [window.segments[rank] for window in self.windows if rank in window.segments]

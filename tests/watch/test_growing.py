@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
@@ -172,6 +173,37 @@ def test_an_empty_or_foreign_file_hands_out_nothing(tmp_path):
     assert file.poll() == []
     path.write_bytes(b"\0\xff not ours \n" * 50_000)
     assert file.poll() == []
+
+
+def test_sizes_that_go_back_hand_out_nothing_twice(healthy, grow, monkeypatch):
+    """As over NFS: a cached size may be older than bytes that were read already."""
+    feed = grow(healthy)
+    feed.step(4, ranks=[0])
+    file, before = GrowingFile(feed.path(0), ALL), feed.path(0).stat()
+    feed.step(2, ranks=[0])
+    assert everything(file) == [2, 4, 6, 8, 10, 12]
+    monkeypatch.setattr("megascan.reader.growing.os.fstat", lambda _: before)
+    assert everything(file) == []
+    monkeypatch.undo()
+    feed.step(1, ranks=[0])
+    assert everything(file) == [14]
+    assert file.problem == ""
+
+
+def test_a_stale_handle_is_said_and_tried_again(healthy, grow, monkeypatch):
+    """As over NFS, where the server has put another file in its place meanwhile."""
+    feed = grow(healthy)
+    feed.step(2, ranks=[0])
+    file = GrowingFile(feed.path(0), ALL)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("megascan.reader.growing.os.fstat", stale)
+    assert everything(file) == []
+    assert "Stale file handle; tried again" in file.problem
+    monkeypatch.undo()
+    assert everything(file) == [2, 4]
 
 
 def test_zeros_that_writes_will_fill_are_waited_for(healthy, grow, monkeypatch):
