@@ -6,8 +6,8 @@
 
 A window that looks unusual (`glance.py`) is judged as it comes, and so is every one while a finding
 is about to be raised or cleared. Others wait until the watch has used no more than its share of a
-core since the last verdict, and never longer than for half the ring, so that no iteration
-goes unjudged. A start without state judges once, on the newest windows.
+core since the last verdict, and never longer than for three quarters of the ring, so that no
+iteration goes unjudged. A start without state judges once, on the newest windows.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
 CPU_SHARE = 0.02
+MOST_UNJUDGED = 0.75
+"""Of the ring's iterations: so many may wait for a verdict, the others show what was usual."""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -159,7 +161,9 @@ class Watcher:
         self.ring.push(window)
         self.glance.push(window)
         self.gauges.num_windows += 1
-        if state.judged_iteration >= 0 and 2 * self._num_unjudged >= self.ring.num_iterations:
+        if state.judged_iteration >= 0 and self._num_unjudged >= (
+            MOST_UNJUDGED * self.ring.num_iterations
+        ):
             self._judge(window)
 
     @property
