@@ -91,7 +91,7 @@ class Watcher:
                 after_iteration=state.ring_iteration - 1 if known else -1,
             ),
         )
-        self.ring = Ring(self.settings.folders[0], self.settings.detector, kept)
+        self.ring = Ring(self.settings.folders, self.settings.detector, kept)
         self.glance = Glance(kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
         self._judged_at = (self.monotonic_s(), time.process_time())
