@@ -72,6 +72,30 @@ def test_time_that_passes_pays_for_a_verdict(healthy, grow, watched):
     assert watch.verdicts[-1]["iterations"][1] == report.iterations[1]
 
 
+def test_what_could_not_wait_is_saved_later(healthy, grow, watched):
+    """Verdicts of 1 CPU second, a window every 10 s, a share of 5 %: one of two is judged."""
+    feed = grow(healthy)
+    watch = watched(feed.target, cpu_share=0.05)
+    watcher, now = watch.watcher, [0.0]
+    watcher.monotonic_s = lambda: now[0]
+    watcher.cpu_s = lambda: float(watcher.gauges.num_verdicts)
+    watcher._judged_at = (0.0, 0.0)
+    feed.step(8)
+    watcher.look()
+
+    def judged(unusual: bool) -> bool:
+        before = watcher.gauges.num_verdicts
+        watcher.glance.is_unusual = lambda *_: unusual
+        now[0] += 10.0
+        feed.step()
+        watcher.look()
+        return watcher.gauges.num_verdicts > before
+
+    assert [judged(False) for _ in range(4)] == [False, True, False, True]
+    assert [judged(True) for _ in range(2)] == [True, True]
+    assert [judged(False) for _ in range(6)] == [False, False, False, True, False, True]
+
+
 def test_the_end_of_the_job_is_judged(healthy, grow, watched):
     feed = grow(healthy)
     watch = watched(feed.target, cpu_share=NEVER_DUE)
