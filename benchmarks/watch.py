@@ -489,7 +489,7 @@ def scale(arguments: argparse.Namespace, folder: Path) -> None:
         print(
             f"CPU {time.process_time() - began:.2f} s, wall {time.perf_counter() - wall:.2f} s, "
             f"{len(watch.watcher.ring.windows)} windows of "
-            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, RSS {_now_mb()} MB "
+            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, memory {_now_mb()} MB "
             f"(most {_rss_mb()}, {before} before the watch began)",
             flush=True,
         )
@@ -509,7 +509,7 @@ def day(arguments: argparse.Namespace, folder: Path) -> None:
         if done % max(1, arguments.windows // 10) == 0:
             print(
                 f"{done} windows, {watch.watcher.gauges.num_verdicts} verdicts: "
-                f"RSS {_now_mb()} MB, {time.process_time():.0f} CPU s, "
+                f"memory {_now_mb()} MB, {time.process_time():.0f} CPU s, "
                 f"{time.monotonic() - began:.0f} s, {len(watch.said)} accusations",
                 flush=True,
             )
@@ -527,8 +527,9 @@ def _rss_mb() -> int:
 
 
 def _now_mb() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() >> 20
+    """Memory of this process now, without the files that are mapped to be replayed."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssAnon:")[2].split()[0]) >> 10
 
 
 def main() -> None:
