@@ -489,7 +489,7 @@ def scale(arguments: argparse.Namespace, folder: Path) -> None:
         print(
             f"CPU {time.process_time() - began:.2f} s, wall {time.perf_counter() - wall:.2f} s, "
             f"{len(watch.watcher.ring.windows)} windows of "
-            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, memory {_now_mb()} MB "
+            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, {_now_mb()} MB now "
             f"(most {_rss_mb()}, {before} before the watch began)",
             flush=True,
         )
