@@ -43,6 +43,8 @@ MOST_CAUGHT_UP = 500
 CPU_SHARE = 0.02
 MOST_OWED_S = 120.0
 """What could not wait is spent beyond the share and saved later, at most so much time's share."""
+GLANCE_RINGS = 2
+"""Iterations that a glance remembers, in rings: what is usual must be known when windows wait."""
 MOST_UNJUDGED = 0.75
 """Of the ring's iterations: so many may wait for a verdict, the others show what was usual."""
 EXIT_FINDING = 3
@@ -96,7 +98,7 @@ class Watcher:
             ),
         )
         self.ring = Ring(self.settings.folders, self.settings.detector, kept)
-        self.glance = Glance(kept)
+        self.glance = Glance(GLANCE_RINGS * kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
         self._judged_at = (self.monotonic_s(), self.cpu_s())
         """Time, and CPU time of this process, when the last verdict was begun."""
