@@ -6,8 +6,9 @@
 
 A window that looks unusual (`glance.py`) is judged as it comes, and so is every one while a finding
 is about to be raised or cleared. Others wait until the watch has used no more than its share of a
-core, what could not wait included, and never longer than for three quarters of the ring, so that no
-iteration goes unjudged. A start without state judges once, on the newest windows.
+core, what could not wait included, and never longer than for three quarters of the ring (half of it
+while a finding holds), so that no iteration goes unjudged. A start without state judges once, on
+the newest windows.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ GLANCE_RINGS = 2
 """Iterations that a glance remembers, in rings: what is usual must be known when windows wait."""
 MOST_UNJUDGED = 0.75
 """Of the ring's iterations: so many may wait for a verdict, the others show what was usual."""
+MOST_UNJUDGED_HOLDING = 0.5
+"""So many while a finding holds: that it has ended is news, and looks usual at a glance."""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -169,9 +172,8 @@ class Watcher:
         self.ring.push(window)
         self.glance.push(window)
         self.gauges.num_windows += 1
-        if state.judged_iteration >= 0 and self._num_unjudged >= (
-            MOST_UNJUDGED * self.ring.num_iterations
-        ):
+        most = MOST_UNJUDGED_HOLDING if state.accounts.open else MOST_UNJUDGED
+        if state.judged_iteration >= 0 and self._num_unjudged >= most * self.ring.num_iterations:
             self._judge(window)
 
     @property
