@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from megascan.reader.growing import GrowingFile, Wanted
+from megascan.reader.growing import GrowingFile, Wanted, polled
 from megascan.reader.rank_files import read_rank_file
 
 ALL = Wanted(1000)
@@ -151,6 +151,31 @@ def test_damage_costs_what_it_damaged_and_is_said_once(healthy, grow):
     feed.written[feed.names[0]] = 3
     feed.step(1, ranks=[0])
     assert everything(file) == [8]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"", b""), (b'"ph":"X"', b'"ph" "X"'), (b'"num_spans":', b'"num_spans":9'),
+     (b'"dur":', b'"dur":-'), (b'"pid":2', b'"pid":3')],
+)  # fmt: skip
+def test_files_read_together_hand_out_what_each_would_by_itself(healthy, grow, before, after):
+    """Three ranks, the third perhaps damaged in its second window."""
+    feed = grow(healthy)
+    appends = feed.appends[feed.names[2]]
+    appends[1] = appends[1].replace(before, after, 1)
+    feed.step(1, ranks=range(3))
+    together, alone = ([GrowingFile(feed.path(rank), ALL) for rank in range(3)] for _ in range(2))
+    for step in range(3):
+        found = list(polled(together, together[0].parser))
+        expected = [segment for file in alone for segment in file.poll()]
+        assert [(one.path, one.windows) for one in found] == [
+            (one.path, one.windows) for one in expected
+        ]
+        for one, other in zip(found, expected, strict=True):
+            assert one.spans.to_pylist() == other.spans.to_pylist()
+        assert [bool(file.problem) for file in together] == [bool(file.problem) for file in alone]
+        assert bool(together[2].problem) == (step > 0 and bool(before))
+        feed.step(1, ranks=range(3))
 
 
 def test_a_torn_compressed_member_is_waited_for(healthy, grow):
