@@ -3,6 +3,8 @@
     python -m benchmarks.watch healthy --windows 10000 --jobs 16   accusations among healthy windows
     python -m benchmarks.watch delay --jobs 2              iterations from onset to alert
     python -m benchmarks.watch cost                        CPU at 8 ranks with default trace flags
+    python -m benchmarks.watch real --gap-s 5              the same of a real process, on the clock
+    python -m benchmarks.watch kill --gap-s 0.3            kill -9 and restart, again and again
     python -m benchmarks.watch scale                       a window of 1,024 ranks at `base`
     python -m benchmarks.watch day --windows 10000         memory over a day's windows
 
@@ -16,21 +18,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
+import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from aggregate import build_timeline
 from detect import DetectorSettings
+from detect.causes import compute
+from detect.causes.power import Power
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.schema import Granularity
 from megascan.simulate import (
     Clocks,
@@ -53,31 +65,31 @@ _MARK = b'"name":"megascan_window"'
 
 @dataclass
 class Replay:
-    """Rank files that grow a window a step."""
+    """Rank files that grow a window a step. They are mapped: a day of windows stays on disk."""
 
     source: Path
     target: Path
+    _texts: dict[str, mmap.mmap] = field(default_factory=dict)
     _offset: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in sorted(self.source.glob("benchmark-data-*.json")):
+            with path.open("rb") as file:
+                self._texts[path.name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def step(self) -> bool:
         """Append each rank's next window; False at the end."""
         grown = False
-        for path in sorted(self.source.glob("benchmark-data-*.json")):
-            begin = self._offset.get(path.name, 0)
-            with path.open("rb") as file:
-                file.seek(begin)
-                text, at = b"", -1
-                while at < 0 and (piece := file.read(1 << 20)):
-                    text += piece
-                    at = text.find(_MARK)
-                if at < 0:
-                    continue
-                while (end := text.find(b"\n", at)) < 0 and (piece := file.read(1 << 16)):
-                    text += piece
+        for name, text in self._texts.items():
+            begin = self._offset.get(name, 0)
+            at = text.find(_MARK, begin)
+            if at < 0:
+                continue
+            end = text.find(b"\n", at)
             end = len(text) if end < 0 else end - (text[end - 1 : end] == b",")
-            with (self.target / path.name).open("ab") as file:
-                file.write(text[:end])
-            self._offset[path.name] = begin + end
+            with (self.target / name).open("ab") as file:
+                file.write(text[begin:end])
+            self._offset[name] = end
             grown = True
         return grown
 
@@ -155,6 +167,13 @@ _FIRST_LOOK = 20
 _ONSET = 25
 
 
+def _leave_out_planting() -> None:
+    """Take the formula for the least slowdown that would be found: no finding depends on it, and to
+    plant slowdowns until they are found takes half of a verdict's time.
+    """
+    compute.planted_power = lambda inquiry, first, slow, judged: Power(first, first)
+
+
 @dataclass(frozen=True)
 class HealthyJob:
     """One job of `healthy`."""
@@ -164,6 +183,7 @@ class HealthyJob:
 
     def watched(self) -> dict[str, Any]:
         """Watch it, each window judged; what was named, told or not, with its q-value."""
+        _leave_out_planting()
         layouts = _STAGES if self.law == "heavy last stage" else _LAYOUTS
         job = job_of(layouts[self.seed % len(layouts)], _ITERATIONS, **_LAWS[self.law])
         named: list[tuple[str, float]] = []
@@ -306,43 +326,151 @@ def delay(arguments: argparse.Namespace) -> None:
             print(f"{law}, {factor}: {each} iterations; by default {default}, {later} later")
 
 
-def cost(arguments: argparse.Namespace, folder: Path) -> None:
-    """Look at 8 ranks, granularity full, interval 5, window 2; then at files that stand still."""
-    layout = Layout(tp=2, pp=2, dp=2)
-    job = job_of(
-        layout,
-        5 * arguments.windows,
-        num_layers=16,
-        num_microbatches=8,
-        interval=5,
-        window=2,
+_COST_LAYOUT = Layout(tp=2, pp=2, dp=2)
+_FULL_RING = 12
+"""Windows after which the ring is full."""
+
+
+def cost_job(num_windows: int) -> JobModel:
+    """8 ranks with default trace flags: granularity full, interval 5, window 2."""
+    return job_of(
+        _COST_LAYOUT, 5 * num_windows, num_layers=16, num_microbatches=8, interval=5, window=2,
         device="cpu",
-    )
-    source = replayed(job, [], 1, folder / "job").source
-    for share, gap_s in ((1.0, 10), (CPU_SHARE, 5), (CPU_SHARE, 10), (CPU_SHARE, 20)):
+    )  # fmt: skip
+
+
+def cost(arguments: argparse.Namespace, folder: Path) -> None:
+    """Look at 8 ranks with default flags; then at files that stand still; then stage by stage."""
+    source = replayed(cost_job(arguments.windows), [], 1, folder / "job").source
+    for share, gap_s in ((1.0, 10), (CPU_SHARE, 3), (CPU_SHARE, 5), (CPU_SHARE, 10)):
         replay = Replay(source, folder / f"{share}-{gap_s}")
         replay.target.mkdir()
-        watch, now, num_windows = Watch.on(replay.target, cpu_share=share), 0.0, 0
-        began = time.process_time()
+        watch, num_windows, spent = Watch.on(replay.target, cpu_share=share), 0, 0.0
+        watch.watcher.monotonic_s = lambda: gap_s * num_windows  # noqa: B023
         while replay.step():
-            now, num_windows = now + gap_s, num_windows + 1
-            watch.watcher.monotonic_s = partial(float, now)
-            if num_windows == 12:  # the ring is full
-                began, since, judged = time.process_time(), now, watch.watcher.gauges.num_verdicts
+            num_windows += 1
+            if num_windows == _FULL_RING:
+                spent, judged = 0.0, watch.watcher.gauges.num_verdicts
+            began = time.process_time()
             watch.watcher.look()
-        spent = time.process_time() - began
+            spent += time.process_time() - began
         began = time.process_time()
         for _ in range(1000):
             watch.watcher.look()
         idle = (time.process_time() - began) / 1000
         print(
-            f"a window every {gap_s} s, --cpu-share {share}: {num_windows - 12} windows, "
+            f"a window every {gap_s} s, --cpu-share {share}: {num_windows - _FULL_RING} windows, "
             f"{watch.watcher.gauges.num_verdicts - judged} verdicts, "
-            f"{spent / (now - since) + idle:.2%} of a core; a look at files that stand still "
-            f"{1e3 * idle:.2f} ms; RSS {_rss_mb()} MB",
+            f"{spent / (gap_s * (num_windows - _FULL_RING)) + idle:.2%} of a core; a look at files "
+            f"that stand still {1e3 * idle:.2f} ms; RSS {_rss_mb()} MB",
             flush=True,
         )
         watch.watcher.close()
+    _print_stages(source, folder / "stages")
+
+
+def _print_stages(source: Path, target: Path) -> None:
+    """Print what reading, glancing at and judging a window cost, CPU ms, the median of eight."""
+    target.mkdir()
+    replay, spent = Replay(source, target), defaultdict[str, list[float]](list)
+    watch = Watch.on(target, cpu_share=1.0)
+    for _ in range(_FULL_RING):
+        replay.step()
+    watch.watcher.look()
+    ring = watch.watcher.ring
+
+    def timed(name: str, function: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        result = function()
+        spent[name].append(1e3 * (time.process_time() - began))
+        return result
+
+    for _ in range(8):
+        replay.step()
+        (window,) = timed("reading", watch.watcher.files.poll)
+        timed("glancing", lambda: watch.watcher.glance.push(window))  # noqa: B023
+        timed("glancing again", lambda: watch.watcher.glance.is_unusual(2, 2))
+        ring.push(window)
+        trace = timed("joining", ring.trace)
+        timeline = timed("aligning", partial(build_timeline, trace))
+        seen = timed("observing", partial(observe, timeline))
+        timed("judging", partial(judge, seen, ring.settings))
+        timed("all of a verdict", ring.judge)
+    watch.watcher.close()
+    print(*(f"{name} {median(times):.1f} ms" for name, times in spent.items()), sep=", ")
+
+
+def real(arguments: argparse.Namespace, folder: Path) -> None:
+    """Feed a real `megascan watch` with default flags a window every --gap-s, as time passes."""
+    replay = replayed(cost_job(arguments.windows), [], 1, folder)
+    for _ in range(_FULL_RING):
+        replay.step()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "megascan", "watch", str(replay.target), "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()  # the first verdict: imports and history are read
+    began, spent, num_windows = time.monotonic(), _cpu_s(process.pid), 0
+    while replay.step():
+        num_windows += 1
+        time.sleep(max(0.0, began + num_windows * arguments.gap_s - time.monotonic()))
+    elapsed = time.monotonic() - began
+    spent = _cpu_s(process.pid) - spent
+    process.terminate()
+    num_verdicts = process.communicate()[0].count('"event":"verdict"')
+    print(
+        f"a window every {arguments.gap_s} s: {num_windows} windows, {num_verdicts} verdicts, "
+        f"{spent:.2f} CPU s in {elapsed:.0f} s: {spent / elapsed:.2%} of a core"
+    )
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+_COMING_AND_GOING = {1: (20, 34), 6: (50, 64), 3: (80, 94)}
+"""Rank: from and to which iteration it is slow."""
+
+
+def kill(arguments: argparse.Namespace, folder: Path) -> None:
+    """Kill a real watch again and again while faults come and go; compare told with planted."""
+    faults = [
+        f"rank={rank},kind=compute,factor=1.3,from={first},to={last}"
+        for rank, (first, last) in _COMING_AND_GOING.items()
+    ]
+    replay = replayed(job_of(Layout(pp=2, dp=4), arguments.windows), faults, 1, folder)
+    told, draw, num_kills = folder / "told.jsonl", random.Random(1), 0
+    tell = folder / "tell.sh"
+    tell.write_text(f"#!/bin/sh\ntr -d '\\n' >> {told}; echo >> {told}\n", encoding="ascii")
+    tell.chmod(0o755)
+    words = [sys.executable, "-m", "megascan", "watch", str(replay.target), "--exec", str(tell)]
+    words += ["--cpu-share", "1", "--hang-after", "3600"]
+
+    def start() -> tuple[subprocess.Popen[bytes], float]:
+        process = subprocess.Popen([*words, "--interval", "0.1"], stdout=subprocess.DEVNULL)
+        return process, time.monotonic() + draw.uniform(1.0, 8.0)
+
+    process, killed_at = start()
+    while replay.step():
+        time.sleep(arguments.gap_s)
+        if time.monotonic() > killed_at:
+            process.kill()
+            process.wait()
+            num_kills += 1
+            process, killed_at = start()
+    process.kill()
+    process.wait()
+    subprocess.run([*words, "--once"], stdout=subprocess.DEVNULL, check=False)
+    lines = told.read_text(encoding="utf-8").splitlines()
+    events = {event["number"]: event for event in map(json.loads, lines)}
+    for event in events.values():
+        finding = event["finding"]
+        print(event["number"], event["event"], event["id"], "ranks", finding["ranks"],
+              "since", finding["since_iteration"], "last", finding["last_iteration"])  # fmt: skip
+    print(f"{num_kills + 1} kills, {len(lines)} deliveries of {len(events)} events; planted on "
+          f"ranks {list(_COMING_AND_GOING)}, each to be raised and cleared")  # fmt: skip
 
 
 def scale(arguments: argparse.Namespace, folder: Path) -> None:
@@ -361,7 +489,7 @@ def scale(arguments: argparse.Namespace, folder: Path) -> None:
         print(
             f"CPU {time.process_time() - began:.2f} s, wall {time.perf_counter() - wall:.2f} s, "
             f"{len(watch.watcher.ring.windows)} windows of "
-            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, RSS {_now_mb()} MB "
+            f"{watch.watcher.ring.windows[-1].num_spans:,} spans in the ring, {_now_mb()} MB now "
             f"(most {_rss_mb()}, {before} before the watch began)",
             flush=True,
         )
@@ -381,13 +509,17 @@ def day(arguments: argparse.Namespace, folder: Path) -> None:
         if done % max(1, arguments.windows // 10) == 0:
             print(
                 f"{done} windows, {watch.watcher.gauges.num_verdicts} verdicts: "
-                f"RSS {_now_mb()} MB, {time.process_time():.0f} CPU s, "
+                f"memory {_now_mb()} MB, {time.process_time():.0f} CPU s, "
                 f"{time.monotonic() - began:.0f} s, {len(watch.said)} accusations",
                 flush=True,
             )
 
 
-_WINDOWS = {"healthy": 10_000, "cost": 40, "scale": 6, "day": 10_000}
+_WINDOWS = {"healthy": 10_000, "cost": 40, "real": 40, "kill": 120, "scale": 6, "day": 10_000}
+
+
+_ALONE = {"cost": cost, "real": real, "kill": kill, "scale": scale, "day": day}
+"""Measurements of one watch."""
 
 
 def _rss_mb() -> int:
@@ -395,8 +527,9 @@ def _rss_mb() -> int:
 
 
 def _now_mb() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() >> 20
+    """Memory of this process now, without the files that are mapped to be replayed."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssAnon:")[2].split()[0]) >> 10
 
 
 def main() -> None:
@@ -404,9 +537,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["healthy", "delay", "cost", "scale", "day"])
+    parser.add_argument("what", choices=["healthy", "delay", *_ALONE])
     parser.add_argument("--windows", type=int, default=0, help="of the job, or of all jobs")
     parser.add_argument("--repetitions", type=int, default=4, help="delay: of each kind of job")
+    parser.add_argument("--gap-s", type=float, default=5.0, help="real, kill: between two windows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="end after this")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="healthy, delay: go on with it")
@@ -421,7 +555,7 @@ def main() -> None:
         case what:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                {"cost": cost, "scale": scale, "day": day}[what](arguments, folder)
+                _ALONE[what](arguments, folder)
 
 
 if __name__ == "__main__":

@@ -102,14 +102,20 @@ def probe_line(iteration: int, sums: Sequence[str]) -> str:
     return json.dumps({"iteration": iteration, "sums": list(sums)}, separators=(",", ":")) + "\n"
 
 
-def read_probes(folder: Path) -> Probes | None:
-    """Read the probes of a folder; None where there are none.
+def probe_files(*folders: Path) -> list[Path]:
+    """Return the files of probes in some folders; none in one that is not there."""
+    there = [folder for folder in folders if folder.is_dir()]
+    return [path for folder in there for path in sorted(folder.glob(PATTERN))]
+
+
+def read_probes(*folders: Path) -> Probes | None:
+    """Read the probes of a job, one folder or one a host; None where there are none.
 
     Raises InputError for a file that is none of ours or damaged before its last line.
     """
     probers: dict[int, Prober] = {}
     sums: dict[int, dict[int, tuple[str, ...]]] = {}
-    for path in sorted(folder.glob(PATTERN)) if folder.is_dir() else ():
+    for path in probe_files(*folders):
         prober, own = _read_file(path)
         if prober is not None:
             probers[prober.rank], sums[prober.rank] = prober, own

@@ -126,6 +126,11 @@ class Work:
     phase: Integers = field(metadata=along("operation"))
     """FORWARD or BACKWARD"""
     microbatch: Integers = field(metadata=along("operation"))
+    derived: dict[str, tuple[object, ...]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    """What was computed from it last, by name, with what it was computed for: a search asks for the
+    same several times in a row."""
 
 
 @dataclass(frozen=True)

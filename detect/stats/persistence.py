@@ -344,21 +344,20 @@ def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
     """Viterbi path between two levels, normal noise clipped at 4 sigma."""
-    cost = np.stack([_cost(series, normal, sigma), _cost(series, slow, sigma)], axis=1)
-    num = len(series)
-    best = np.zeros((num, 2))
-    origin = np.zeros((num, 2), dtype=np.int64)
-    best[0] = cost[0]
-    for step in range(1, num):
-        for state in (0, 1):
-            stay, switch = best[step - 1, state], best[step - 1, 1 - state] + penalty
-            origin[step, state] = state if stay <= switch else 1 - state
-            best[step, state] = min(stay, switch) + cost[step, state]
-    path = np.zeros(num, dtype=bool)
-    state = int(np.argmin(best[-1]))
-    for step in range(num - 1, -1, -1):
+    costs = zip(
+        _cost(series, normal, sigma).tolist(), _cost(series, slow, sigma).tolist(), strict=True
+    )  # plain numbers: an array is slow to ask one by one
+    low, high = next(costs)
+    stays = [(True, True)]  # whether the best way to (normal, slow) comes from the same state
+    for cost_low, cost_high in costs:
+        to_low, to_high = high + penalty, low + penalty
+        stays.append((low <= to_low, high <= to_high))
+        low, high = min(low, to_low) + cost_low, min(high, to_high) + cost_high
+    path = np.zeros(len(series), dtype=bool)
+    state = int(high < low)
+    for step in range(len(series) - 1, -1, -1):
         path[step] = state == 1
-        state = int(origin[step, state])
+        state = state if stays[step][state] else 1 - state
     return path
 
 

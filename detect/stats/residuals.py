@@ -18,6 +18,7 @@ every replica) is the job's and is removed too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -110,13 +111,19 @@ def data_effects(
     `centred` takes each rank's own level away first, so that a lasting fault is not taken for data.
     """
     deviation = deviations(work, groups, excluded)
-    keys, slot = np.unique(np.stack([work.phase, work.microbatch]), axis=1, return_inverse=True)
-    slot = slot.reshape(-1)
-    by_data = np.stack(
-        [robust.mean(deviation[:, :, slot == key], axis=2) for key in range(keys.shape[1])], axis=2
+    least = int(work.microbatch.min(initial=0))
+    num_microbatches = int(work.microbatch.max(initial=0)) - least + 1
+    keys, slot = np.unique(
+        work.phase * num_microbatches + work.microbatch - least, return_inverse=True
     )
+    if len(keys) == len(slot):  # one chunk: nothing to take the mean of
+        by_data = deviation[:, :, np.argsort(slot)]
+    else:
+        by_data = np.stack(
+            [robust.mean(deviation[:, :, slot == key], axis=2) for key in range(len(keys))], axis=2
+        )
     for phase in (FORWARD, BACKWARD) if centred else ():
-        of_phase = keys[0] == phase
+        of_phase = keys // num_microbatches == phase
         flat = by_data[:, :, of_phase].reshape(len(members), -1)
         by_data[:, :, of_phase] -= robust.median(flat, axis=1)[:, None, None]
     effect = np.full_like(by_data, np.nan)
@@ -161,7 +168,19 @@ def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
 def _without_data(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, Data]:
-    """Log times less the data's share."""
+    """Log times less the data's share; what was asked for last is known."""
+    key = (id(members), excluded.tobytes(), *(rows.tobytes() for rows in groups))
+    known = work.derived.get("without data")
+    if known is None or known[0] != key:
+        known = (key, members, _taken_out(work, members, groups, excluded))
+        work.derived["without data"] = known  # with the members, so that no others get their id
+    return cast("tuple[Floats, Data]", known[2])
+
+
+def _taken_out(
+    work: Work, members: Members, groups: list[Integers], excluded: Flags
+) -> tuple[Floats, Data]:
+    """Compute log times less the data's share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
     if within_replicas or len(members) < DATA.min_ranks:
         return work.log_ns, Data()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
 from detect.thresholds import ROBUST
@@ -20,20 +18,29 @@ def median(values: Floats, axis: int | None = None) -> Floats:
     axis = axis or 0
     if not ordered.size:
         return np.full(np.delete(ordered.shape, axis), np.nan)
+    num = ordered.shape[axis]
+    if not np.isnan(ordered.take(-1, axis)).any():  # all are there: one place for all
+        low, high = (ordered.take(place, axis) for place in ((num - 1) // 2, num // 2))
+        return np.asarray(np.where(low == high, low, (low + high) / 2), dtype=np.float64)
     count = np.sum(~np.isnan(ordered), axis=axis, keepdims=True)
     low, high = (
         np.take_along_axis(ordered, np.maximum(place, 0), axis=axis)
-        for place in ((count - 1) // 2, np.minimum(count // 2, ordered.shape[axis] - 1))
+        for place in ((count - 1) // 2, np.minimum(count // 2, num - 1))
     )
     middle = np.where(low == high, low, (low + high) / 2)
     return np.asarray(np.where(count > 0, middle, np.nan).squeeze(axis), dtype=np.float64)
 
 
 def mean(values: Floats, axis: int | None = None) -> Floats:
-    """`nanmean` without a warning where there is nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanmean(values, axis=axis), dtype=np.float64)
+    """Mean of what is there; NaN where there is nothing.
+
+    The same numbers as numpy's `nanmean`, which warns of the latter.
+    """
+    given = np.array(values, dtype=np.float64)
+    missing = np.isnan(given)
+    given[missing] = 0.0
+    with np.errstate(invalid="ignore"):
+        return np.asarray(given.sum(axis=axis) / (~missing).sum(axis=axis))
 
 
 def centre(values: Floats) -> Floats:
@@ -72,6 +79,12 @@ def leave_one_out_median(values: Floats) -> Floats:
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.arange(len(values))[:, None], axis=0)
     present = np.isfinite(values)
+    if present.all() and len(values) > 1:  # one place for all
+        low, high = (
+            np.where(place <= index, ordered[index + 1], ordered[index])
+            for index in ((len(values) - 2) // 2, (len(values) - 1) // 2)
+        )
+        return np.asarray((low + high) / 2, dtype=np.float64)
     others = present.sum(axis=0)[None, :] - present
     own = np.where(present, place, len(values))
     low, high = (_without(ordered, own, place) for place in ((others - 1) // 2, others // 2))

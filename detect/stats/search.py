@@ -14,7 +14,7 @@ more than half of a group taken out: which part is slow, nobody could tell.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -88,26 +88,30 @@ class _View:
     value: Floats
     noise: Noise
     stretches: list[Stretch]
+    courses: dict[int, Course] = field(default_factory=dict)
+    """Of the rows that were asked for: each is, several times."""
 
     def course(self, row: int) -> Course:
-        return follow(self.value[row], self.stretches[row], self.noise)
+        if row not in self.courses:
+            self.courses[row] = follow(self.value[row], self.stretches[row], self.noise)
+        return self.courses[row]
 
 
 def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     """All rows of one class that are slow."""
     order: list[int] = []
     num_accepted = 0
-    view = _view(task, settings, order)
+    views = [_view(task, settings, order)]  # without the first 0, 1, 2, … of them
     while len(order) - num_accepted < SEARCH.patience and len(order) < settings.max_findings:
-        row = _clearest(view, task.closed(_mask(order, task.num_rows)), task, settings)
+        row = _clearest(views[-1], task.closed(_mask(order, task.num_rows)), task, settings)
         if row is None:
             break
         order.append(row)
-        view = _view(task, settings, order)
+        views.append(view := _view(task, settings, order))
         q_value = view.stretches[row].p_value * task.num_tests / len(order)
         if q_value <= settings.false_discovery_rate and _qualifies(view, row, task, settings):
             num_accepted = len(order)
-    view = _view(task, settings, order[:num_accepted])
+    view = views[num_accepted]
     return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
 
 

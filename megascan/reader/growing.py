@@ -19,7 +19,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -28,8 +28,8 @@ import orjson
 
 from megascan.errors import InputError
 from megascan.header import RankHeader, WindowRecord
-from megascan.reader.lines import BYTE_ORDER_MARK, Block, EventBlock, Lines, parse_block
-from megascan.reader.rank_files import FileRuns, follow, read_mark
+from megascan.reader.lines import BYTE_ORDER_MARK, Block, parse_block
+from megascan.reader.rank_files import FileRuns, follow, follow_together, read_mark
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
 from megascan.schema import HEADER_EVENT, SPAN_COLUMNS, WINDOW_EVENT
@@ -110,6 +110,12 @@ class GrowingFile:
     def __post_init__(self) -> None:
         self._handed[self.wanted.run_id] = self.wanted.after_iteration
 
+    @property
+    def runs(self) -> FileRuns:
+        """Return what follows the file from mark to mark, once text was read."""
+        assert self._runs is not None
+        return self._runs
+
     def poll(self) -> list[Segment]:
         """Return finished windows in the order of the file, at most some 100 kB at once."""
         return list(polled([self], self.parser))
@@ -128,9 +134,9 @@ class GrowingFile:
             self.problem = f"{self.path}: {error.strerror or error}; tried again"
         return b""
 
-    def take(self, text: bytes, events: EventBlock | None) -> list[Segment]:
-        """Return the windows of a text that was read; `events` when it was parsed already."""
-        return [segment for segment in self._parsed(text, events) if self._is_new(segment)]
+    def take(self, text: bytes, follow_it: Callable[[], None] | None = None) -> list[Segment]:
+        """Return the windows of a text that was read; `follow_it` when it was parsed already."""
+        return [segment for segment in self._parsed(text, follow_it) if self._is_new(segment)]
 
     def _is_new(self, segment: Segment) -> bool:
         run, last = segment.header.run_id, segment.windows[0].last_iteration
@@ -194,16 +200,15 @@ class GrowingFile:
         """Return text up to a window's end, where that is, and whether it is the file's last."""
         return (_next_members if _is_gzip(file) else _next_lines)(file, self._place.offset)
 
-    def _parsed(self, text: bytes, events: EventBlock | None) -> list[Segment]:
-        assert self._runs is not None  # reading came first
+    def _parsed(self, text: bytes, follow_it: Callable[[], None] | None) -> list[Segment]:
         try:
-            if events is None:
-                events = parse_block(Block(bytearray(text), 1), self.parser)
-            if events is not None:
-                follow(self._runs, events, self.path)
+            if follow_it is not None:
+                follow_it()
+            elif (events := parse_block(Block(bytearray(text), 1), self.parser)) is not None:
+                follow(self.runs, events, self.path)
         except InputError as error:
             return self._damaged(*self._read, error)
-        found = self._runs.take_finished()
+        found = self.runs.take_finished()
         if found:
             self.header = found[-1].header
         return found
@@ -241,32 +246,22 @@ def polled(files: Iterable[GrowingFile], parser: Templates) -> Iterator[Segment]
 
 
 def _taken(batch: Sequence[tuple[GrowingFile, bytes]], parser: Templates) -> Iterator[Segment]:
-    parsed = _parsed_together([text for _, text in batch], parser)
-    for (file, text), events in zip(batch, parsed, strict=True):
-        yield from file.take(text, events)
+    together = _followed_together(batch, parser) if len(batch) > 1 else None
+    for number, (file, text) in enumerate(batch):
+        yield from file.take(text, together[number] if together else None)
 
 
-def _parsed_together(texts: Sequence[bytes], parser: Templates) -> Sequence[EventBlock | None]:
-    """Return the events of each text; None for all where one of them is not laid out as usual."""
-    if len(texts) < 2:
-        return [None] * len(texts)
-    whole = bytearray(b"\n".join(texts))
+def _followed_together(
+    batch: Sequence[tuple[GrowingFile, bytes]], parser: Templates
+) -> list[Callable[[], None]] | None:
+    """Return what follows each text; None for all where one of them is not laid out as usual."""
+    whole = bytearray(b"\n".join(text for _, text in batch))
     events = parse_block(Block(whole, 1), parser)
-    counts = [text.count(b"\n") + 1 for text in texts]
-    if (
-        events is None
-        or isinstance(events.source, tuple)
-        or events.damages
-        or events.table.num_rows != sum(counts)
-    ):
-        return [None] * len(texts)
-    found, row = [], 0
-    for count in counts:
-        lines = Lines(events.source.text, events.source.bounds[row : row + count + 1])
-        part = events.table.slice(row, count)
-        found.append(EventBlock(part, range(1, count + 1), (), lines))
-        row += count
-    return found
+    counts = [text.count(b"\n") + 1 for _, text in batch]
+    if events is None or events.damages or events.table.num_rows != sum(counts):
+        return None
+    files = [file for file, _ in batch]
+    return follow_together([file.runs for file in files], events, counts, [f.path for f in files])
 
 
 def _without_waiting(path: str, flags: int) -> int:

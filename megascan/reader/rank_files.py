@@ -13,7 +13,7 @@ of them be read one by one, where it is named or left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
@@ -37,7 +37,7 @@ from megascan.reader.segments import (
     span_columns,
 )
 from megascan.reader.templates import Templates
-from megascan.schema import HEADER_EVENT, SPAN_COLUMNS
+from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, SPAN_COLUMNS
 from megascan.timeline import TRACE_SCHEMA, equals, in_order, numbers, shifted
 
 
@@ -89,14 +89,25 @@ class FileRuns:
         self._faults: list[Fault] = []
 
     @property
+    def header(self) -> RankHeader | None:
+        """Return the header of the run that is read; None before the first."""
+        return self._current.header if self._current else None
+
+    @property
     def rank(self) -> int | None:
         """Return the rank whose spans these are; None before the first header."""
         return self._current.header.rank if self._current else None
 
-    def take(self, spans: pa.Table) -> None:
-        """Take spans of the open window; times relative to the run's origin unless settled."""
-        if self._current is not None:
-            self._pending.append(spans)
+    def take(self, spans: pa.Table, *, in_unix_time: bool = False) -> None:
+        """Take spans of the open window; times relative to the run's origin unless said otherwise.
+
+        So they are in settled runs, too.
+        """
+        if self._current is None:
+            return
+        if not (in_unix_time or self._is_settled):
+            spans = shifted(spans, self._current.header.clock.origin_unix_ns)
+        self._pending.append(spans)
 
     def fault(self, faults: Iterable[Fault]) -> None:
         """Note lines of the open window, or before the first header, that cannot be used."""
@@ -138,8 +149,7 @@ class FileRuns:
         if self._is_settled:
             run.finished += self._pending
         elif num_spans:
-            window_spans = in_order(pa.concat_tables(self._pending))
-            run.finished.append(shifted(window_spans, run.header.clock.origin_unix_ns))
+            run.finished.append(in_order(pa.concat_tables(self._pending)))
         run.windows.append(window)
         self._pending = []
 
@@ -279,6 +289,62 @@ def _take(runs: FileRuns, events: EventBlock, begin: int, end: int) -> None:
     runs.take(spans)
 
 
+def follow_together(
+    runs: Sequence[FileRuns], events: EventBlock, counts: Sequence[int], paths: Sequence[Path]
+) -> list[Callable[[], None]] | None:
+    """Return what does `follow` for each of several files, whose events were parsed together.
+
+    `counts` are the rows of each file. Columns are made and put in order for all files in one go.
+    None where anything is out of the ordinary: then each file is to be followed by itself.
+    """
+    first_row = np.cumsum([0, *counts])
+    try:
+        marks = list(_marks(events, first_row, paths))
+    except InputError:
+        return None
+    headers = [each.header for each in runs]
+    before = []
+    for mark in marks:  # the header in force for the spans before each mark
+        before.append(headers[mark.file])
+        if isinstance(mark.record, RankHeader):
+            headers[mark.file] = mark.record
+    parts = _settled_before(events.table, marks, before, first_row)
+    if parts is None:
+        return None
+
+    by_file: list[list[tuple[_Mark, pa.Table]]] = [[] for _ in runs]
+    for mark, spans in zip(marks, parts, strict=True):
+        by_file[mark.file].append((mark, spans))
+    return [partial(_follow_parts, *each) for each in zip(runs, by_file, strict=True)]
+
+
+def _follow_parts(runs: FileRuns, parts: Sequence[tuple[_Mark, pa.Table]]) -> None:
+    """Take the spans before each mark, and the mark."""
+    for mark, spans in parts:
+        if spans.num_rows:
+            runs.take(spans, in_unix_time=True)
+        runs.mark(mark.record, mark.line)
+
+
+def _settled_before(
+    table: pa.Table,
+    marks: Sequence[_Mark],
+    headers: Sequence[RankHeader | None],
+    first_row: Integers,
+) -> list[pa.Table] | None:
+    """Return spans before each mark, in order and in unix time; None when one cannot be used."""
+    rows = np.flatnonzero(equals(table, "ph", "X"))
+    mark = np.searchsorted([mark.row for mark in marks], rows)
+    if not len(rows) or mark[-1] == len(marks):
+        return None
+    file = np.searchsorted(first_row, rows, side="right") - 1
+    if (np.array([mark.file for mark in marks])[mark] != file).any():
+        return None
+    ranks = np.array([NOT_APPLICABLE if one is None else one.rank for one in headers])
+    origin_ns = np.array([0 if one is None else one.clock.origin_unix_ns for one in headers])
+    return _in_parts(table, rows, mark, ranks, origin_ns)
+
+
 _OPENING, _CLOSING = b"[\n", b"\n]"
 _SHORT_BYTES = 1 << 20
 _TOGETHER_BYTES = 2 << 20
@@ -350,22 +416,29 @@ def _marks(events: EventBlock, first_row: Integers, paths: Sequence[Path]) -> It
 def _settled(table: pa.Table, marks: Sequence[_Mark]) -> list[pa.Table] | None:
     """Return spans behind each mark, in order and in unix time; None when one cannot be used."""
     rows = np.flatnonzero(equals(table, "ph", "X"))
-    part = rows_of(table, rows)
-    spans = span_columns(part, SPAN_COLUMNS)
     mark = np.searchsorted([mark.row for mark in marks], rows) - 1
+    if not len(rows) or mark[0] < 0:
+        return None
     headers = list(_headers(marks))
     ranks = np.array([header.rank for header in headers])
-    if (
-        not len(rows)
-        or mark[0] < 0
-        or faulty_rows(spans, part, rank=None)
-        or (ranks[mark] != numbers(spans, "rank")).any()
-    ):
-        return None
     origin_ns = np.array([header.clock.origin_unix_ns for header in headers])
-    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), mark))
-    spans = shifted(spans, origin_ns[mark]).take(pa.array(order))
-    bounds = np.searchsorted(mark, np.arange(len(marks) + 1))
+    return _in_parts(table, rows, mark, ranks, origin_ns)
+
+
+def _in_parts(
+    table: pa.Table, rows: Integers, part: Integers, ranks: Integers, origin_ns: Integers
+) -> list[pa.Table] | None:
+    """Return the spans of some rows part by part, in order and in unix time.
+
+    `part` (row,) ascends; ranks and origin_ns are (part,). None when a span cannot be used.
+    """
+    events = rows_of(table, rows)
+    spans = span_columns(events, SPAN_COLUMNS)
+    if faulty_rows(spans, events, rank=None) or (ranks[part] != numbers(spans, "rank")).any():
+        return None
+    order = np.lexsort((-numbers(spans, "duration_ns"), numbers(spans, "start_ns"), part))
+    spans = shifted(spans, origin_ns[part]).take(pa.array(order))
+    bounds = np.searchsorted(part, np.arange(len(ranks) + 1))
     return [spans.slice(begin, end - begin) for begin, end in pairwise(bounds.tolist())]
 
 

@@ -141,11 +141,21 @@ class Accounts:
     open: list[Account] = field(default_factory=list)
     closed: list[Account] = field(default_factory=list)
     num_verdicts: int = 0
+    newest_from: int = -1
+    """First iteration of the newest windows of the last verdict."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next verdict can tell nothing new of what the last one saw."""
-        return all(one.phase is Phase.HOLDING and not one.num_quiet for one in self.open)
+        """Whether the next verdict can tell nothing new of what the last one saw.
+
+        It can of a finding that is not sure yet, or about to be cleared.
+        """
+        return all(
+            one.phase is Phase.HOLDING
+            and not one.num_quiet
+            and one.last_iteration >= self.newest_from
+            for one in self.open
+        )
 
     @property
     def holding(self) -> list[Account]:
@@ -164,6 +174,7 @@ class Accounts:
 
         seen = _Sight(list(windows), report.num_iterations, judged_iteration)
         self.num_verdicts += 1
+        self.newest_from = seen.newest_from
         events: list[Event] = []
         unmatched = list(self.open)
         active = [
@@ -282,9 +293,14 @@ class _Sight:
     judged_iteration: int
 
     @property
+    def newest_from(self) -> int:
+        """First iteration of the newest windows."""
+        return self.windows[-ACTIVE_WINDOWS:][0].first_iteration
+
+    @property
     def active_from(self) -> int:
         """First iteration of the newest windows, and of all that no verdict has covered yet."""
-        newest = self.windows[-ACTIVE_WINDOWS:][0].first_iteration
+        newest = self.newest_from
         return min(newest, self.judged_iteration + 1) if self.judged_iteration >= 0 else newest
 
     @property

@@ -26,7 +26,7 @@ UNUSUAL_SIGMAS = 4.0
 """By chance one of some hundred kinds of span is so far off in about every 50th window."""
 UNUSUAL_AGAIN = 1.2
 """And by so much further off than as many iterations were before: some spans have long tails."""
-LEAST_SHARE = 0.002
+LEAST_SHARE = 0.005
 """A change by less than this share of the iteration is no reason to hurry."""
 LEAST_HISTORY = 6
 """Iterations before the new ones, without which everything is unusual."""

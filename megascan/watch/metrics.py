@@ -59,7 +59,8 @@ METRICS = (
         "iteration time over that without the finding", _FINDING_LABELS,
     ),
     Declared(
-        "finding_wasted_gpu_hours", "gauge", "what a holding finding has cost so far",
+        "finding_wasted_gpu_seconds", "gauge",
+        "device time that a holding finding has cost so far",
         _FINDING_LABELS,
     ),
     Declared("windows_total", "counter", "windows of the job that were read"),
@@ -118,7 +119,9 @@ class Gauges:
             "rank_slowness_ratio": self._slowest(),
             "finding_slowdown_ratio": self._findings("slowdown"),
             "finding_cost_ratio": self._findings("cost_ratio"),
-            "finding_wasted_gpu_hours": self._findings("cost_gpu_hours"),
+            "finding_wasted_gpu_seconds": [
+                (labels, 3600.0 * hours) for labels, hours in self._findings("cost_gpu_hours")
+            ],
             "windows_total": _single(self.num_windows),
             "verdicts_total": _single(self.num_verdicts),
             "verdict_cpu_seconds_total": _single(time.process_time()),

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from megascan.errors import InputError
 from megascan.header import RankHeader
+from megascan.probes import Probes
 from megascan.reader.segments import Segment
+from megascan.timeline import Trace
 from megascan.watch.windows import JobWindow
 
 if TYPE_CHECKING:
@@ -53,12 +56,14 @@ class Judgement:
 class Ring:
     """Windows in their order; the oldest go when there are enough newer ones."""
 
-    folder: Path
-    """Named in notes and errors."""
+    folders: tuple[Path, ...]
+    """Where probes are; the first is named in notes and errors."""
     settings: DetectorSettings
     kept_iterations: int = KEPT_ITERATIONS
     most_spans: int = MOST_SPANS
     windows: deque[JobWindow] = field(default_factory=deque)
+    _seen_probes: tuple[list[tuple[Path, int, int]], Probes | None] = ([], None)
+    """Files of probes with size and time of change, and what they held."""
 
     @property
     def num_iterations(self) -> int:
@@ -98,15 +103,10 @@ class Ring:
         from aggregate import build_timeline
         from detect.detector import examine
         from detect.stats.robust import median
-        from megascan.probes import read_probes
-        from megascan.reader.trace import build_trace
 
         began = time.process_time()
-        segments = [self._joined(rank) for rank in sorted(self.headers)]
-        trace = build_trace(
-            self.folder, segments, self.windows[-1].run_id, allow_missing_ranks=True
-        )
-        examination = examine(build_timeline(trace), self.settings, read_probes(self.folder))
+        timeline = build_timeline(self.trace())
+        examination = examine(timeline, self.settings, self._newest_probes())
         seen = examination.seen
         slowness: dict[int, float] = {}
         if len(seen.iterations):
@@ -120,6 +120,27 @@ class Ring:
             num_windows=len(self.windows),
             cpu_s=time.process_time() - began,
         )
+
+    def trace(self) -> Trace:
+        """Return all windows as one trace. Raises InputError for ranks that contradict."""
+        from megascan.reader.trace import build_trace
+
+        segments = [self._joined(rank) for rank in sorted(self.headers)]
+        run_id = self.windows[-1].run_id
+        return build_trace(self.folders[0], segments, run_id, allow_missing_ranks=True)
+
+    def _newest_probes(self) -> Probes | None:
+        """Return what is beside the rank files; nothing is read again that has not changed."""
+        from megascan.probes import probe_files, read_probes
+
+        try:
+            status = [(path, path.stat()) for path in probe_files(*self.folders)]
+            seen = [(path, each.st_size, each.st_mtime_ns) for path, each in status]
+            if seen != self._seen_probes[0]:
+                self._seen_probes = seen, read_probes(*self.folders)
+        except OSError as error:
+            raise InputError(f"cannot read probes ({error}); tried again with a window") from error
+        return self._seen_probes[1]
 
     def _joined(self, rank: int) -> Segment:
         parts = [window.segments[rank] for window in self.windows if rank in window.segments]

@@ -6,8 +6,9 @@
 
 A window that looks unusual (`glance.py`) is judged as it comes, and so is every one while a finding
 is about to be raised or cleared. Others wait until the watch has used no more than its share of a
-core since the last verdict, and never longer than for half the ring, so that no iteration
-goes unjudged. A start without state judges once, on the newest windows.
+core, what could not wait included, and never longer than for three quarters of the ring (half of it
+while a finding holds), so that no iteration goes unjudged. A start without state judges once, on
+the newest windows.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ if TYPE_CHECKING:
 MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
 CPU_SHARE = 0.02
+MOST_OWED_S = 120.0
+"""What could not wait is spent beyond the share and saved later, at most so much time's share."""
+GLANCE_RINGS = 2
+"""Iterations that a glance remembers, in rings: what is usual must be known when windows wait."""
+MOST_UNJUDGED = 0.75
+"""Of the ring's iterations: so many may wait for a verdict, the others show what was usual."""
+MOST_UNJUDGED_HOLDING = 0.5
+"""So many while a finding holds: that it has ended is news, and looks usual at a glance."""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -76,6 +85,8 @@ class Watcher:
     judgement: Judgement | None = None
     monotonic_s: Callable[[], float] = time.monotonic
     """Clock by which silence is measured."""
+    cpu_s: Callable[[], float] = time.process_time
+    """CPU time that this process has used."""
 
     def __post_init__(self) -> None:
         self.state: State = self.state_file.load()
@@ -89,11 +100,13 @@ class Watcher:
                 after_iteration=state.ring_iteration - 1 if known else -1,
             ),
         )
-        self.ring = Ring(self.settings.folders[0], self.settings.detector, kept)
-        self.glance = Glance(kept)
+        self.ring = Ring(self.settings.folders, self.settings.detector, kept)
+        self.glance = Glance(GLANCE_RINGS * kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
-        self._judged_at = (self.monotonic_s(), time.process_time())
+        self._judged_at = (self.monotonic_s(), self.cpu_s())
         """Time, and CPU time of this process, when the last verdict was begun."""
+        self._owed_s = 0.0
+        """CPU time that had been spent beyond the share by then."""
         self._told_decisions: set[tuple[str, str]] = set()
         self._still_since: tuple[float, float] | None = None
         """Time of the newest write, and when it was seen by this machine's clock."""
@@ -159,7 +172,8 @@ class Watcher:
         self.ring.push(window)
         self.glance.push(window)
         self.gauges.num_windows += 1
-        if state.judged_iteration >= 0 and 2 * self._num_unjudged >= self.ring.num_iterations:
+        most = MOST_UNJUDGED_HOLDING if state.accounts.open else MOST_UNJUDGED
+        if state.judged_iteration >= 0 and self._num_unjudged >= most * self.ring.num_iterations:
             self._judge(window)
 
     @property
@@ -168,15 +182,19 @@ class Watcher:
         newer = self.ring.newer_than(self.state.judged_iteration)
         return sum(window.num_iterations for window in newer)
 
+    def _left_s(self) -> float:
+        """Return what is left of the share of a core, CPU time; below 0 it is overdrawn."""
+        began, cpu_began = self._judged_at
+        gained_s = self.settings.cpu_share * (self.monotonic_s() - began)
+        return gained_s - (self.cpu_s() - cpu_began) - self._owed_s
+
     def _is_due(self, newest: JobWindow) -> bool:
         """Tell whether what is new is to be judged now."""
         judged = self.judgement
         if judged is None or newest.missing != judged.window.missing or self.files.is_closed:
             return True
-        began, cpu_began = self._judged_at
-        elapsed_s, spent_s = self.monotonic_s() - began, time.process_time() - cpu_began
         return (
-            spent_s <= self.settings.cpu_share * elapsed_s
+            self._left_s() >= 0.0
             or self.settings.cpu_share >= 1.0
             or not self.state.accounts.is_settled
             or self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
@@ -204,7 +222,9 @@ class Watcher:
         state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, before, before
 
     def _judge(self, window: JobWindow) -> None:
-        self._judged_at = (self.monotonic_s(), time.process_time())
+        most = MOST_OWED_S * self.settings.cpu_share
+        self._owed_s = min(most, max(0.0, -self._left_s()))
+        self._judged_at = (self.monotonic_s(), self.cpu_s())
         before, self.state.judged_iteration = self.state.judged_iteration, window.last_iteration
         self.state.ring_iteration = self.ring.windows[0].first_iteration
         judgement = self._judged()

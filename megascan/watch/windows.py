@@ -13,6 +13,9 @@ host). Of several runs the newest counts, by the origin of its clocks, as in `me
 
 from __future__ import annotations
 
+import fnmatch
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +103,21 @@ class Progress:
         )
 
 
+_IS_RANK_FILE = re.compile("|".join(fnmatch.translate(one) for one in RANK_FILE_PATTERNS)).match
+
+
+def _rank_files(folder: Path) -> list[str]:
+    """Return the paths of a folder's rank files, sorted; none where it cannot be listed (yet).
+
+    In one pass over plain names: of thousands of ranks it is done every second.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.path for entry in entries if _IS_RANK_FILE(entry.name))
+    except OSError:
+        return []
+
+
 @dataclass
 class JobFiles:
     """The rank files of one job. `poll` hands out windows and keeps nothing of them."""
@@ -110,7 +128,7 @@ class JobFiles:
     headers: dict[int, RankHeader] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)
     num_windows_dropped: int = 0
-    _files: dict[Path, GrowingFile] = field(default_factory=dict)
+    _files: dict[str, GrowingFile] = field(default_factory=dict)
     _waiting: dict[int, dict[int, Segment]] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
     _handed: int = -1
@@ -148,9 +166,10 @@ class JobFiles:
 
     def poll(self) -> list[JobWindow]:
         """Return the windows that have become whole since the last call, in their order."""
-        for path in self._paths():
-            if path not in self._files:
-                self._files[path] = GrowingFile(path, self.wanted, self._parser)
+        for folder in self.folders:
+            for path in _rank_files(folder):
+                if path not in self._files:
+                    self._files[path] = GrowingFile(Path(path), self.wanted, self._parser)
         for segment in polled(list(self._files.values()), self._parser):
             self._take(segment)
         return list(self._whole())
@@ -161,14 +180,6 @@ class JobFiles:
         for file in self._files.values():
             file.problem = ""
         return found
-
-    def _paths(self) -> list[Path]:
-        return sorted(
-            path
-            for folder in self.folders
-            for pattern in RANK_FILE_PATTERNS
-            for path in folder.glob(pattern)
-        )
 
     def _take(self, segment: Segment) -> None:
         header, window = segment.header, segment.windows[0]

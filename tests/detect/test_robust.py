@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +19,21 @@ USUAL = Usual(floor=0.001, spread=0.003)
 def test_leave_one_out_median_by_hand():
     values = np.array([[1.0], [2.0], [9.0]])
     assert robust.leave_one_out_median(values)[:, 0].tolist() == [5.5, 5.0, 1.5]
+
+
+@pytest.mark.parametrize("share_missing", [0.0, 0.3])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_median_and_mean_are_numpys_digit_by_digit(axis, share_missing):
+    draw = np.random.default_rng(5)
+    for shape in ((4, 5, 6), (1, 2, 3), (3, 1, 40)):
+        values = draw.normal(size=shape)
+        values[draw.random(shape) < share_missing] = np.nan
+        for each in (values, values.transpose(), values[:, ::-1]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # nothing there at all
+                expected = np.nanmedian(each, axis=axis), np.nanmean(each, axis=axis)
+            np.testing.assert_array_equal(robust.median(each, axis), expected[0])
+            np.testing.assert_array_equal(robust.mean(each, axis), expected[1])
 
 
 def test_leave_one_out_median_of_one_is_unknown():

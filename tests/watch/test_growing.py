@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
 
 import pytest
 
-from megascan.reader.growing import GrowingFile, Wanted
+from megascan.reader.growing import GrowingFile, Wanted, polled
 from megascan.reader.rank_files import read_rank_file
 
 ALL = Wanted(1000)
@@ -152,6 +153,31 @@ def test_damage_costs_what_it_damaged_and_is_said_once(healthy, grow):
     assert everything(file) == [8]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"", b""), (b'"ph":"X"', b'"ph" "X"'), (b'"num_spans":', b'"num_spans":9'),
+     (b'"dur":', b'"dur":-'), (b'"pid":2', b'"pid":3')],
+)  # fmt: skip
+def test_files_read_together_hand_out_what_each_would_by_itself(healthy, grow, before, after):
+    """Three ranks, the third perhaps damaged in its second window."""
+    feed = grow(healthy)
+    appends = feed.appends[feed.names[2]]
+    appends[1] = appends[1].replace(before, after, 1)
+    feed.step(1, ranks=range(3))
+    together, alone = ([GrowingFile(feed.path(rank), ALL) for rank in range(3)] for _ in range(2))
+    for step in range(3):
+        found = list(polled(together, together[0].parser))
+        expected = [segment for file in alone for segment in file.poll()]
+        assert [(one.path, one.windows) for one in found] == [
+            (one.path, one.windows) for one in expected
+        ]
+        for one, other in zip(found, expected, strict=True):
+            assert one.spans.to_pylist() == other.spans.to_pylist()
+        assert [bool(file.problem) for file in together] == [bool(file.problem) for file in alone]
+        assert bool(together[2].problem) == (step > 0 and bool(before))
+        feed.step(1, ranks=range(3))
+
+
 def test_a_torn_compressed_member_is_waited_for(healthy, grow):
     feed = grow(healthy, compress=True)
     feed.step(1, ranks=[0])
@@ -172,6 +198,37 @@ def test_an_empty_or_foreign_file_hands_out_nothing(tmp_path):
     assert file.poll() == []
     path.write_bytes(b"\0\xff not ours \n" * 50_000)
     assert file.poll() == []
+
+
+def test_sizes_that_go_back_hand_out_nothing_twice(healthy, grow, monkeypatch):
+    """As over NFS: a cached size may be older than bytes that were read already."""
+    feed = grow(healthy)
+    feed.step(4, ranks=[0])
+    file, before = GrowingFile(feed.path(0), ALL), feed.path(0).stat()
+    feed.step(2, ranks=[0])
+    assert everything(file) == [2, 4, 6, 8, 10, 12]
+    monkeypatch.setattr("megascan.reader.growing.os.fstat", lambda _: before)
+    assert everything(file) == []
+    monkeypatch.undo()
+    feed.step(1, ranks=[0])
+    assert everything(file) == [14]
+    assert file.problem == ""
+
+
+def test_a_stale_handle_is_said_and_tried_again(healthy, grow, monkeypatch):
+    """As over NFS, where the server has put another file in its place meanwhile."""
+    feed = grow(healthy)
+    feed.step(2, ranks=[0])
+    file = GrowingFile(feed.path(0), ALL)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("megascan.reader.growing.os.fstat", stale)
+    assert everything(file) == []
+    assert "Stale file handle; tried again" in file.problem
+    monkeypatch.undo()
+    assert everything(file) == [2, 4]
 
 
 def test_zeros_that_writes_will_fill_are_waited_for(healthy, grow, monkeypatch):

@@ -139,6 +139,14 @@ def test_promtool_accepts_the_rules_and_their_tests_pass():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs_prometheus
+def test_promtool_finds_no_fault_with_what_is_exposed(gauges):
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=exposition(gauges), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,7 +9,16 @@ import pytest
 
 from aggregate import build_timeline
 from detect import DetectorSettings, detect
+from megascan.probes import (
+    Point,
+    Prober,
+    header_line,
+    probe_file_name,
+    probe_line,
+    read_probes,
+)
 from megascan.reader import read_trace
+from megascan.topology import Layout
 
 
 def test_a_fault_is_raised_within_four_iterations_and_cleared_when_it_is_gone(
@@ -148,6 +157,30 @@ def test_several_folders_are_one_job(faulty, grow, watched, tmp_path):
     watch.watcher.look()
     assert watch.names == ["raised"]
     assert watch.watcher.files.world_size == 8
+
+
+def test_probes_of_another_host_count_and_are_read_when_they_have_changed(
+    healthy, grow, watched, tmp_path, monkeypatch
+):
+    """DP replicas 0 to 3 of stage 0; rank 3, whose probes lie on another host, computes wrongly."""
+    feed, other, reads = grow(healthy), tmp_path / "other host", []
+    other.mkdir()
+    layout = Layout(pp=2, dp=4)
+    for rank in range(4):
+        prober = Prober(rank=rank, layout=layout, host="h", device="", points=(Point(1, "fc1"),))
+        text = header_line(prober) + probe_line(7, ["wrong" if rank == 3 else "right"])
+        folder = other if rank > 1 else feed.target
+        (folder / probe_file_name(rank)).write_text(text)
+    monkeypatch.setattr(
+        "megascan.probes.read_probes", lambda *folders: reads.append(1) or read_probes(*folders)
+    )
+    watch = watched(feed.target, other)
+    for _ in range(2):
+        feed.step(4)
+        watch.watcher.look()
+    assert [one["finding"]["ranks"] for one in watch.events] == [(3,)]
+    assert watch.events[0]["finding"]["cause"] == "corruption"
+    assert len(reads) == 1
 
 
 def test_the_newest_run_of_a_folder_counts(faulty, healthy, grow, watched):
