@@ -17,7 +17,13 @@ from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
 from training.distributed import Launch, read_launch
-from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.failure import (
+    end_alike,
+    end_alone,
+    end_interrupted,
+    end_left_alone,
+    is_lost_connection,
+)
 from training.job import parse_job
 
 
@@ -37,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         if not is_lost_connection(error):
             raise
         return end_left_alone(launch)
+    except KeyboardInterrupt:
+        return end_interrupted(launch)
     return 0
 
 
