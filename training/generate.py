@@ -110,14 +110,9 @@ def _check(given: argparse.Namespace) -> None:
             raise ConfigError(f"{option} is {value}, but must be from {low} to {high}")
     if not all(given.stop):
         raise ConfigError("--stop is empty, but must be a text")
-    for option, text in (
-        ("--prompt", given.prompt or ""),
-        *(("--stop", one) for one in given.stop),
-    ):
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(
-                f"{option} has bytes that are no text in this locale; write it in UTF-8"
-            )
+    for option, texts in (("--prompt", [given.prompt or ""]), ("--stop", given.stop)):
+        if any("\ud800" <= letter <= "\udfff" for letter in "".join(texts)):
+            raise ConfigError(f"{option} has bytes that are no text here; write it in UTF-8")
 
 
 def _generate(job: GenerationJob, wish: Wish) -> None:
