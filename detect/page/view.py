@@ -134,7 +134,10 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class PageView:
-    """The page's words; its drawings are in `figures`."""
+    """The page's words; its drawings are in `figures`.
+
+    `window` is empty where the answer and the large figures say as much.
+    """
 
     source: str
     verdict: Verdict
@@ -192,7 +195,9 @@ def page_view(inputs: PageInputs) -> PageView:
         headline_more=more,
         large=tuple(_large(inputs, findings)),
         window=f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
-        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}",
+        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
+        if findings
+        else "",
         deciding=deciding,
         findings=views,
         has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
@@ -253,12 +258,17 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[Figure]:
     return [
         Figure(
             f"{report.world_size:,}",
-            "ranks",
-            f"{counted(report.num_iterations, 'iteration')} judged",
+            "rank" if report.world_size == 1 else "ranks",
+            _on_hosts(inputs.examined.seen.members.hosts),
         ),
         Figure(power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"),
         Figure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
     ]
+
+
+def _on_hosts(hosts: Sequence[str]) -> str:
+    names = {name for name in hosts if name}
+    return f"on {counted(len(names), 'host')}" if names else "of hosts that were not recorded"
 
 
 def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
