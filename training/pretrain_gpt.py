@@ -32,9 +32,15 @@ def main(arguments: Sequence[str]) -> int:
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)
-        job = parse_job(arguments, launch)
+        return _train(arguments, launch)
     except MegaScanError as error:
         return end_alike(launch, error)
+    except KeyboardInterrupt:
+        return end_interrupted(launch)
+
+
+def _train(arguments: Sequence[str], launch: Launch) -> int:
+    job = parse_job(arguments, launch)
     try:
         job.run()
     except MegaScanError as error:
@@ -43,8 +49,6 @@ def main(arguments: Sequence[str]) -> int:
         if not is_lost_connection(error):
             raise
         return end_left_alone(launch)
-    except KeyboardInterrupt:
-        return end_interrupted(launch)
     return 0
 
 

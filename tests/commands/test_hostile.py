@@ -198,6 +198,16 @@ def test_what_is_no_timeline_is_told_apart(command, healthy, tmp_path, capsys):
         assert f"{path}: {says}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["probe", "scope"])
+def test_a_folder_that_is_not_there_is_said_to_be_missing(command, tmp_path, capsys):
+    """And not to hold nothing, which has other causes."""
+    assert main([command, str(tmp_path / "gone")]) == 1
+    assert "gone: No such file or directory; give the" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main([command, str(tmp_path / "file")]) == 1
+    assert "file: Not a directory; give the" in capsys.readouterr().err
+
+
 def test_an_empty_file_answers_no_query(tmp_path, capsys):
     (tmp_path / "t.json").touch()
     assert main(["query", str(tmp_path / "t.json"), "select 1"]) == 1
