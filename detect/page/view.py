@@ -49,6 +49,8 @@ MOST_DEVICES = 2
 WORTH_SAYING = 1.001
 """A finding that makes an iteration longer by less costs next to nothing."""
 HOURS_A_DAY = 24.0
+IN_ALL = "in all traced iterations"
+"""What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
 """Fewer traced iterations see large slowdowns only."""
 OWNER_WORDS = {
@@ -225,6 +227,8 @@ def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
     words = VERDICT_WORDS[report.verdict]
     if report.verdict == Verdict.DEGRADED and findings[0].owner != Owner.NODE:
         words += "; what costs most is not its doing"
+    if report.verdict == Verdict.UNDECIDED and findings and findings[0].owner == Owner.JOB:
+        words += "; what costs most is the job's own doing"
     return words
 
 
@@ -360,18 +364,19 @@ def _who_in_words(ranks: Sequence[int]) -> str:
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is known of a finding; the first one's slowdown stands at the page's top."""
+    """Return what is known of a finding and not in its headline; the first one's slowdown and cost
+    stand at the page's top.
+    """
     low, high = finding.slowdown_interval
-    facts = [
-        Fact("owner", OWNER_WORDS[finding.owner]),
-        Fact("iterations", _iterations(finding)),
-    ]
+    facts = [Fact("owner", OWNER_WORDS[finding.owner])]
+    if IN_ALL not in finding.headline:
+        facts.append(Fact("iterations", _iterations(finding)))
     if not is_first:
         interval = f"(95 % interval {low:.3f} to {high:.3f})"
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
     if "confidence" not in finding.headline:
         facts.append(Fact("confidence", confidence(finding.q_value)))
-    if finding.step_time_cost_ratio >= WORTH_SAYING:
+    if finding.step_time_cost_ratio >= WORTH_SAYING and not is_first:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
         ratio = f"{finding.step_time_cost_ratio:.3f}"
         facts.append(Fact("cost", f"an iteration takes {ratio} times as long with it ({how})"))
