@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,8 @@ def _take_in(given: argparse.Namespace) -> None:
         if given.check:
             _check(saved, given.from_hf)
     print(
-        f"wrote {saved.folder}; next: python -m training.generate --load {given.save} --prompt TEXT"
+        f"wrote {saved.folder}; next: python -m training.generate --load "
+        f"{shlex.quote(str(given.save))} --prompt TEXT"
     )
 
 
@@ -128,7 +130,8 @@ def _give_out(given: argparse.Namespace) -> None:
             _check(saved, given.to_hf)
     print(
         f"wrote {given.to_hf}; next: load it with transformers' "
-        f"AutoModelForCausalLM.from_pretrained({str(given.to_hf)!r}), or vllm serve {given.to_hf}"
+        f"AutoModelForCausalLM.from_pretrained({str(given.to_hf)!r}), or vllm serve "
+        f"{shlex.quote(str(given.to_hf))}"
     )
 
 
@@ -139,7 +142,7 @@ def _require_free(folder: Path, *marks: str, is_forced: bool) -> None:
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
-        raise OutputError(f"{folder}: {there} is a file; give a folder")
+        raise OutputError(f"{folder}: {there} is no folder; give another")
     if not os.access(there, os.W_OK | os.X_OK):
         raise OutputError(f"{folder}: {there} cannot be written to; give another folder")
     taken = next((file.name for mark in marks for file in folder.glob(mark)), None)

@@ -114,10 +114,37 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     (folder / "latest_checkpointed_iteration.txt").write_text("0\n")
     (folder / "iter_0000000").mkdir()
+    model = dict.fromkeys(
+        (
+            "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+            "max_position_embeddings", "model_vocab_size",
+        ),
+        4,
+    )  # fmt: skip
     write_saved(
-        SavedSettings(folder=folder / "iter_0000000", model={}, dtype="float32", tokenizer=None)
+        SavedSettings(folder=folder / "iter_0000000", model=model, dtype="float32", tokenizer=None)
     )
     return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"dtype": "float32"', '"dtype": "int99"'),
+        ('"num_layers": 4', '"layers": 4'),
+        ('"num_layers": 4', '"num_layers": "four"'),
+        ('"num_layers": 4', '"num_layers": 4, "moe_aux_loss_coeff": [1]'),
+    ],
+)
+def test_settings_that_no_model_has_are_said_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    file = checkpoint / "iter_0000000" / "settings.json"
+    file.write_text(file.read_text().replace(before, after))
+    assert convert(["--load", str(checkpoint), "--to-hf", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{file} is not as it was written" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_place_that_cannot_be_written_is_said_before_the_work(
@@ -125,7 +152,7 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(
 ) -> None:
     (tmp_path / "file").touch()
     assert convert(["--load", str(checkpoint), "--to-hf", str(tmp_path / "file" / "x")]) == 1
-    assert f"{tmp_path / 'file'} is a file; give a folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is no folder; give another" in capsys.readouterr().err
 
 
 def test_a_model_that_is_replaced_leaves_nothing_of_its_own(models: Path, tmp_path: Path) -> None:
