@@ -14,10 +14,12 @@ A message is one sentence that says what is wrong with which values, where, and 
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,8 @@ ENDING_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 """Signals that ask a process to end, beside Ctrl-C."""
+_ECHO_S = 1.0
+"""`timeout` and launchers send a signal to the process and again to its group."""
 
 
 class MegaScanError(Exception):
@@ -133,12 +137,15 @@ def _taken_signals() -> Iterator[list[int]]:
     SIGTERM to the system: it may wait in a library for ranks that are gone, and would never hear.
     """
     noted: list[int] = []
+    heard_s = -math.inf
 
     def take(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        if number != signal.SIGINT:  # `timeout` sends it twice: let the first one clean up
-            signal.signal(number, signal.SIG_IGN)
-        raise _as_exception(number)
+        nonlocal heard_s
+        is_echo = number != signal.SIGINT and time.monotonic() - heard_s < _ECHO_S
+        heard_s = time.monotonic()
+        if not is_echo:
+            noted.append(number)
+            raise _as_exception(number)
 
     before = {
         number: handler
@@ -152,7 +159,7 @@ def _taken_signals() -> Iterator[list[int]]:
         yield noted
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) in (take, signal.SIG_IGN):
+            if signal.getsignal(number) is take:
                 signal.signal(number, handler)
 
 

@@ -183,8 +183,8 @@ def _import(
 ) -> SavedSettings:
     """Fill a model from a Hugging Face folder and save it as iteration 0."""
     from training.checkpoint import save_weights
-    from training.hf import load_hf
     from training.hf.config import read_config
+    from training.hf.loading import load_hf
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
 

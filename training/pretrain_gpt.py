@@ -24,7 +24,6 @@ from training.failure import (
     end_left_alone,
     is_lost_connection,
 )
-from training.job import parse_job
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str], launch: Launch) -> int:
+    from training.job import parse_job  # heavy; Ctrl-C is heard by then
+
     job = parse_job(arguments, launch)
     try:
         job.run()

@@ -137,7 +137,7 @@ def test_ctrl_c_is_one_word_of_one_rank(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pretrain_gpt, "parse_job", interrupted)
+    monkeypatch.setattr("training.job.parse_job", interrupted)
     codes = []
     for rank in range(2):
         monkeypatch.setattr(pretrain_gpt, "read_launch", lambda _, rank=rank: launch_of(rank))
