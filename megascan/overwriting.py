@@ -39,6 +39,18 @@ def _is(path: Path, status: os.stat_result) -> bool:
         return False
 
 
+def check_can_be_made(folder: Path) -> None:
+    """Raise OutputError, before any work is done, unless a folder is there or can be made.
+
+    Both for a file in its place, or on the way to it, and for one that may not be written to.
+    """
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise OutputError(f"{folder}: {there} is no folder; give another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: {there} cannot be written to; give another folder")
+
+
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
     """Hold a folder in `folder` in which files are made that then get their names by a rename.

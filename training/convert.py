@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megascan.errors import InputError, OutputError, UsageError, report_errors
-from megascan.overwriting import workplace
+from megascan.overwriting import check_can_be_made, workplace
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
 from training.arguments.model_values import model_values, settings_to_use
 from training.checkpoint_folder import (
@@ -140,11 +140,7 @@ def _require_free(folder: Path, *marks: str, is_forced: bool) -> None:
 
     `marks` are patterns of the files by which a model is known.
     """
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not there.is_dir():
-        raise OutputError(f"{folder}: {there} is no folder; give another")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder}: {there} cannot be written to; give another folder")
+    check_can_be_made(folder)
     taken = next((file.name for mark in marks for file in folder.glob(mark)), None)
     if taken is not None and not is_forced:
         raise OutputError(f"{folder} already has {taken}; give another folder or --force")

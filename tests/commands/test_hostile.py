@@ -218,8 +218,12 @@ def test_an_empty_file_answers_no_query(tmp_path, capsys):
     ("words", "says"),
     [
         (["simulate", "--layers", "-4", "-o", "x"], "--layers is -4, expected 1 or more"),
+        (["simulate", "--seed", str(1 << 63), "-o", "x"], "expected 0 to 9223372036854775807"),
+        (["simulate", "--missing-rank", "0", "-o", "x"], "leaves no rank to be written"),
         (["plan", "{}", "--fbd", "--helper-speed", "inf"], "1 helper(s) of speed inf"),
-        (["plan", "{}", "--write", "{file}"], "is a file; --write names a folder"),
+        (["plan", "{}", "--write", "{file}"], "file is no folder; give another"),
+        (["plan", "{}", "--write", "{file}/x"], "file is no folder; give another"),
+        (["simulate", "-o", "{file}/x"], "file is no folder; give another"),
     ],
 )
 def test_numbers_and_names_that_mean_nothing(words, says, healthy, tmp_path, capsys):
