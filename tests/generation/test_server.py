@@ -254,5 +254,5 @@ def test_a_cache_that_no_machine_has_is_said_in_one_sentence() -> None:
     stage: Any = SimpleNamespace(model=model, device="cpu")
     sizes: Any = SimpleNamespace(kv_channels=8)
     limits = Limits(num_rows=10**15, max_length=128, max_prompt_tokens=1)
-    with pytest.raises(ConfigError, match="no memory for the keys .* --inference-max-requests"):
+    with pytest.raises(ConfigError, match=r"no memory for the keys .* --inference-max-requests"):
         Stage._take_cache(stage, sizes, limits, limits.num_rows)
