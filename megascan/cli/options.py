@@ -93,7 +93,7 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
     if trace.completeness.missing_ranks:
         missing = trace.completeness.missing_ranks
         print(
-            f"warning: {len(missing)} of {trace.completeness.world_size} ranks have no file, "
+            f"warning: {len(missing)} of {trace.completeness.world_size} ranks have no finished window, "
             f"going on without them: {', '.join(map(str, missing))}",
             file=sys.stderr,
         )

@@ -110,7 +110,7 @@ def test_ranks_left_out_are_named_on_stderr(megascan, tmp_path):
     assert megascan("simulate", "--dp", 3, "--missing-rank", 1, "-o", trace).returncode == 0
     done = megascan("aggregate", "-b", trace, "-o", tmp_path / "t.json", "--allow-missing-ranks")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "warning: 1 of 3 ranks have no file, going on without them: 1\n"
+    assert done.stderr == "warning: 1 of 3 ranks have no finished window, going on without them: 1\n"
 
 
 @pytest.mark.parametrize("text", ["no trace at all", '{"hello": "world"}', ""])
@@ -206,6 +206,21 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(command, tmp_path, cap
     (tmp_path / "file").touch()
     assert main([command, str(tmp_path / "file")]) == 1
     assert "file: Not a directory; give the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["probe", "scope", "watch --once --no-state"])
+def test_a_folder_that_may_not_be_looked_into_is_said_to_be_one(
+    command, tmp_path, monkeypatch, capsys
+):
+    """And not to hold nothing: a watch would wait for ever."""
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    name, *flags = command.split()
+    assert main([name, str(tmp_path), *flags]) == 1
+    assert f"{tmp_path}: Permission denied; " in capsys.readouterr().err
 
 
 def test_an_empty_file_answers_no_query(tmp_path, capsys):
