@@ -36,7 +36,7 @@ def times(slowdown: float) -> str:
 def counted(number: int, noun: str) -> str:
     """1 peer, 3 peers, 8 passes."""
     ending = "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}{ending}"
 
 
 def place(members: Members, row: int) -> str:

@@ -14,10 +14,12 @@ A message is one sentence that says what is wrong with which values, where, and 
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,13 @@ _MOST = 1000
 """Characters of a message: names in damaged files may be of any length."""
 
 _MOST_LISTED = 8
+
+ENDING_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that ask a process to end, beside Ctrl-C."""
+_ECHO_S = 1.0
+"""`timeout` and launchers send a signal to the process and again to its group."""
 
 
 class MegaScanError(Exception):
@@ -62,24 +71,45 @@ class MissingError(MegaScanError):
     """An optional package, an external program or a device that the request needs."""
 
 
+class Terminated(KeyboardInterrupt):
+    """A signal asks this process to end: what cleans up after Ctrl-C does so after it, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def report_errors(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; print a MegaScanError as one line on stderr.
 
-    Ctrl-C ends with 130 and a closed pipe (``| head``) silently, as shells expect.
+    So is what the operating system refuses in an unforeseen place. Ctrl-C ends with 130, SIGTERM
+    with 143 and a closed pipe (``| head``) silently, as shells expect; what was half written is
+    removed before.
     """
     _take_any_text()
     try:
-        with _noted_interrupts() as interrupts:
+        with _taken_signals() as interrupts:
             return _without_disguise(command, interrupts)
     except MegaScanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except Terminated as ended:
+        print(f"ended by {signal.Signals(ended.number).name}", file=sys.stderr)
+        return 128 + ended.number
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # keeps the interpreter from complaining at its exit
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        advice = "check the current folder, the disk and permissions"
+        print(f"error: {where}{error.strerror or error}; {advice}", file=sys.stderr)
+    except MemoryError:
+        advice = "run on a larger machine, or give it less at once"
+        print(f"error: not enough memory; {advice}", file=sys.stderr)
+    return 1
 
 
 def _without_disguise(command: Callable[[], int], interrupts: list[int]) -> int:
@@ -91,30 +121,46 @@ def _without_disguise(command: Callable[[], int], interrupts: list[int]) -> int:
         return command()
     except (AttributeError, ImportError, SystemError) as error:
         if interrupts:
-            raise KeyboardInterrupt from error
+            raise _as_exception(interrupts[0]) from error
         raise
 
 
+def _as_exception(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+
+
 @contextmanager
-def _noted_interrupts() -> Iterator[list[int]]:
-    """Note Ctrl-C before it becomes an exception; nothing where a handler is set or none can be."""
+def _taken_signals() -> Iterator[list[int]]:
+    """Turn Ctrl-C, SIGTERM and a terminal's end into exceptions, noted before they are raised.
+
+    Only where nobody has said otherwise: a handler of the caller and ``nohup`` stay. A rank leaves
+    SIGTERM to the system: it may wait in a library for ranks that are gone, and would never hear.
+    """
     noted: list[int] = []
+    heard_s = -math.inf
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        raise KeyboardInterrupt
+    def take(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_s
+        is_echo = number != signal.SIGINT and time.monotonic() - heard_s < _ECHO_S
+        heard_s = time.monotonic()
+        if not is_echo:
+            noted.append(number)
+            raise _as_exception(number)
 
-    is_ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if is_ours:
-        signal.signal(signal.SIGINT, interrupt)
+    before = {
+        number: handler
+        for number in (signal.SIGINT, *(() if "LOCAL_RANK" in os.environ else ENDING_SIGNALS))
+        if threading.current_thread() is threading.main_thread()
+        and (handler := signal.getsignal(number)) in (signal.SIG_DFL, signal.default_int_handler)
+    }
+    for number in before:
+        signal.signal(number, take)
     try:
         yield noted
     finally:
-        if is_ours and signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            if signal.getsignal(number) is take:
+                signal.signal(number, handler)
 
 
 def _take_any_text() -> None:

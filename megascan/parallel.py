@@ -45,7 +45,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from megascan.errors import MissingError, OutputError
+from megascan.errors import ENDING_SIGNALS, MissingError, OutputError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -316,8 +316,9 @@ _GRACE_S = 2.0
 
 
 def _begin(watched: Connection, held: Connection, scratch: Path | None) -> None:
-    """Start a worker's life: the parent alone answers an interrupt, and its end is the worker's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Start a worker's life: the parent alone answers a signal, and its end is the worker's."""
+    for number in (signal.SIGINT, *ENDING_SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
     held.close()
     gc.disable()  # it would look at all that the parent has, and so copy it
     threading.Thread(target=_end_with, args=(watched, scratch), daemon=True).start()

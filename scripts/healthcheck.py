@@ -31,7 +31,7 @@ from health.devices import check_gpus, check_megatron, check_torch, query_gpus
 from health.machine import check_disk, check_shared_memory, check_versions
 from health.sweep import DEFAULT_FLOOR_RATIO, DEFAULT_ROUNDS, Probe, check_sweep, sweep
 
-from megascan.errors import MissingError, OutputError, UsageError, report_errors
+from megascan.errors import MissingError, UsageError, report_errors
 
 _NUM_CPU_RANKS = 2
 
@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> int:
         checks += _checks_of_software(options)
     if options.sweep:
         checks += _sweep(options)
-    _report(checks, options.json)
+    _report(checks, options.json, force=options.force)
     return 1 if worst(checks) is Status.PROBLEM else 0
 
 
@@ -106,19 +106,22 @@ def _check_options(options: argparse.Namespace) -> None:
         if value is not None and not lowest <= value < math.inf:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is {value}, expected a number from {lowest} on")
+    if options.json not in (None, "-"):
+        from megascan.export import check_free  # heavy; probes ask for no file
+
+        check_free(Path(options.json), force=options.force)
 
 
-def _report(checks: Sequence[Check], place: str | None) -> None:
+def _report(checks: Sequence[Check], place: str | None, *, force: bool) -> None:
     """Text on stdout, or JSON there with `-`; with a file both."""
     if place is not None:
-        text = json.dumps(as_json(checks, socket.gethostname()), indent=1, ensure_ascii=False)
+        record = as_json(checks, socket.gethostname())
         if place == "-":
-            print(text)
+            print(json.dumps(record, indent=1, ensure_ascii=False))
             return
-        try:
-            Path(place).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{place} cannot be written ({error.strerror})") from error
+        from megascan.cli.output import write_json
+
+        write_json(Path(place), record, force=force)
     print(as_text(checks))
 
 
@@ -145,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--floor", type=float, default=DEFAULT_FLOOR_RATIO, metavar="SHARE",
         help="a smaller slowdown is never called weak (default: %(default)s)")  # fmt: skip
     add("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    add("--force", action="store_true", help="replace an existing --json file")
     return parser
 
 

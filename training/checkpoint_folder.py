@@ -23,6 +23,12 @@ LATEST_FILE = "latest_checkpointed_iteration.txt"
 SETTINGS_FILE = "settings.json"
 TOKENIZER_FOLDER = "tokenizer"
 _FORMAT = 1
+_DTYPES = ("float32", "bfloat16", "float16")
+_SIZES = (
+    "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+    "max_position_embeddings", "model_vocab_size",
+)  # fmt: skip
+"""Without these nobody knows what a checkpoint's tensors are."""
 
 
 def checkpoint_folder(folder: Path, iteration: int) -> Path:
@@ -138,8 +144,8 @@ def read_saved(folder: Path) -> SavedSettings | None:
         flags = found["tokenizer"]
         return SavedSettings(
             folder=folder,
-            model=dict(found["model"]),
-            dtype=str(found["dtype"]),
+            model=_checked_model(found["model"]),
+            dtype=_DTYPES[_DTYPES.index(found["dtype"])],
             tokenizer=None if flags is None else _from_checkpoint(flags, folder),
             hf_config=found["hf_config"],
             has_training_state=bool(found["has_training_state"]),
@@ -148,6 +154,17 @@ def read_saved(folder: Path) -> SavedSettings | None:
         raise InputError(
             f"{file} is not as it was written ({error!r}); take another checkpoint"
         ) from error
+
+
+def _checked_model(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of a model; ValueError, KeyError or TypeError for what no model has."""
+    for name in _SIZES:
+        if type(values[name]) is not int:
+            raise TypeError(f"{name} is {values[name]!r}, but must be a whole number")
+    for name, value in values.items():
+        if not isinstance(value, int | float | str | None):
+            raise TypeError(f"{name} is no single value")
+    return dict(values)
 
 
 def write_saved(saved: SavedSettings) -> None:

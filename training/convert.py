@@ -10,13 +10,17 @@ One process on the CPU does either, whatever layout the checkpoint has or will b
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megascan.errors import InputError, MegaScanError, OutputError, UsageError
+from megascan.errors import InputError, OutputError, UsageError, report_errors
+from megascan.overwriting import check_can_be_made, workplace
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
 from training.arguments.model_values import model_values, settings_to_use
 from training.checkpoint_folder import (
@@ -35,18 +39,15 @@ _ALONE = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
 
 def main(arguments: Sequence[str]) -> int:
     """Convert; return the exit code."""
-    try:
-        given = _parse(arguments)
-        if given.from_hf is not None:
-            _take_in(given)
-        else:
-            _give_out(given)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except MegaScanError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return report_errors(lambda: _convert(arguments))
+
+
+def _convert(arguments: Sequence[str]) -> int:
+    given = _parse(arguments)
+    if given.from_hf is not None:
+        _take_in(given)
+    else:
+        _give_out(given)
     return 0
 
 
@@ -80,7 +81,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     outwards = (given.load is not None, given.to_hf is not None)
     if not ((all(inwards) and not any(outwards)) or (all(outwards) and not any(inwards))):
         raise UsageError("give --from-hf and --save, or --load and --to-hf; see --help")
-    if given.max_shard_size_gb <= 0:
+    if not 0 < given.max_shard_size_gb < math.inf:
         raise UsageError(f"--max-shard-size-gb is {given.max_shard_size_gb}, but must be above 0")
     return given
 
@@ -90,7 +91,12 @@ def _take_in(given: argparse.Namespace) -> None:
     from training.origin import hugging_face_defaults
 
     values = hugging_face_defaults(given.from_hf)
-    _require_free(given.save, given.save / LATEST_FILE, given.force)
+    _require_free(given.save, LATEST_FILE, is_forced=given.force)
+    if checkpoint_folder(given.save, 0).resolve() in (source := given.from_hf.resolve()).parents:
+        raise OutputError(
+            f"{given.save}: {source} lies in the checkpoint that would be replaced; give another "
+            "--save (--force does not allow this)"
+        )
     dtype = _dtype_of(given.from_hf)
     settings, sizes = _on_one_rank(values, dtype)
     with alone(settings, sizes):
@@ -98,34 +104,46 @@ def _take_in(given: argparse.Namespace) -> None:
         if given.check:
             _check(saved, given.from_hf)
     print(
-        f"wrote {saved.folder}; next: python -m training.generate --load {given.save} --prompt TEXT"
+        f"wrote {saved.folder}; next: python -m training.generate --load "
+        f"{shlex.quote(str(given.save))} --prompt TEXT"
     )
 
 
 def _give_out(given: argparse.Namespace) -> None:
     """Turn a checkpoint into a Hugging Face folder."""
     saved = saved_settings(given.load)
-    _require_free(given.to_hf, given.to_hf / "config.json", given.force)
+    from training.hf.writing import MODEL_FILES
+
+    _require_free(given.to_hf, *MODEL_FILES, is_forced=given.force)
     settings, sizes = _on_one_rank(saved.model, saved.dtype)
     with alone(settings, sizes):
         from training.hf.export import write_hf
+        from training.hf.writing import publish_model
 
         try:
-            given.to_hf.mkdir(parents=True, exist_ok=True)
-            write_hf(saved, given.to_hf, round(given.max_shard_size_gb * 10**9))
+            with workplace(given.to_hf) as place:
+                write_hf(saved, place, round(given.max_shard_size_gb * 10**9))
+                publish_model(place, given.to_hf)
         except OSError as error:
             raise OutputError(f"cannot write to {given.to_hf} ({error}); make room") from error
         if given.check:
             _check(saved, given.to_hf)
     print(
         f"wrote {given.to_hf}; next: load it with transformers' "
-        f"AutoModelForCausalLM.from_pretrained({str(given.to_hf)!r}), or vllm serve {given.to_hf}"
+        f"AutoModelForCausalLM.from_pretrained({str(given.to_hf)!r}), or vllm serve "
+        f"{shlex.quote(str(given.to_hf))}"
     )
 
 
-def _require_free(folder: Path, mark: Path, is_forced: bool) -> None:
-    if mark.exists() and not is_forced:
-        raise OutputError(f"{folder} already has {mark.name}; give another folder or --force")
+def _require_free(folder: Path, *marks: str, is_forced: bool) -> None:
+    """Raise OutputError, before any work is done, for a place that cannot be written or is taken.
+
+    `marks` are patterns of the files by which a model is known.
+    """
+    check_can_be_made(folder)
+    taken = next((file.name for mark in marks for file in folder.glob(mark)), None)
+    if taken is not None and not is_forced:
+        raise OutputError(f"{folder} already has {taken}; give another folder or --force")
 
 
 def _dtype_of(folder: Path) -> str:
@@ -161,8 +179,8 @@ def _import(
 ) -> SavedSettings:
     """Fill a model from a Hugging Face folder and save it as iteration 0."""
     from training.checkpoint import save_weights
-    from training.hf import load_hf
     from training.hf.config import read_config
+    from training.hf.loading import load_hf
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
 
@@ -171,7 +189,6 @@ def _import(
     load_hf(source, chunks)
     final = checkpoint_folder(target, 0)
     partial = final.with_name(final.name + ".partial")
-    make_empty(partial)
     saved = SavedSettings(
         folder=partial,
         model=model_values(settings, sizes, vocab_size),
@@ -180,12 +197,15 @@ def _import(
         hf_config=read_config(source),
         has_training_state=False,
     )
-    save_weights(partial, chunks)
+    make_empty(partial)
     try:
+        save_weights(partial, chunks)
         write_saved(saved)
         publish(partial, final, 0)
     except OSError as error:
         raise OutputError(f"cannot write the checkpoint {final} ({error}); make room") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return saved_settings(target)
 
 

@@ -69,6 +69,13 @@ def end_left_alone(launch: Launch) -> int:
     return 1
 
 
+def end_interrupted(launch: Launch) -> int:
+    """End for Ctrl-C, of which every rank hears; returns the exit code that shells expect."""
+    if launch.rank == 0:
+        print("interrupted", file=sys.stderr, flush=True)
+    return 130
+
+
 def _say(text: str) -> None:
     print(f"error: {text}", file=sys.stderr, flush=True)
 

@@ -11,13 +11,14 @@ command ends with the input (Ctrl-D).
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megascan.errors import ConfigError, InputError, MegaScanError
+from megascan.errors import ConfigError, InputError, MegaScanError, report_errors
 from training.arguments import TrainerParser
 from training.distributed import Launch, read_launch
 from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
@@ -56,8 +57,6 @@ def main(arguments: Sequence[str]) -> int:
         if not is_lost_connection(error):
             raise
         return end_left_alone(launch)
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -111,6 +110,9 @@ def _check(given: argparse.Namespace) -> None:
             raise ConfigError(f"{option} is {value}, but must be from {low} to {high}")
     if not all(given.stop):
         raise ConfigError("--stop is empty, but must be a text")
+    for option, texts in (("--prompt", [given.prompt or ""]), ("--stop", given.stop)):
+        if any("\ud800" <= letter <= "\udfff" for letter in "".join(texts)):
+            raise ConfigError(f"{option} has bytes that are no text here; write it in UTF-8")
 
 
 def _generate(job: GenerationJob, wish: Wish) -> None:
@@ -193,7 +195,12 @@ class Conversation:
 
 
 def _typed() -> Iterator[str]:
-    """Yield the lines of stdin that are not empty; ask for them on a terminal."""
+    """Yield the lines of stdin that are not empty; ask for them on a terminal.
+
+    Bytes that are no text become U+FFFD.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -205,4 +212,4 @@ def _typed() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

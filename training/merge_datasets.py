@@ -26,6 +26,7 @@ from training.data.indexed import (
     Meaning,
     output_paths,
     publish,
+    published_paths,
     read_description,
     read_index,
     write_description,
@@ -96,9 +97,8 @@ def _without_ending(name: str) -> str:
 
 
 def _check_options(inputs: Sequence[str], output_prefix: str, *, force: bool) -> None:
-    output = output_paths(output_prefix)
-    read = [path for prefix in inputs for path in output_paths(prefix)]
-    for path in output:
+    read = [path for prefix in inputs for path in published_paths(prefix)]
+    for path in published_paths(output_prefix):
         check_not_read(path, read)
         if path.exists() and not force:
             raise OutputError(f"{path} exists: pass --force to replace it")

@@ -62,7 +62,7 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
     """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
-    from training.hf import read_family
+    from training.hf.families import read_family
 
     tokenizer = hugging_face_tokenizer(folder)
     return {**read_family(folder), **({} if tokenizer is None else asdict(tokenizer))}
@@ -125,7 +125,7 @@ def start_from(
 ) -> Progress:
     """Fill the model from what the flags name; return how far it had come."""
     from training.checkpoint import load_checkpoint
-    from training.hf import load_hf
+    from training.hf.loading import load_hf
 
     folder, load = settings.checkpoint.load_hf, settings.checkpoint.load
     if folder is None or (load is not None and latest_checkpoint(load) is not None):
@@ -140,7 +140,7 @@ def start_from(
 
 def check_same_model(folder: Path, described: SavedSettings) -> None:
     """Raise InputError when flags have made another model than a Hugging Face folder holds."""
-    from training.hf import read_family
+    from training.hf.families import read_family
 
     for name, there, here in differences(read_family(folder), described.model):
         raise InputError(

@@ -17,8 +17,13 @@ from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
 from training.distributed import Launch, read_launch
-from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
-from training.job import parse_job
+from training.failure import (
+    end_alike,
+    end_alone,
+    end_interrupted,
+    end_left_alone,
+    is_lost_connection,
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,9 +31,17 @@ def main(arguments: Sequence[str]) -> int:
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     try:
         launch = read_launch(os.environ)
-        job = parse_job(arguments, launch)
+        return _train(arguments, launch)
     except MegaScanError as error:
         return end_alike(launch, error)
+    except KeyboardInterrupt:
+        return end_interrupted(launch)
+
+
+def _train(arguments: Sequence[str], launch: Launch) -> int:
+    from training.job import parse_job  # heavy; Ctrl-C is heard by then
+
+    job = parse_job(arguments, launch)
     try:
         job.run()
     except MegaScanError as error:

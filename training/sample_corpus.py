@@ -16,7 +16,6 @@ import ast
 import hashlib
 import inspect
 import math
-import os
 import re
 import shlex
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 import orjson
 
 from megascan.errors import InputError, MissingError, OutputError, UsageError, report_errors
+from megascan.overwriting import workplace
 from training.data.tokenizers import END_OF_TEXT, TokenizerSettings, TokenizerType
 
 MIN_CHARACTERS = 80
@@ -194,7 +194,7 @@ def _comparison_key(text: str) -> bytes:
 
 
 _NUM_BYTES = 256
-_FILES = ("corpus.jsonl", "vocab.json", "merges.txt")
+_FILES = ("vocab.json", "merges.txt", "corpus.jsonl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,14 +208,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0 < options.max_megabytes < math.inf:
         raise UsageError(f"--max-megabytes is {options.max_megabytes:g}, expected more than 0")
     folder = Path(options.output)
-    _prepare(folder, force=options.force)
+    _check_free(folder, force=options.force)
     documents = list(first_documents(installed_documents(), int(options.max_megabytes * 1e6)))
     if not documents:
         raise InputError("this Python has no texts that fit: pass a larger --max-megabytes")
     print(f"{len(documents)} documents, training a tokenizer on them", file=sys.stderr)
     try:
-        num_tokens = _train_tokenizer(documents, options.vocab_size, folder)
-        size_bytes = _write_corpus(documents, folder / "corpus.jsonl")
+        with workplace(folder) as place:
+            num_tokens = _train_tokenizer(documents, options.vocab_size, place)
+            size_bytes = _write_corpus(documents, place / "corpus.jsonl")
+            for name in _FILES:
+                (place / name).replace(folder / name)
     except OSError as error:
         raise OutputError(f"cannot write to {folder} ({error.strerror})") from error
     print(
@@ -248,11 +251,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(folder: Path, *, force: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {folder} ({error.strerror})") from error
+def _check_free(folder: Path, *, force: bool) -> None:
+    if folder.is_file():
+        raise OutputError(f"{folder} is a file: name a folder")
     for name in _FILES:
         if (folder / name).exists() and not force:
             raise OutputError(f"{folder / name} exists: pass --force to replace it")
@@ -280,15 +281,12 @@ def _train_tokenizer(documents: Sequence[Document], vocab_size: int, folder: Pat
 
 
 def _write_corpus(documents: Iterable[Document], path: Path) -> int:
-    """Write the documents under a temporary name, then the final one; return the bytes."""
-    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    with temporary.open("wb") as file:
+    """Write the documents; return the bytes."""
+    with path.open("wb") as file:
         for document in documents:
             line = {"text": document.text, "source": document.source}
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        size_bytes = file.tell()
-    temporary.replace(path)
-    return size_bytes
+        return file.tell()
 
 
 def _next_command(folder: Path) -> str:

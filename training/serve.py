@@ -26,7 +26,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from megascan.errors import ConfigError, InputError, MegaScanError, MissingError, UsageError
+from megascan.errors import (
+    ConfigError,
+    InputError,
+    MegaScanError,
+    MissingError,
+    UsageError,
+    report_errors,
+)
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
 from training.distributed import Launch, read_launch
@@ -311,4 +318,4 @@ def _announce(address: Address, listening: socket.socket, cache_bytes: int) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

@@ -24,6 +24,7 @@ from detect.whatif.graph import Replay
 from detect.whatif.path import CriticalPath, StepPath, critical_path
 from detect.whatif.path_text import made_of
 from megascan.arrays import Flags, Integers, group_starts, new_parts
+from megascan.errors import listed
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -107,6 +108,8 @@ def critical_strip(
     return {
         "iteration": iteration,
         "length_us": round(int(spans.end.max()) / 1e3, 1),
+        "num_ranks": len(timeline.headers),
+        "chosen_by": _words_for(bool(chosen), bool(on_path)),
         "who": ranks_text(tuple(chosen)) if chosen else "",
         "at": f"{shown[0]}:{iteration}",
         "lanes": lanes,
@@ -114,6 +117,12 @@ def critical_strip(
         "path": [] if path is None or step is None else _path_lines(path, step, shown, spans),
         "made_of": "" if path is None or step is None else made_of(path, step),
     }
+
+
+def _words_for(has_culprits: bool, has_path: bool) -> str:
+    """Say which ranks have a lane."""
+    words = ["at fault", "waiting most for them"] if has_culprits else ["waiting least or most"]
+    return listed([*words, *(["longest on the critical path"] if has_path else [])])
 
 
 def _path_of(

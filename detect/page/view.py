@@ -49,6 +49,8 @@ MOST_DEVICES = 2
 WORTH_SAYING = 1.001
 """A finding that makes an iteration longer by less costs next to nothing."""
 HOURS_A_DAY = 24.0
+IN_ALL = "in all traced iterations"
+"""What a headline says when the finding was there all the time."""
 ENOUGH_ITERATIONS = 10
 """Fewer traced iterations see large slowdowns only."""
 OWNER_WORDS = {
@@ -134,7 +136,10 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class PageView:
-    """The page's words; its drawings are in `figures`."""
+    """The page's words; its drawings are in `figures`.
+
+    `window` is empty where the answer and the large figures say as much.
+    """
 
     source: str
     verdict: Verdict
@@ -192,7 +197,9 @@ def page_view(inputs: PageInputs) -> PageView:
         headline_more=more,
         large=tuple(_large(inputs, findings)),
         window=f"{counted(report.num_iterations, 'iteration')} ({first} to {last}) of "
-        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}",
+        f"{milliseconds(report.iteration_ns)}, {counted(report.world_size, 'rank')}"
+        if findings
+        else "",
         deciding=deciding,
         findings=views,
         has_map=bool(np.isfinite(slowdowns(inputs.examined)).any()),
@@ -220,6 +227,8 @@ def _verdict_words(report: Report, findings: Sequence[Finding]) -> str:
     words = VERDICT_WORDS[report.verdict]
     if report.verdict == Verdict.DEGRADED and findings[0].owner != Owner.NODE:
         words += "; what costs most is not its doing"
+    if report.verdict == Verdict.UNDECIDED and findings and findings[0].owner == Owner.JOB:
+        words += "; what costs most is the job's own doing"
     return words
 
 
@@ -253,12 +262,17 @@ def _large(inputs: PageInputs, findings: Sequence[Finding]) -> list[Figure]:
     return [
         Figure(
             f"{report.world_size:,}",
-            "ranks",
-            f"{counted(report.num_iterations, 'iteration')} judged",
+            "rank" if report.world_size == 1 else "ranks",
+            _on_hosts(inputs.examined.seen.members.hosts),
         ),
         Figure(power, "smallest slowdown seen", "a rank's compute; below that, nobody can tell"),
         Figure(milliseconds(report.iteration_ns), "an iteration", "median of the window"),
     ]
+
+
+def _on_hosts(hosts: Sequence[str]) -> str:
+    names = {name for name in hosts if name}
+    return f"on {counted(len(names), 'host')}" if names else "of hosts that were not recorded"
 
 
 def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
@@ -350,18 +364,19 @@ def _who_in_words(ranks: Sequence[int]) -> str:
 
 
 def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
-    """Return what is known of a finding; the first one's slowdown stands at the page's top."""
+    """Return what is known of a finding and not in its headline; the first one's slowdown and cost
+    stand at the page's top.
+    """
     low, high = finding.slowdown_interval
-    facts = [
-        Fact("owner", OWNER_WORDS[finding.owner]),
-        Fact("iterations", _iterations(finding)),
-    ]
+    facts = [Fact("owner", OWNER_WORDS[finding.owner])]
+    if IN_ALL not in finding.headline:
+        facts.append(Fact("iterations", _iterations(finding)))
     if not is_first:
         interval = f"(95 % interval {low:.3f} to {high:.3f})"
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
     if "confidence" not in finding.headline:
         facts.append(Fact("confidence", confidence(finding.q_value)))
-    if finding.step_time_cost_ratio >= WORTH_SAYING:
+    if finding.step_time_cost_ratio >= WORTH_SAYING and not is_first:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
         ratio = f"{finding.step_time_cost_ratio:.3f}"
         facts.append(Fact("cost", f"an iteration takes {ratio} times as long with it ({how})"))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from megascan.errors import InputError, MissingError, report_errors
+from megascan.errors import report_errors
 
 COMMANDS = {
     "aggregate": "merge a trace folder into one aligned timeline, and with -d name the slow rank",
@@ -55,26 +55,7 @@ def _run(name: str, words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    return _guarded(command, parser.parse_args(words))
-
-
-def _guarded(command: _Command, arguments: argparse.Namespace) -> int:
-    """Run a command; say in one line, too, what the operating system refuses in an unforeseen
-    place.
-    """
-    try:
-        return command.run(arguments)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise InputError(
-            f"{where}{error.strerror or error}; check the current folder, the disk and permissions"
-        ) from error
-    except MemoryError as error:
-        raise MissingError(
-            "not enough memory; run on a larger machine or on fewer ranks of the trace"
-        ) from error
+    return command.run(parser.parse_args(words))
 
 
 def _top_level_parser() -> argparse.ArgumentParser:

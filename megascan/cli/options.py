@@ -91,10 +91,10 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
             allow_missing_ranks=arguments.allow_missing_ranks,
         )
     if trace.completeness.missing_ranks:
-        missing = trace.completeness.missing_ranks
+        missing, number = trace.completeness.missing_ranks, trace.completeness.world_size
         print(
-            f"warning: {len(missing)} of {trace.completeness.world_size} ranks have no file, "
-            f"going on without them: {', '.join(map(str, missing))}",
+            f"warning: {len(missing)} of {number} ranks have no finished window, going on without "
+            f"them: {', '.join(map(str, missing))}",
             file=sys.stderr,
         )
     if not any(stay.begin < stay.end for stay in trace.stays.values()):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megascan.errors import MissingError, OutputError, UsageError
+from megascan.errors import InputError, MissingError, OutputError, UsageError
 from megascan.header import Json
 from megascan.overwriting import check_not_read
 
@@ -82,6 +82,19 @@ def _silence_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def check_folder(folder: Path, advice: str) -> None:
+    """Raise InputError unless a folder is there and can be looked into; `advice` says what to do.
+
+    `Path.glob` finds nothing where it may not look.
+    """
+    try:
+        found = next(folder.iterdir(), None)
+        if found is not None:
+            found.lstat()
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror or error}; {advice}") from error
 
 
 def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force: bool) -> None:

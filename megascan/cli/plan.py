@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from megascan.cli.options import add_run_arguments, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes, write_json
-from megascan.errors import OutputError, UsageError
+from megascan.errors import UsageError
+from megascan.overwriting import check_can_be_made
 
 if TYPE_CHECKING:
     from megascan.timeline import Timeline
@@ -122,9 +123,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _outputs(arguments: argparse.Namespace) -> list[Path]:
     outputs = [arguments.json] if arguments.json else []
+    if arguments.write:
+        check_can_be_made(arguments.write)
     if arguments.write and arguments.write.exists():
-        if not arguments.write.is_dir():
-            raise OutputError(f"{arguments.write}: is a file; --write names a folder")
         names = ("plan.csv", "flags.txt", "prediction.json", "timeline.json.gz")
         outputs += [arguments.write / name for name in names]
     return outputs

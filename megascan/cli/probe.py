@@ -17,7 +17,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.output import check_outputs, require, say, stage, write_json
+from megascan.cli.output import check_folder, check_outputs, require, say, stage, write_json
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.header import Json
 from megascan.probes import Probes, read_probes
@@ -47,8 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.rounds < 1:
         raise UsageError(f"--rounds is {arguments.rounds}, expected 1 or more")
-    read = arguments.folder.glob("*.jsonl") if arguments.folder is not None else ()
-    check_outputs([arguments.json], read=list(read), force=arguments.force)
+    read: list[Path] = []
+    if arguments.folder is not None:
+        check_folder(
+            arguments.folder, "give the folder of a job that trained with --probe-interval"
+        )
+        read = list(arguments.folder.glob("*.jsonl"))
+    check_outputs([arguments.json], read=read, force=arguments.force)
     if arguments.folder is not None:
         probes = read_probes(arguments.folder)
         if probes is None:

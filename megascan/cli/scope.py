@@ -15,7 +15,7 @@ import argparse
 import secrets
 from pathlib import Path
 
-from megascan.cli.output import require, say
+from megascan.cli.output import check_folder, require, say
 from megascan.errors import InputError, MissingError, UsageError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from megascope.server import address_of, build_app, listen
 
     folder: Path = arguments.folder
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give the --trace-dir of a job with --scope")
+    check_folder(folder, "give the --trace-dir of a job with --scope")
     if arguments.host not in _LOOPBACK and arguments.token_file is None:
         raise UsageError(f"--host {arguments.host} lets other machines ask: give --token-file")
     token = _token(arguments.token_file)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megascan.cli.output import say, stage
 from megascan.errors import ConfigError, OutputError, UsageError
+from megascan.overwriting import check_can_be_made
 from megascan.schema import Granularity
 from megascan.simulate import (
     Clocks,
@@ -171,9 +172,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate a job and write its rank files."""
     job = job_from(arguments)
     faults: list[Fault] = [parse_fault(text) for text in arguments.fault]
-    if arguments.seed < 0:
-        raise UsageError(f"--seed is {arguments.seed}, expected 0 or more")
+    if not 0 <= arguments.seed < 1 << 63:
+        raise UsageError(f"--seed is {arguments.seed}, expected 0 to {(1 << 63) - 1}")
+    if set(job.missing_ranks) >= set(range(job.layout.world_size)):
+        raise UsageError("--missing-rank leaves no rank to be written; leave one out")
     folder: Path = arguments.output
+    check_can_be_made(folder)
     if folder.is_dir() and any(folder.iterdir()) and not arguments.force:
         raise OutputError(f"{folder} is not empty; name another folder or pass --force")
     with stage(f"simulating {job.layout.world_size} ranks, {job.iterations} iterations"):

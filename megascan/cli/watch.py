@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megascan.cli.options import add_detector_arguments, settings_from
-from megascan.cli.output import require, say
+from megascan.cli.output import check_folder, require, say
 from megascan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError(f"{folder} is a file, expected a folder of rank files")
         if arguments.once and not folder.exists():
             raise InputError(f"{folder}: no such folder; name one that a job traces into")
+        if folder.exists():
+            check_folder(folder, "check its permissions")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from megascan.arrays import Floats, Integers
 from megascan.errors import OutputError
 from megascan.header import ClockOrigin, Device, Json, RankHeader, TraceSettings, WindowRecord
+from megascan.overwriting import workplace
 from megascan.rankfile import (
     RankFile,
     SpanRecord,
@@ -401,12 +403,14 @@ _ARGUMENTS = tuple(column for column in SPAN_COLUMNS if column.name not in _FRAM
 def write_rank_files(trace: Trace, folder: Path) -> list[Path]:
     """Write one file a rank, as the tracer would have; return their paths.
 
-    An earlier run's files in the folder are moved aside. Raises OutputError when the folder or a
-    file cannot be written.
+    Files get their names when all are complete: whoever ends this early leaves none. An earlier
+    run's files in the folder are then moved aside. Raises OutputError when the folder or a file
+    cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return [_write_rank(trace, folder, rank) for rank in sorted(trace.headers)]
+        with workplace(folder) as place:
+            made = [_write_rank(trace, place, rank) for rank in sorted(trace.headers)]
+            return [_take_over(file, folder) for file in made]
     except OSError as error:
         raise OutputError(
             f"cannot write rank files to {folder}: {error.strerror or error}; "
@@ -414,10 +418,15 @@ def write_rank_files(trace: Trace, folder: Path) -> list[Path]:
         ) from error
 
 
+def _take_over(file: Path, folder: Path) -> Path:
+    path = folder / file.name
+    set_earlier_run_aside(path)
+    return file.replace(path)
+
+
 def _write_rank(trace: Trace, folder: Path, rank: int) -> Path:
     header = trace.headers[rank]
     path = rank_file_path(folder, header)
-    set_earlier_run_aside(path)
     spans = _rows_of(trace.spans, rank)
     iterations = spans.column("iteration").to_numpy()
     file = RankFile(path)
@@ -478,9 +487,13 @@ def write_ground_truth(truth: Mapping[str, Json], folder: Path) -> Path:
     Raises OutputError when it cannot.
     """
     path = folder / GROUND_TRUTH_FILE
+    partial = path.with_name(f".{path.name}.part")
     try:
+        partial.write_bytes(orjson.dumps(truth, option=orjson.OPT_INDENT_2) + b"\n")
         set_earlier_truth_aside(path)
-        path.write_bytes(orjson.dumps(truth, option=orjson.OPT_INDENT_2) + b"\n")
+        return partial.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

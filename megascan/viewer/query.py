@@ -8,6 +8,7 @@ quotes).
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
@@ -197,6 +198,12 @@ def _asked(ask: Callable[[], Result]) -> Result:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line: what stands before it is where in the query, on several lines."""
+    """Return the last line: what stands before it is where in the query, on several lines.
+
+    Of a program that failed its name and exit code: what it said stands above.
+    """
+    if isinstance(error, subprocess.CalledProcessError):
+        program = error.cmd if isinstance(error.cmd, str) else error.cmd[0]
+        return f"{program} ended with code {error.returncode}"
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__

@@ -110,7 +110,8 @@ def test_ranks_left_out_are_named_on_stderr(megascan, tmp_path):
     assert megascan("simulate", "--dp", 3, "--missing-rank", 1, "-o", trace).returncode == 0
     done = megascan("aggregate", "-b", trace, "-o", tmp_path / "t.json", "--allow-missing-ranks")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "warning: 1 of 3 ranks have no file, going on without them: 1\n"
+    said = "warning: 1 of 3 ranks have no finished window, going on without them: 1\n"
+    assert done.stderr == said
 
 
 @pytest.mark.parametrize("text", ["no trace at all", '{"hello": "world"}', ""])
@@ -198,6 +199,31 @@ def test_what_is_no_timeline_is_told_apart(command, healthy, tmp_path, capsys):
         assert f"{path}: {says}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["probe", "scope"])
+def test_a_folder_that_is_not_there_is_said_to_be_missing(command, tmp_path, capsys):
+    """And not to hold nothing, which has other causes."""
+    assert main([command, str(tmp_path / "gone")]) == 1
+    assert "gone: No such file or directory; give the" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main([command, str(tmp_path / "file")]) == 1
+    assert "file: Not a directory; give the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["probe", "scope", "watch --once --no-state"])
+def test_a_folder_that_may_not_be_looked_into_is_said_to_be_one(
+    command, tmp_path, monkeypatch, capsys
+):
+    """And not to hold nothing: a watch would wait for ever."""
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    name, *flags = command.split()
+    assert main([name, str(tmp_path), *flags]) == 1
+    assert f"{tmp_path}: Permission denied; " in capsys.readouterr().err
+
+
 def test_an_empty_file_answers_no_query(tmp_path, capsys):
     (tmp_path / "t.json").touch()
     assert main(["query", str(tmp_path / "t.json"), "select 1"]) == 1
@@ -208,8 +234,12 @@ def test_an_empty_file_answers_no_query(tmp_path, capsys):
     ("words", "says"),
     [
         (["simulate", "--layers", "-4", "-o", "x"], "--layers is -4, expected 1 or more"),
+        (["simulate", "--seed", str(1 << 63), "-o", "x"], "expected 0 to 9223372036854775807"),
+        (["simulate", "--missing-rank", "0", "-o", "x"], "leaves no rank to be written"),
         (["plan", "{}", "--fbd", "--helper-speed", "inf"], "1 helper(s) of speed inf"),
-        (["plan", "{}", "--write", "{file}"], "is a file; --write names a folder"),
+        (["plan", "{}", "--write", "{file}"], "file is no folder; give another"),
+        (["plan", "{}", "--write", "{file}/x"], "file is no folder; give another"),
+        (["simulate", "-o", "{file}/x"], "file is no folder; give another"),
     ],
 )
 def test_numbers_and_names_that_mean_nothing(words, says, healthy, tmp_path, capsys):

@@ -97,6 +97,6 @@ def test_a_page_of_one_iteration_has_no_course_of_time(simulated, tmp_path: Path
     page = tmp_path / "r.html"
     assert main(["report", str(folder), "-o", str(page)]) == 0
     words = page.read_text()
-    assert "1 iteration judged" in words
+    assert "compared in 1 iteration (" in words
     assert 'id="time"' not in words
     assert 'href="#time"' not in words

@@ -122,6 +122,8 @@ def test_sentences_are_refused(tmp_path: Path, command: Command) -> None:
     [
         ("a_text_document", 1, "a_text_document.bin: is what this command reads"),
         ("there", 1, "there.bin exists: pass --force to replace it"),
+        ("notes", 1, "notes.json exists: pass --force to replace it"),
+        ("shared", 1, "shared.merging would be this command's folder, and holds other files"),
         ("a.jsonl/all", 1, "cannot write a.jsonl/all.merging (Not a directory)"),
     ],
 )
@@ -129,10 +131,15 @@ def test_wrong_outputs_are_one_sentence(
     shards: list[str], tmp_path: Path, command: Command, output: str, code: int, message: str
 ) -> None:
     (tmp_path / "there.bin").touch()
+    (tmp_path / "notes.json").write_text("mine")
+    (tmp_path / "shared.merging").mkdir()
+    (tmp_path / "shared.merging" / "notes").write_text("mine")
     run = command(MODULE, "--input", "a_text_document", "b_text_document.idx", "--output-prefix", output)  # fmt: skip  # noqa: E501
     assert (run.returncode, run.stdout) == (code, "")
     assert message in run.stderr
     assert "Traceback" not in run.stderr
+    assert (tmp_path / "notes.json").read_text() == "mine"
+    assert (tmp_path / "shared.merging" / "notes").read_text() == "mine"
 
 
 def test_damaged_and_missing_inputs_are_one_sentence(shards: list[str], command: Command) -> None:

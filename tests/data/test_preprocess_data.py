@@ -183,6 +183,12 @@ def test_input_that_cannot_be_used_is_one_sentence(
     [
         (("--input", "absent", "--output-prefix", "out", *BYTES), 1, "cannot read absent"),
         (("--input", ".", "--output-prefix", "out", *BYTES), 1, ". is a folder"),
+        (("--input", "pipe", "--output-prefix", "out", *BYTES), 1, "pipe is a pipe or a device"),
+        (
+            ("--input", "in", "--output-prefix", "taken", *BYTES),
+            1,
+            "taken_text_document.json exists: pass --force",
+        ),
         (
             ("--input", "in", "--output-prefix", "in/out", *BYTES),
             1,
@@ -219,6 +225,8 @@ def test_wrong_arguments_are_one_sentence(
     tmp_path: Path, command: Command, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "in").write_text('{"text": "a"}')
+    (tmp_path / "taken_text_document.json").touch()
+    os.mkfifo(tmp_path / "pipe")
     run = command(MODULE, *arguments)
     assert (run.returncode, run.stdout) == (code, "")
     assert message in run.stderr

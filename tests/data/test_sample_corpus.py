@@ -76,7 +76,7 @@ def test_the_next_command_works_as_printed(command: Command, tmp_path: Path) -> 
         (("-o", "out", "--max-megabytes", "nan"), 2, "--max-megabytes is nan"),
         (("-o", "out", "--max-megabytes", "inf"), 2, "--max-megabytes is inf"),
         (("-o", "out", "--max-megabytes", "0.00001"), 1, "pass a larger --max-megabytes"),
-        (("-o", "file"), 1, "cannot make the folder file"),
+        (("-o", "file"), 1, "file is a file: name a folder"),
         (("-o", "full"), 1, "merges.txt exists: pass --force"),
         ((), 2, "-o/--output"),
     ],

@@ -11,12 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
+from megascan.errors import ConfigError
 from tests import ranks
+from training.generation.request import Limits
+from training.generation.stage import Stage
 from training.serve import main as serve_main
 
 from .conftest import Running, Serve
@@ -237,3 +242,17 @@ def test_a_wrong_start_is_said_in_one_sentence(
     said = capsys.readouterr().err
     assert part in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_cache_that_no_machine_has_is_said_in_one_sentence() -> None:
+    layer = SimpleNamespace(
+        layer_number=1, self_attention=SimpleNamespace(num_query_groups_per_partition=4)
+    )
+    model = SimpleNamespace(
+        decoder=SimpleNamespace(layers=[layer]), config=SimpleNamespace(params_dtype=torch.float32)
+    )
+    stage: Any = SimpleNamespace(model=model, device="cpu")
+    sizes: Any = SimpleNamespace(kv_channels=8)
+    limits = Limits(num_rows=10**15, max_length=128, max_prompt_tokens=1)
+    with pytest.raises(ConfigError, match=r"no memory for the keys .* --inference-max-requests"):
+        Stage._take_cache(stage, sizes, limits, limits.num_rows)

@@ -70,7 +70,7 @@ def main(folder: Path, layouts: tuple[tuple[int, int, int, int], ...]) -> None:
 def _settings(
     model: Path, world_size: int, tensor: int, pipeline: int, chunks: int, expert: int
 ) -> tuple[Settings, Sizes, dict[str, object]]:
-    from training.hf import read_family
+    from training.hf.families import read_family
 
     values = read_family(model)
     settings = settings_to_use(
@@ -106,7 +106,7 @@ def _take_places(settings: Settings, sizes: Sizes, launch: Launch) -> None:
 def _difference(folder: Path, settings: Settings, sizes: Sizes, values: dict[str, object]) -> float:
     """Load a model in the present layout, run it, and compare; the largest over all ranks."""
     from training.distributed import allow_without_transformer_engine
-    from training.hf import load_hf
+    from training.hf.loading import load_hf
     from training.model import build_bare_model
 
     allow_without_transformer_engine()

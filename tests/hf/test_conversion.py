@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megascan.errors import InputError
+from training.checkpoint_folder import SavedSettings, write_saved
 from training.convert import main as convert
 from training.hf.families import read_family
 from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
 from training.hf.weights import open_weights
-from training.hf.writing import plan, writing
+from training.hf.writing import plan, publish_model, writing
 
 HERE = Path(__file__).parent
 WITH_TOKENIZER, TOKENIZER_FILES = "llama2", ("tokenizer.json", "tokenizer_config.json")
@@ -62,6 +64,8 @@ def test_every_family_computes_the_same_in_combined_layouts(run: Run, models: Pa
     [
         ((), 2, "give --from-hf and --save, or --load and --to-hf"),
         (("--from-hf", "x", "--to-hf", "y"), 2, "give --from-hf and --save"),
+        (("--load", "x", "--to-hf", "y", "--max-shard-size-gb", "nan"), 2, "is nan, but must be"),
+        (("--load", "x", "--to-hf", "y", "--max-shard-size-gb", "inf"), 2, "is inf, but must be"),
         (("--from-hf", "nowhere", "--save", "x"), 1, "cannot read nowhere/config.json"),
         (("--load", "nowhere", "--to-hf", "x"), 1, "nowhere has no latest_checkpointed"),
     ],
@@ -81,6 +85,90 @@ def test_a_converted_model_is_not_overwritten(
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("0\n")
     assert convert(["--from-hf", str(models / "gpt2"), "--save", str(tmp_path)]) == 1
     assert "give another folder or --force" in capsys.readouterr().err
+
+
+def test_the_folder_that_is_read_is_not_replaced_by_force(
+    capsys: pytest.CaptureFixture[str], models: Path, tmp_path: Path
+) -> None:
+    """The checkpoint of iteration 0 is replaced as a whole, with all that lies in it."""
+    source = tmp_path / "iter_0000000" / "gpt2"
+    shutil.copytree(models / "gpt2", source)
+    assert convert(["--from-hf", str(source), "--save", str(tmp_path), "--force"]) == 1
+    assert "lies in the checkpoint that would be replaced" in capsys.readouterr().err
+    assert set(weights_of(source)) == set(weights_of(models / "gpt2"))
+
+
+@pytest.mark.parametrize("taken", ["model.safetensors", "model-00001-of-00002.safetensors"])
+def test_weights_that_lie_in_the_way_are_not_replaced(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, taken: str
+) -> None:
+    (tmp_path / taken).write_text("mine")
+    assert convert(["--load", str(checkpoint), "--to-hf", str(tmp_path)]) == 1
+    assert f"already has {taken}; give another folder or --force" in capsys.readouterr().err
+    assert (tmp_path / taken).read_text() == "mine"
+
+
+@pytest.fixture
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as far as it says of itself."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (folder / "latest_checkpointed_iteration.txt").write_text("0\n")
+    (folder / "iter_0000000").mkdir()
+    model = dict.fromkeys(
+        (
+            "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
+            "max_position_embeddings", "model_vocab_size",
+        ),
+        4,
+    )  # fmt: skip
+    write_saved(
+        SavedSettings(folder=folder / "iter_0000000", model=model, dtype="float32", tokenizer=None)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"dtype": "float32"', '"dtype": "int99"'),
+        ('"num_layers": 4', '"layers": 4'),
+        ('"num_layers": 4', '"num_layers": "four"'),
+        ('"num_layers": 4', '"num_layers": 4, "moe_aux_loss_coeff": [1]'),
+    ],
+)
+def test_settings_that_no_model_has_are_said_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    file = checkpoint / "iter_0000000" / "settings.json"
+    file.write_text(file.read_text().replace(before, after))
+    assert convert(["--load", str(checkpoint), "--to-hf", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{file} is not as it was written" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_said_before_the_work(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert convert(["--load", str(checkpoint), "--to-hf", str(tmp_path / "file" / "x")]) == 1
+    assert f"{tmp_path / 'file'} is no folder; give another" in capsys.readouterr().err
+
+
+def test_a_model_that_is_replaced_leaves_nothing_of_its_own(models: Path, tmp_path: Path) -> None:
+    """The index of an earlier model in several files would be read before the new one's file."""
+    there, made = tmp_path / "there", tmp_path / "made"
+    shutil.copytree(models / "gpt2", made)
+    there.mkdir()
+    (there / "notes.txt").write_text("mine")
+    earlier = {"old": torch.ones(2)}
+    save_file(earlier, there / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"old": "model-00001-of-00001.safetensors"}}
+    (there / "model.safetensors.index.json").write_text(json.dumps(index))
+    publish_model(made, there)
+    assert set(weights_of(there)) == set(weights_of(models / "gpt2"))
+    assert (there / "notes.txt").read_text() == "mine"
+    assert list(made.iterdir()) == []
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -20,9 +20,8 @@ from transformers import (
 from megascan.errors import InputError
 from training.arguments.model_values import differences
 from training.checkpoint_folder import SavedSettings
-from training.hf import read_family
 from training.hf.describing import config_of
-from training.hf.families import FAMILIES, describe
+from training.hf.families import FAMILIES, describe, read_family
 
 CLASSES: dict[str, type[PretrainedConfig]] = {
     "gpt2": GPT2Config,

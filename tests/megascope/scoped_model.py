@@ -24,7 +24,8 @@ from megascope.request import Intervention
 from training.arguments import resolve_sizes
 from training.arguments.model_values import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything
-from training.hf import load_hf, read_family
+from training.hf.families import read_family
+from training.hf.loading import load_hf
 
 NUM_TOKENS = 24
 TOKENS = torch.arange(NUM_TOKENS)[None] * 7 % 203

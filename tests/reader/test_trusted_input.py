@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from megascan.cli.output import check_folder
 from megascan.errors import InputError
 from megascan.reader import read_trace, sniff
 
@@ -43,6 +44,8 @@ def test_a_folder_without_permission_is_said_to_be_one(
     try:
         with as_somebody_without_permission(), pytest.raises(InputError) as caught:
             sniff(folder.path)
+        with as_somebody_without_permission(), pytest.raises(InputError, match="Permission denied"):
+            check_folder(folder.path, "give another")
     finally:
         folder.path.chmod(0o755)
     assert "Permission denied" in str(caught.value)

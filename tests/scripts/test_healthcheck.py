@@ -280,7 +280,9 @@ def test_an_all_reduce_that_cannot_work_is_a_problem_with_its_reason(health: Non
         (["--floor", "-1"], 2, "--floor is -1.0"),
         (["--num-gpus", "-1"], 2, "--num-gpus is -1"),
         (["--num-gpus", "x"], 2, "invalid int value"),
-        (["--liveness", "--json", "/nowhere/h.json"], 1, "/nowhere/h.json cannot be written"),
+        (["--liveness", "--json", "/nowhere/h.json"], 1, "the folder /nowhere does not exist"),
+        (["--liveness", "--json", __file__], 1, "exists already; pass --force to replace it"),
+        (["--liveness", "--json", "/dev/null", "--force"], 1, "is a device or a pipe"),
         (["--liveness", "--path", "/nowhere"], 1, "/nowhere cannot be written"),
     ],
 )

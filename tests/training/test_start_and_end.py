@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megascan.errors import ConfigError, MissingError
 from tests import ranks
+from training import pretrain_gpt
 from training.arguments import parse_settings, resolve_sizes
 from training.checkpoint import reason_of
 from training.distributed import Launch, choose_device, read_launch, silence
@@ -120,6 +121,21 @@ from training.failure import end_{how}
 launch = Launch(rank=1, local_rank=1, world_size=2, local_world_size=2)
 sys.exit(end_{how}(launch, ConfigError("wrong")))
 """
+
+
+def test_ctrl_c_is_one_word_of_one_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.job.parse_job", interrupted)
+    codes = []
+    for rank in range(2):
+        monkeypatch.setattr(pretrain_gpt, "read_launch", lambda _, rank=rank: launch_of(rank))
+        codes.append(pretrain_gpt.main([]))
+    assert codes == [130, 130]
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_lost_connection_is_told_from_other_failures() -> None:

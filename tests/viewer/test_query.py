@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import shutil
+import subprocess
 
 import pytest
 
@@ -31,16 +32,25 @@ def test_engine_that_does_not_start(timeline_file, tmp_path):
         run_query(timeline_file("t.json"), "select 1", trace_processor=broken)
 
 
-def test_fetching_is_announced_and_its_failure_told(timeline_file, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError("no network"), "no network"),
+        (subprocess.CalledProcessError(6, ["curl", "-f", "-L"]), "curl ended with code 6"),
+    ],
+)
+def test_fetching_is_announced_and_its_failure_told(
+    error, told, timeline_file, monkeypatch, caplog
+):
     def refuse(*_: object, **__: object) -> None:
-        raise OSError("no network")
+        raise error
 
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("megascan.viewer.engine._package", lambda name: None)
     monkeypatch.setattr("megascan.viewer.query.TraceProcessor", refuse)
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(MissingError, match=r"cannot be fetched \(no network\).*--trace-processor"),
+        pytest.raises(MissingError, match=rf"cannot be fetched \({told}\).*--trace-processor"),
     ):
         run_query(timeline_file("t.json"), "select 1")
     assert "fetches its engine from the network, once; pip install" in caplog.text

@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import lzma
+import stat
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,10 +65,15 @@ def open_plain(path: Path) -> BinaryIO:
     Names are not asked: a ``corpus.jsonl`` that is really gzip reads as well as a ``corpus.gz``.
     """
     try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: --input takes JSON Lines files")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(
+                f"{path} is a pipe or a device, and a run that is ended goes on from a place in "
+                "its input: write it to a file first"
+            )
         with path.open("rb") as file:
             magic = file.read(6)
-    except IsADirectoryError as error:
-        raise InputError(f"{path} is a folder: --input takes JSON Lines files") from error
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): check --input") from error
     if magic.startswith(b"\x28\xb5\x2f\xfd"):

@@ -77,6 +77,11 @@ def output_paths(prefix: str) -> tuple[Path, Path]:
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
+def published_paths(prefix: str) -> tuple[Path, ...]:
+    """Return all that `publish` writes or removes under a prefix."""
+    return *output_paths(prefix), Path(f"{prefix}.json")
+
+
 def read_index(prefix: str) -> IndexSummary:
     """Read and check the index of a data set.
 

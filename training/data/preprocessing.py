@@ -45,8 +45,8 @@ from training.data.indexed import (
     IndexedWriter,
     Meaning,
     id_type_for,
-    output_paths,
     publish,
+    published_paths,
     reported,
     write_description,
 )
@@ -58,13 +58,19 @@ class WorkFolder:
     """A folder that this process alone writes to, until the context is left.
 
     What is in it stays, for a later process to go on with, unless `remove` was called. Raises
-    OutputError when it cannot be made or another process is at work in it.
+    OutputError when it cannot be made, another process is at work in it or somebody else's files
+    lie there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with reported(path):
             path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()) and not (path / "lock").exists():
+                raise OutputError(
+                    f"{path} would be this command's folder, and holds other files: move them, or "
+                    "choose another --output-prefix"
+                )
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -357,8 +363,11 @@ def _begin(request: Request, folder: WorkFolder) -> Checkpoint:
 
 
 def _check_free(request: Request) -> None:
-    for path in (path for prefix in request.prefixes for path in output_paths(prefix)):
-        check_not_read(path, map(Path, request.paths))
+    tokenizer = request.encoding.tokenizer
+    named = (tokenizer.vocab_file, tokenizer.merge_file, tokenizer.tokenizer_model)
+    read = [*request.paths, *(Path(name) for name in named if name is not None)]
+    for path in (path for prefix in request.prefixes for path in published_paths(prefix)):
+        check_not_read(path, read)
         if path.exists() and not request.force:
             raise OutputError(f"{path} exists: pass --force to replace it")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from training.generation.request import Answer
-from training.generation.scheduler import Scheduler, Step
+if TYPE_CHECKING:
+    from training.generation.request import Answer
+    from training.generation.scheduler import Scheduler, Step
 
 
 class GenerationCallback:

@@ -21,8 +21,8 @@ from training.data.tokenizers import (
 )
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
-from training.hf import load_hf, read_family
 from training.hf.config import read_config
+from training.hf.families import read_family
 from training.origin import hugging_face_tokenizer
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Source:
     def load(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Fill this rank's part of the model."""
         if self.hugging_face is not None:
+            from training.hf.loading import load_hf
+
             load_hf(self.hugging_face, chunks)
         elif self.checkpoint is not None:
             from training.checkpoint import load_weights

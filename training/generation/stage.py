@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes
 from training.failure import refusals_as_errors
 from training.generation.attention import CachedAttention, Rotation, StepState
@@ -76,8 +77,15 @@ class Stage:
             dtype=self.model.config.params_dtype,
             device=self.device,
         )
-        for layer in layers:
-            cache.add_layer(layer.layer_number)
+        try:
+            for layer in layers:
+                cache.add_layer(layer.layer_number)
+        except RuntimeError as error:  # torch's only word for memory that is not there
+            raise ConfigError(
+                f"there is no memory for the keys and values of {num_slots} rows of "
+                f"{limits.max_length} tokens ({str(error).splitlines()[0][:120]}); lower "
+                "--inference-max-requests or --inference-max-seq-length"
+            ) from error
         self._state.cache = cache
         return cache
 

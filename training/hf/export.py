@@ -19,7 +19,7 @@ from training.checkpoint_tensors import CheckpointTensors, Wanted
 from training.hf.describing import config_of
 from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
 from training.hf.tokenizer_files import write_tokenizer
-from training.hf.writing import plan, writing
+from training.hf.writing import CONFIG, plan, writing
 
 DEFAULT_MAX_FILE_BYTES = 5 * 10**9
 
@@ -45,7 +45,7 @@ def write_hf(
             for name, tensor in export.real(group):
                 writer.write(name, tensor)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    (folder / CONFIG).write_text(text, encoding="utf-8")
     write_tokenizer(saved, folder)
 
 

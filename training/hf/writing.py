@@ -18,6 +18,10 @@ import torch
 
 from training.hf.weights import INDEX_SUFFIX, SAFETENSORS
 
+CONFIG = "config.json"
+_SHARDS = "model-[0-9]*-of-[0-9]*.safetensors"
+MODEL_FILES = (CONFIG, SAFETENSORS, f"{SAFETENSORS}{INDEX_SUFFIX}", _SHARDS)
+"""Patterns of the files that a folder is read by, the first of them before the others."""
 _FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -106,6 +110,18 @@ def writing(folder: Path, files: list[WeightFile]) -> Iterator[WeightWriter]:
         }
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / f"{SAFETENSORS}{INDEX_SUFFIX}").write_text(text, encoding="utf-8")
+
+
+def publish_model(made: Path, folder: Path) -> None:
+    """Move a finished model's files to their place; config.json, by which it is known, comes last.
+
+    Weights of an earlier model there are removed first: an index of theirs would be read before the
+    new ones.
+    """
+    for old in [file for pattern in MODEL_FILES for file in folder.glob(pattern)]:
+        old.unlink()
+    for file in sorted(made.iterdir(), key=lambda one: one.name == CONFIG):
+        file.replace(folder / file.name)
 
 
 def _table(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -14,7 +14,10 @@ function criticalStrip(host, strip, meanings) {
   const keys = [...used].map((name) => key(`t-${name}`, `${name}: ${meanings.get(name) || name}`));
   if (strip.arrivals.length) keys.push(key("arrival", "a rank at fault arrives, the other stops waiting"));
   if (strip.path.length) keys.push(key("path", "the critical path: what determines when the iteration ends"));
-  host.replaceChildren(box, element("p", { class: "key" }, ...keys), element("div", { class: "controls" }, opening(), saving()));
+  const part = strip.lanes.length < strip.num_ranks
+    ? element("p", { class: "small" }, `${strip.lanes.length} of ${strip.num_ranks.toLocaleString("en")} ranks: ${strip.chosen_by}.`)
+    : "";
+  host.replaceChildren(box, element("p", { class: "key" }, ...keys), part, element("div", { class: "controls" }, opening(), saving()));
 
   function drawn(width) {
     const narrow = width < NARROW;
@@ -25,9 +28,10 @@ function criticalStrip(host, strip, meanings) {
     const height = top + strip.lanes.length * high + 22;
     const scale = (width - left - 2) / strip.length_us;
     const picture = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Iteration ${strip.iteration}: what each of ${strip.lanes.length} ranks does` });
+    const names = []; // drawn last: no line runs through them
     strip.lanes.forEach((lane, n) => {
       const y = top + n * high + (narrow ? 16 : 0);
-      picture.append(shape("text", { class: `axis${lane.role === "named" ? " culprit" : ""}`, x: narrow ? 2 : left - 8, y: narrow ? y - 4 : y + LANE_HEIGHT / 2 + 4, "text-anchor": narrow ? "start" : "end" }, laneName(lane)));
+      names.push(shape("text", { class: `axis lane-name${lane.role === "named" ? " culprit" : ""}`, x: narrow ? 2 : left - 8, y: narrow ? y - 4 : y + LANE_HEIGHT / 2 + 4, "text-anchor": narrow ? "start" : "end" }, laneName(lane)));
       picture.append(shape("rect", { class: `lane${lane.role === "named" ? " named" : ""}`, x: left, y, width: width - left, height: LANE_HEIGHT }));
       lane.pieces.forEach((piece, i) => picture.append(pieceShape(piece, left, y, scale, `${n} ${i}`)));
     });
@@ -43,7 +47,7 @@ function criticalStrip(host, strip, meanings) {
       if (before && before[0] !== line[0]) picture.append(shape("path", { class: "path to", d: `M${x} ${rim(before)}V${y}` }));
       picture.append(shape("path", { class: "path on", d: `M${x} ${y}h${length}` }));
     });
-    picture.append(...timeAxis(left, width, height - 6));
+    picture.append(...names, ...timeAxis(left, width, height - 6));
     listen(picture);
     return picture;
   }

@@ -24,7 +24,10 @@ function rankTable(host, pick) {
     { name: "finding", value: (row) => ranks.causes[row] || "", text: (row) => ranks.causes[row] || "", first: -1 },
   ].filter(Boolean);
   const named = Object.keys(ranks.causes).length;
-  let order = { column: columns.find((one) => one.name === (hasPeers ? "against peers" : "rank")), sign: hasPeers ? -1 : 1 };
+  // Who is named stands on top: by the slowdown of compute where that is what was found, else by the finding.
+  const slowestIsNamed = slowest().some((row) => ranks.causes[row]);
+  const first = named && !slowestIsNamed ? "finding" : hasPeers ? "against peers" : "rank";
+  let order = { column: columns.find((one) => one.name === first), sign: first === "rank" ? 1 : -1 };
   let most = ROWS_AT_ONCE;
 
   const search = element("input", { type: "search", placeholder: "rank, place or host", "aria-label": "Search ranks" });
