@@ -190,6 +190,12 @@ def test_a_changed_model_keeps_its_family_and_its_special_tokens() -> None:
     assert config["eos_token_id"] == 6
 
 
+def test_a_model_trained_beyond_its_window_goes_back_without_one() -> None:
+    original = {"model_type": "mistral", "sliding_window": 4096}
+    config = config_of(saved({**of("mistral"), "max_position_embeddings": 8192}, original))
+    assert (config["sliding_window"], config["max_position_embeddings"]) == (None, 8192)
+
+
 def test_a_model_of_no_family_is_refused() -> None:
     with pytest.raises(InputError, match=r"no family of Hugging Face models .* swiglu True"):
         config_of(saved({**of("llama"), "normalization": "LayerNorm"}))
