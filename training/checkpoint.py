@@ -212,9 +212,13 @@ def check_model(
     there: Mapping[str, object]
     if saved is not None:
         there = saved.model
-    else:  # older checkpoints say what decides about the weights' shapes, and no more
-        there = {name: common["sizes"][name] for name in _MODEL_SIZES} | {
-            name: common["flags"][name] for name in (*_MODEL_FLAGS, "num_experts")
+    else:  # older checkpoints say what decides about the weights' shapes, or less
+        names = {"sizes": _MODEL_SIZES, "flags": (*_MODEL_FLAGS, "num_experts")}
+        there = {
+            name: common[kind][name]
+            for kind, wanted in names.items()
+            for name in wanted
+            if name in common[kind]
         }
     for name, value, own in differences(there, here.model):
         text = f"the checkpoint {folder} has {name.replace('_', ' ')} {value} and this run {own}"

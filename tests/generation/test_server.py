@@ -209,12 +209,14 @@ def kill_in_mid_request(server: Running, rank: int) -> str:
     assert len(pids) == 2
     body = {"prompt": "1 2 3", "max_tokens": 20, "n": 100, "stream": True}
     heard = ""
-    with contextlib.suppress(httpx.HTTPError), httpx.Client(timeout=30) as client:
-        with client.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if not heard:
-                    os.kill(pids[rank], signal.SIGKILL)
-                heard += line
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer,
+    ):
+        for line in answer.iter_lines():
+            if not heard:
+                os.kill(pids[rank], signal.SIGKILL)
+            heard += line
     assert heard
     assert "[DONE]" not in heard
     assert server.process.wait(60) == 1
