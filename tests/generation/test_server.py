@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,16 @@ def test_a_client_that_goes_frees_its_row_within_a_token(server: Running) -> Non
 
 
 def test_a_connection_outlives_what_clients_keep_idle(server: Running) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.connect()
+        opened = connection.sock
         for pause_s in (0, 5.5):  # httpx lets go of a connection after 5 s
             time.sleep(pause_s)
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            assert answer.read() == b'{"status":"ok"}'
+            assert connection.sock is opened
 
 
 def test_half_a_request_harms_nobody(server: Running) -> None:

@@ -14,7 +14,6 @@ from training.generation.attention import CachedAttention, Rotation, StepState
 from training.generation.cache import KeyValueCache
 from training.generation.layout import Layout
 from training.generation.lightening import lighten
-from training.generation.pages import join_weights
 from training.generation.request import Limits
 from training.model import build_bare_model
 
@@ -65,8 +64,6 @@ class Stage:
                 is_last=self.is_last and layer is model.decoder.layers[-1],
             )
         lighten(model)
-        if self.device == "cpu":
-            join_weights(model)
         return model
 
     def _take_cache(self, sizes: Sizes, limits: Limits, num_slots: int) -> KeyValueCache:
