@@ -74,6 +74,7 @@ def test_an_unknown_key_is_refused_by_name(kind: str) -> None:
         ("llama", "rope_theta", 10000.5),
         ("llama", "partial_rotary_factor", 0.5),
         ("mixtral", "router_jitter_noise", 0.1),
+        ("mixtral", "num_experts_per_tok", 1),
         ("qwen2", "layer_types", ["linear_attention"]),
         ("qwen3", "attention_bias", True),
         ("qwen2", "use_mrope", True),

@@ -264,9 +264,16 @@ def _number(rotation: Mapping[str, object], reader: ConfigReader) -> float:
 def _experts(reader: ConfigReader) -> Values:
     reader.require("router_jitter_noise", (0, 0.0), 0.0)
     _skip(reader, "output_router_logits")
+    num_chosen = reader.get("num_experts_per_tok", 2)
+    if num_chosen < 2:
+        reader.refuse(
+            "num_experts_per_tok",
+            num_chosen,
+            "but Megatron-Core makes the weights of a token's experts add up to 1 for two or more",
+        )
     return {
         "num_experts": reader.get("num_local_experts", 8),
-        "moe_router_topk": reader.get("num_experts_per_tok", 2),
+        "moe_router_topk": num_chosen,
         "moe_aux_loss_coeff": reader.get("router_aux_loss_coef", 0.001),
     }
 
