@@ -13,7 +13,7 @@ import torch
 from training.checkpoint_folder import checkpoint_folder, saved_settings
 from training.hf.weights import open_weights
 
-from .conftest import RunAll
+from .conftest import Run, RunAll
 
 TRAINER = ["pretrain_gpt", "--distributed-backend", "gloo", "--mock-data", "--num-workers", "0"]
 # A learning rate of zero keeps the weights, so that they can be compared bit by bit.
@@ -25,6 +25,24 @@ TP2_PP2_VPP2 = shlex.split(
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
     "--num-virtual-stages-per-pipeline-rank 2"
 )
+
+
+# A checkpoint of the first trainer: sizes, and no flags of the model.
+OLDER = """
+from pathlib import Path
+from types import SimpleNamespace as Of
+from megascan.errors import InputError
+from training.checkpoint import check_model
+
+settings, here = Of(checkpoint=Of(finetune=False)), Of(model={"num_layers": 2, "swiglu": True})
+for number in (2, 3):
+    common = {"sizes": {"num_layers": number}, "flags": {"seed": 1}}
+    try:
+        check_model(settings, Path("older"), common, here)
+        print("taken")
+    except InputError as error:
+        print(error)
+"""
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -88,6 +106,15 @@ def test_a_checkpoint_is_resumed_without_flags_of_its_model_and_refuses_those_of
     )
     for sentence, text in zip(sentences, done.errors[1:], strict=True):
         assert sentence in text
+
+
+def test_a_checkpoint_without_flags_of_its_model_is_compared_by_its_sizes(run: Run) -> None:
+    done = run("-c", OLDER)
+    assert done.stdout.splitlines() == [
+        "taken",
+        "the checkpoint older has num layers 3 and this run 2; give the model's flags as they were "
+        "when it was saved",
+    ], done.stderr
 
 
 def test_a_checkpoint_that_is_moved_has_its_tokenizer_with_it(
