@@ -105,7 +105,6 @@ class _OneByOne(SaveShardedStrategy):  # type: ignore[misc]
             {},
             storage_writer=FileSystemWriter(checkpoint_dir),
             planner=_Planner(parts, self._fillings),
-            no_dist=True,
         )
 
 
