@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from megatron.core import dist_checkpointing
@@ -22,7 +22,6 @@ from megatron.core.dist_checkpointing.mapping import (
     is_main_replica,
 )
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -32,9 +31,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from megascan.errors import MegaScanError, OutputError
 from training.checkpoint import DAMAGES, content_metadata, reason_of
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import MegatronModule
 
 Fillings = Mapping[torch.Tensor, Callable[[], None]]
 """What fills each parameter in place."""
@@ -46,7 +49,7 @@ def write_weights(folder: Path, model: torch.nn.Module, fillings: Fillings) -> N
     Each parameter is filled when it is its turn and is empty afterwards. Raises OutputError when
     the folder cannot be written, and what filling raises.
     """
-    contents = {"model0": model.sharded_state_dict()}
+    contents = {"model0": cast("MegatronModule", model).sharded_state_dict()}
     dict_list_map_inplace(_leave_whole, contents)
     try:
         dist_checkpointing.save(
@@ -101,7 +104,7 @@ class _OneByOne(SaveShardedStrategy):  # type: ignore[misc]
         parts = [
             part for part in nested_values(sharded_state_dict) if is_main_replica(part.replica_id)
         ]
-        checkpoint.save(
+        save(
             {},
             storage_writer=FileSystemWriter(checkpoint_dir),
             planner=_Planner(parts, self._fillings),

@@ -198,7 +198,8 @@ def _rms_norm(norm: Any) -> _Forward:
 
     def forward(states: torch.Tensor) -> torch.Tensor:
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return (states / length.mul_(size**-0.5).hypot_(root_eps)).mul_(weight)
+        scaled: torch.Tensor = states / length.mul_(size**-0.5).hypot_(root_eps)
+        return scaled.mul_(weight)
 
     return forward
 
