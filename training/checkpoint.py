@@ -27,8 +27,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.utils import unwrap_model
@@ -139,22 +138,29 @@ def sharded_random_state(sizes: Sizes) -> ShardedObject:
     return ShardedObject("rng_state", _states(), (sizes.world_size,), (dist.get_rank(),))
 
 
-# The other sharding of the distributed optimizer that 0.16 can still write loses data when a
-# gradient buffer has several buckets with padding between them.
-METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
+def content_metadata() -> dict[str, object]:
+    """Return how Megatron-Core is to put states into checkpoints.
+
+    A new one each time: Megatron-Core writes the job's process group into it, which means nothing
+    to the next job of this Python process. The other sharding of the distributed optimizer that
+    0.16 can still write loses data when a gradient buffer has several buckets with padding between
+    them.
+    """
+    return {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
 def sharded_state(
     state: TrainState, *, is_loading: bool, with_optimizer: bool = True
 ) -> dict[str, object]:
     """Return model, optimizer and schedule in the form that Megatron-Core saves and loads."""
+    metadata = content_metadata()
     contents: dict[str, object] = {
-        name: chunk.sharded_state_dict(metadata=METADATA) for name, chunk in named_chunks(state)
+        name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(state)
     }
     if with_optimizer:
         models = dict(contents)
         contents["optimizer"] = state.optimizer.sharded_state_dict(
-            models, is_loading=is_loading, metadata=METADATA
+            models, is_loading=is_loading, metadata=metadata
         )
         contents["schedule"] = state.schedule.state_dict()
     return contents
@@ -208,9 +214,13 @@ def check_model(
     there: Mapping[str, object]
     if saved is not None:
         there = saved.model
-    else:  # older checkpoints say what decides about the weights' shapes, and no more
-        there = {name: common["sizes"][name] for name in _MODEL_SIZES} | {
-            name: common["flags"][name] for name in (*_MODEL_FLAGS, "num_experts")
+    else:  # older checkpoints say what decides about the weights' shapes, or less
+        names = {"sizes": _MODEL_SIZES, "flags": (*_MODEL_FLAGS, "num_experts")}
+        there = {
+            name: common[kind][name]
+            for kind, wanted in names.items()
+            for name in wanted
+            if name in common[kind]
         }
     for name, value, own in differences(there, here.model):
         text = f"the checkpoint {folder} has {name.replace('_', ' ')} {value} and this run {own}"
@@ -311,7 +321,7 @@ def _save(contents: dict[str, object], folder: Path) -> None:
     """
     if getattr(filesystem_async, "_results_queue", ...) is None:
         filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(contents, str(folder), content_metadata=METADATA)
+    dist_checkpointing.save(contents, str(folder), content_metadata=content_metadata())
 
 
 def load_checkpoint(
@@ -355,44 +365,6 @@ def load_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
     except DAMAGES as error:
         raise InputError(
             f"cannot load the checkpoint {folder} ({reason_of(error)}); take another one"
-        ) from error
-
-
-def _leave_whole(value: object) -> object:
-    """Keep gate and up projection of a matrix as one tensor, where this rank has all of both.
-
-    Megatron-Core saves them as two, for the sake of tensor parallelism, and copies each: they are
-    views. The two are neighbours in the checkpoint's tensor when nobody else has a part of them.
-    """
-    if not isinstance(value, ShardedTensorFactory):
-        return value
-    gate, up = value.build()
-    axis = gate.prepend_axis_num
-    if gate.key != up.key or gate.axis_fragmentations[axis] != 2:
-        return value
-    fragments = list(gate.axis_fragmentations)
-    fragments[axis] = 1
-    return replace(
-        gate,
-        data=value.data,
-        local_shape=tuple(value.data.shape),
-        axis_fragmentations=tuple(fragments),
-    )
-
-
-def save_weights(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
-    """Write the weights of this rank's chunks into the folder of one checkpoint, and nothing else.
-
-    Raises OutputError when the folder cannot be written.
-    """
-    bare = unwrap_model(list(chunks))
-    contents = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(bare)}
-    dict_list_map_inplace(_leave_whole, contents)
-    try:
-        _save(contents, folder)
-    except DAMAGES as error:
-        raise OutputError(
-            f"cannot write the checkpoint {folder} ({reason_of(error)}); make room"
         ) from error
 
 

@@ -177,16 +177,16 @@ def alone(settings: Settings, sizes: Sizes) -> Iterator[None]:
 def _import(
     source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
 ) -> SavedSettings:
-    """Fill a model from a Hugging Face folder and save it as iteration 0."""
-    from training.checkpoint import save_weights
+    """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
+    from training.checkpoint_writing import write_weights
     from training.hf.config import read_config
-    from training.hf.loading import load_hf
+    from training.hf.loading import fillings
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
 
     vocab_size = settings.model.model_vocab_size or 0
-    chunks = build_bare_model(settings, sizes, vocab_size, "cpu")
-    load_hf(source, chunks)
+    (model,) = build_bare_model(settings, sizes, vocab_size, "cpu")
+    wanted = fillings(source, [model])
     final = checkpoint_folder(target, 0)
     partial = final.with_name(final.name + ".partial")
     saved = SavedSettings(
@@ -199,7 +199,7 @@ def _import(
     )
     make_empty(partial)
     try:
-        save_weights(partial, chunks)
+        write_weights(partial, model, wanted)
         write_saved(saved)
         publish(partial, final, 0)
     except OSError as error:

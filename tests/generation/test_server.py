@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,12 +80,16 @@ def test_a_client_that_goes_frees_its_row_within_a_token(server: Running) -> Non
 
 
 def test_a_connection_outlives_what_clients_keep_idle(server: Running) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.connect()
+        opened = connection.sock
         for pause_s in (0, 5.5):  # httpx lets go of a connection after 5 s
             time.sleep(pause_s)
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            assert answer.read() == b'{"status":"ok"}'
+            assert connection.sock is opened
 
 
 def test_half_a_request_harms_nobody(server: Running) -> None:
@@ -191,21 +197,45 @@ def test_what_a_training_has_learnt_is_served_in_another_layout(
     )  # fmt: skip
     assert typed.stdout.splitlines() == [" 4 5 6 7 8 9", " 13 14"]
     assert "error: NullTokenizer takes integers" in typed.stderr
-    kill_a_rank(server)
+    heard = kill_in_mid_request(server, 1)
+    assert '"message":"the server has ended; ask again later"' in heard
 
 
-def kill_a_rank(server: Running) -> None:
-    """A rank that dies in the middle of a request ends the server, and its client hears of it."""
+@pytest.mark.distributed
+def test_a_listening_rank_that_is_killed_takes_the_job_with_it(
+    serve: Serve, models: dict[str, Any]
+) -> None:
+    flags = ["--load-hf", models["gpt2"].folder, "--pipeline-model-parallel-size", 2]
+    flags += ["--tokenizer-type", "NullTokenizer", "--vocab-size", 200]
+    kill_in_mid_request(serve(*flags, num_ranks=2, python=ranks.PYTHON), 0)
+
+
+def kill_in_mid_request(server: Running, rank: int) -> str:
+    """Kill one of two ranks while an answer is streamed; gives what the client has heard.
+
+    The client must hear of it, and the launcher must end and say which rank it was.
+    """
     pids = children_of(server.process.pid)
     assert len(pids) == 2
-    began = time.monotonic()
-    with pytest.raises(httpx.HTTPError), httpx.Client(timeout=60) as client:
-        os.kill(pids[1], signal.SIGKILL)
-        while time.monotonic() - began < 60:
-            body = {"prompt": "1 2 3", "max_tokens": 20}
-            answer = client.post(f"{server.url}/v1/completions", json=body)
-            assert answer.status_code in (200, 503)
+    body = {"prompt": "1 2 3", "max_tokens": 20, "n": 100, "stream": True}
+    heard = ""
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer,
+    ):
+        for line in answer.iter_lines():
+            if not heard:
+                os.kill(pids[rank], signal.SIGKILL)
+            heard += line
+    assert heard
+    assert "[DONE]" not in heard
     assert server.process.wait(60) == 1
+    assert server.process.stdout is not None
+    said = server.process.stdout.read()
+    assert f"Signal 9 (SIGKILL) received by PID {pids[rank]}" in said, said
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health", timeout=30)
+    return heard
 
 
 def children_of(parent: int) -> list[int]:
@@ -220,6 +250,17 @@ def test_a_signal_ends_the_server_in_order(serve: Serve, chatty: Path) -> None:
     assert server.process.wait(30) == 0
     assert server.process.stdout is not None
     assert "Traceback" not in server.process.stdout.read()
+
+
+def test_no_row_may_be_longer_than_a_sliding_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--load-hf", str(tmp_path), "--inference-max-seq-length", "65"]
+    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "50"]
+    assert serve_main([*words, "--distributed-backend", "gloo"]) == 1
+    assert "65, but the model has a sliding window of 64 positions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

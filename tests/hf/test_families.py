@@ -73,6 +73,7 @@ def test_an_unknown_key_is_refused_by_name(kind: str) -> None:
         ("llama", "rope_theta", 10000.5),
         ("llama", "partial_rotary_factor", 0.5),
         ("mixtral", "router_jitter_noise", 0.1),
+        ("mixtral", "num_experts_per_tok", 1),
         ("qwen2", "layer_types", ["linear_attention"]),
         ("qwen3", "attention_bias", True),
         ("qwen2", "use_mrope", True),
@@ -187,6 +188,12 @@ def test_a_changed_model_keeps_its_family_and_its_special_tokens() -> None:
     assert config["model_type"] == "mistral"
     assert config["rope_theta"] == 70000
     assert config["eos_token_id"] == 6
+
+
+def test_a_model_trained_beyond_its_window_goes_back_without_one() -> None:
+    original = {"model_type": "mistral", "sliding_window": 4096}
+    config = config_of(saved({**of("mistral"), "max_position_embeddings": 8192}, original))
+    assert (config["sliding_window"], config["max_position_embeddings"]) == (None, 8192)
 
 
 def test_a_model_of_no_family_is_refused() -> None:

@@ -14,6 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from training.generation.cache import KeyValueCache
 from training.generation.layout import Decoding, Layout, Piece
 
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines."""
+
 
 class Rotation:
     """Cosines and sines of a rotary embedding for all positions, from its frequencies."""
@@ -26,21 +29,21 @@ class Rotation:
         sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
         self._table = torch.stack((cosines, sines)).to(dtype)
 
-    def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return cosines and sines `(2, token, 1, channel)` of the positions `(token,)`."""
-        return self._table[:, positions, None]
+    def at(self, positions: torch.Tensor) -> Turns:
+        """Return cosines and sines, `(token, 1, channel)` each, of the positions `(token,)`."""
+        cosines, sines = self._table[:, positions, None]
+        return cosines, sines
 
 
-def rotate(states: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+def rotate(states: torch.Tensor, turns: Turns) -> torch.Tensor:
     """Turn the first channels of `states` `(token, head, channel)`, each pair half a head apart."""
     cosines, sines = turns
     num_turned = cosines.shape[-1]
-    turned = states[..., :num_turned]
-    swapped = turned.reshape(*turned.shape[:-1], 2, -1).flip(-2).flatten(-2)
-    turned = torch.addcmul(turned * cosines, swapped, sines)
-    if num_turned == states.shape[-1]:
-        return turned
-    return torch.cat((turned, states[..., num_turned:]), dim=-1)
+    if num_turned < states.shape[-1]:
+        turned = rotate(states[..., :num_turned], turns)
+        return torch.cat((turned, states[..., num_turned:]), dim=-1)
+    swapped = states.roll(num_turned // 2, -1)
+    return torch.addcmul(states * cosines, swapped, sines)
 
 
 class StepState:
@@ -49,8 +52,8 @@ class StepState:
     def __init__(self) -> None:
         self.cache: KeyValueCache
         self.layout: Layout
-        self.turns: torch.Tensor | None = None
-        """Cosines and sines of this step's tokens; None without rotary embedding."""
+        self.turns: Turns | None = None
+        """Of this step's tokens; None without rotary embedding."""
         self.wanted: torch.Tensor | None = None
         """The only tokens that are needed behind the last layer's attention; None: all."""
 
@@ -144,11 +147,12 @@ class CachedAttention(torch.nn.Module):
 
     def _decode(self, queries: torch.Tensor, decoding: Decoding) -> torch.Tensor:
         """One token of each row; gives `(row, head, channel)`."""
-        keys, values = self._state.cache.layer(self._layer_number)
+        cache = self._state.cache
+        keys, values = cache.read(self._layer_number, decoding.slots, decoding.length)
         context = attend(
             queries[: decoding.num_rows, :, None],
-            keys[decoding.slots, : decoding.length].transpose(1, 2),
-            values[decoding.slots, : decoding.length].transpose(1, 2),
+            keys,
+            values,
             visible=decoding.visible,
             is_causal=False,
             scale=self._scale,
@@ -157,16 +161,16 @@ class CachedAttention(torch.nn.Module):
 
     def _read(self, queries: torch.Tensor, piece: Piece) -> torch.Tensor:
         """Pieces of prompts; gives `(token, head, channel)`."""
-        keys, values = self._state.cache.layer(self._layer_number)
-        rows = slice(piece.first_slot, piece.first_slot + piece.num_rows)
-        places = slice(0, piece.start + piece.num_tokens)
+        slots = slice(piece.first_slot, piece.first_slot + piece.num_rows)
+        length = piece.start + piece.num_tokens
+        keys, values = self._state.cache.read(self._layer_number, slots, length)
         num_tokens = piece.num_rows * piece.num_tokens
         own = queries[piece.first_token : piece.first_token + num_tokens]
         own = own.view(piece.num_rows, piece.num_tokens, *own.shape[1:])
         context = attend(
             own.transpose(1, 2),
-            keys[rows, places].transpose(1, 2),
-            values[rows, places].transpose(1, 2),
+            keys,
+            values,
             visible=piece.visible,
             is_causal=piece.visible is None,
             scale=self._scale,

@@ -103,18 +103,18 @@ class Engine:
         layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
         # Without a target the last stage still has to take part: it computes one position.
         indices = [target.index for target in targets] or [0]
-        logits = stage.run(layout, torch.tensor(indices, device=stage.device))
+        wanted = None
+        if len(indices) < layout.places.shape[0]:
+            wanted = torch.tensor(indices, device=stage.device)
+        logits = stage.run(layout, wanted)
         if not targets:
             return []
         table = None
         if logits is not None and self.is_sampling:
             table = tabulate(logits, targets, step.num_logprobs)
-        num_columns = 2 + 2 * (step.num_logprobs or 0)
+        num_columns = 1 if step.num_logprobs is None else 2 + 2 * step.num_logprobs
         table = self.exchange.share_scores(table, len(targets), num_columns)
-        return [
-            _score(row, target, step.num_logprobs is not None)
-            for row, target in zip(table.tolist(), targets, strict=True)
-        ]
+        return [_score(row, target) for row, target in zip(table.tolist(), targets, strict=True)]
 
 
 def tabulate(
@@ -123,39 +123,38 @@ def tabulate(
     """Choose and score all targets: `(target, column)` in float64, on the CPU.
 
     Columns: the token, its log probability, then the tokens of the best alternatives and their log
-    probabilities. Without `num_logprobs` only the tokens are found out.
+    probabilities. Without `num_logprobs` only the first.
     """
-    tokens = _tokens(logits, targets)
-    columns = [tokens[:, None].double()]
+    tokens = _tokens(logits, targets)[:, None]
     if num_logprobs is None:
-        columns.append(torch.zeros_like(columns[0]))
-    else:
-        logits = logits.float()
-        total = logits.logsumexp(dim=-1, keepdim=True)
-        columns.append((logits.gather(1, tokens[:, None]) - total).double())
-        if num_logprobs:
-            best = logits.topk(num_logprobs, dim=-1)
-            columns += [best.indices.double(), (best.values - total).double()]
+        return tokens.double().cpu()
+    logits = logits.float()
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    columns = [tokens.double(), (logits.gather(1, tokens) - total).double()]
+    if num_logprobs:
+        best = logits.topk(num_logprobs, dim=-1)
+        columns += [best.indices.double(), (best.values - total).double()]
     return torch.cat(columns, dim=1).cpu()
 
 
 def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
     """The token of each target: the given one, or one that is chosen."""
+    choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
+    if len(choices) == len(targets):
+        return choose(logits, choices)
     given = [target.given for target in targets]
     tokens = torch.tensor([token or 0 for token in given], device=logits.device)
-    free = [index for index, token in enumerate(given) if token is None]
-    if free:
-        choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
+    if choices:
+        free = [index for index, token in enumerate(given) if token is None]
         rows = torch.tensor(free, device=logits.device)
-        own = logits if len(free) == len(targets) else logits[rows]
-        tokens[rows] = choose(own, choices)
+        tokens[rows] = choose(logits[rows], choices)
     return tokens
 
 
-def _score(row: Sequence[float], target: Target, has_logprob: bool) -> TokenScore:
+def _score(row: Sequence[float], target: Target) -> TokenScore:
     """One target's score, with as many alternatives as its own request asked for."""
     wanted = target.row.request.num_logprobs
-    if wanted is None or not has_logprob:
+    if wanted is None or len(row) == 1:
         return TokenScore(token=int(row[0]), logprob=None)
     most = (len(row) - 2) // 2
     alternatives = zip(row[2 : 2 + wanted], row[2 + most : 2 + most + wanted], strict=True)

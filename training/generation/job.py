@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from training.data.tokenizers import (
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
 from training.hf.config import read_config
-from training.hf.families import read_family
+from training.hf.families import read_family, sliding_window
 from training.origin import hugging_face_tokenizer
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Source:
     """Of the trainer's settings, by field name."""
     dtype: str
     """torch's name of a number format."""
+    window: int | None
+    """Positions that a token may see: in Hugging Face's model the rest slides out of sight."""
 
     @property
     def name(self) -> str:
@@ -189,7 +191,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         tokenizer_settings=tokens,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        limits=_limits(given, settings, sizes, device),
+        limits=_limits(given, settings, sizes, device, source.window),
         device=device,
     )
 
@@ -200,28 +202,36 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
         raise UsageError("give either --load, a checkpoint, or --load-hf, a Hugging Face folder")
     if given.bf16 and given.fp32:
         raise UsageError("--bf16 and --fp32 exclude each other; keep one")
+    config: Mapping[str, object] | None
     if given.load is not None:
         saved = saved_settings(given.load)
         folder, values, dtype, tokens = saved.folder, saved.model, saved.dtype, saved.tokenizer
+        config = saved.hf_config
     else:
         folder, values = None, read_family(given.load_hf)
-        dtype, tokens = _dtype_of(given.load_hf), hugging_face_tokenizer(given.load_hf)
+        config, tokens = read_config(given.load_hf), hugging_face_tokenizer(given.load_hf)
+        dtype = _dtype_of(config)
     if given.bf16 or given.fp32:
         dtype = "bfloat16" if given.bf16 else "float32"
-    return (
-        Source(checkpoint=folder, hugging_face=given.load_hf, values=dict(values), dtype=dtype),
-        tokens,
+    source = Source(
+        checkpoint=folder,
+        hugging_face=given.load_hf,
+        values=dict(values),
+        dtype=dtype,
+        window=None if config is None else sliding_window(Path("config.json"), config),
     )
+    return source, tokens
 
 
-def _dtype_of(folder: Path) -> str:
+def _dtype_of(config: Mapping[str, object]) -> str:
     """The number format that a Hugging Face folder says its weights have."""
-    config = read_config(folder)
     named = config.get("dtype") or config.get("torch_dtype")
     return named if named in ("bfloat16", "float16") else "float32"
 
 
-def _limits(given: argparse.Namespace, settings: Settings, sizes: Sizes, device: str) -> Limits:
+def _limits(
+    given: argparse.Namespace, settings: Settings, sizes: Sizes, device: str, window: int | None
+) -> Limits:
     longest = sizes.max_position_embeddings
     wanted = longest
     if given.inference_max_seq_length is not None:
@@ -240,6 +250,11 @@ def _limits(given: argparse.Namespace, settings: Settings, sizes: Sizes, device:
         raise ConfigError(
             f"--inference-max-seq-length is {wanted}, but the model has learnt only {longest} "
             "positions; lower it"
+        )
+    if window is not None and wanted > window:
+        raise ConfigError(
+            f"--inference-max-seq-length is {wanted}, but the model has a sliding window of "
+            f"{window} positions, and attention here does not slide; lower it"
         )
     return Limits(
         num_rows=given.inference_max_requests,

@@ -1,14 +1,14 @@
 """The forward passes of Megatron-Core's modules without what only training needs.
 
 Its own go through autograd functions, contexts and checks, which for one token of a small model
-take longer than the products. These compute the same from the same weights. Each module is still
-called in its place, so hooks see what they see in training: layers, attention, MLP, linear layers.
+take longer than the products. These compute the same from the same weights. What a module needs is
+looked up once, when its light forward pass is made; a module that has hooks is called as torch
+calls it, so hooks see what they see in training: layers, attention, MLP, linear layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,43 +16,147 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.nn.functional import linear
 
+_Forward = Callable[..., Any]
 _Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def lighten(model: torch.nn.Module) -> None:
-    """Let the modules of a model run without the needs of training, those of known kinds."""
+    """Let the modules of a model run without the needs of training, those of known kinds.
+
+    Call it when the model has its modules and their number format; weights may be filled later.
+    """
     for module in model.modules():
-        forward = _FORWARD.get(type(module))
-        if forward is not None:
-            module.forward = partial(forward, module)
+        make = _MAKERS.get(type(module))
+        if make is not None:
+            module.forward = make(module)
 
 
-def _column(
-    layer: Any,
-    inputs: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    runtime_gather_output: bool | None = None,
-) -> _Output:
+def _caller(module: torch.nn.Module) -> _Forward:
+    """Call a module, by torch's way only while somebody looks at it."""
+    before, after = module._forward_pre_hooks, module._forward_hooks
+
+    def call(*inputs: object) -> Any:
+        return module(*inputs) if before or after else module.forward(*inputs)
+
+    return call
+
+
+def _block(block: Any) -> _Forward:
+    """All layers of a stage and, on the last one, the norm behind them."""
+    layers = [_caller(layer) for layer in block.layers]
+    normalize = None if block.final_layernorm is None else _caller(block.final_layernorm)
+
+    def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        if not block.pre_process:
+            hidden_states = block.input_tensor
+        for layer in layers:
+            hidden_states = layer(hidden_states)[0]
+        return hidden_states if normalize is None else normalize(hidden_states)
+
+    return forward
+
+
+def _layer(layer: Any) -> _Forward:
+    """Attention and MLP, each behind its norm and added to what came in."""
+    normalize_first, normalize_second = map(
+        _caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
+    )
+    attend, think = _caller(layer.self_attention), _caller(layer.mlp)
+    select = layer.self_attention.core_attention.select
+
+    def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        output, bias = attend(normalize_first(hidden_states))
+        hidden_states = select(hidden_states)
+        hidden_states = hidden_states + (output if bias is None else output + bias)
+        output, bias = think(normalize_second(hidden_states))
+        return hidden_states + (output if bias is None else output + bias), None
+
+    return forward
+
+
+def _attention(attention: Any) -> _Forward:
+    """Queries, keys and values, the attention of this project to its cache, and the projection."""
+    shares_groups = attention.config.num_query_groups < attention.world_size
+    heads = attention.get_query_key_value_tensors if shares_groups else _heads(attention)
+    attend, project = _caller(attention.core_attention), _caller(attention.linear_proj)
+
+    def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> _Output:
+        output: _Output = project(attend(*heads(hidden_states)))
+        return output
+
+    return forward
+
+
+def _heads(attention: Any) -> _Forward:
+    """Queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
+    mix = _caller(attention.linear_qkv)
+    groups = attention.num_query_groups_per_partition
+    channels = attention.hidden_size_per_attention_head
+    norms = attention.q_layernorm, attention.k_layernorm
+    of_queries, of_keys = (None if norm is None else _caller(norm) for norm in norms)
+
+    def heads(hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mixed = mix(hidden_states)[0]
+        mixed = mixed.view(*mixed.shape[:2], groups, -1, channels)
+        query = mixed[:, :, :, :-2].flatten(2, 3)
+        key, value = mixed[:, :, :, -2], mixed[:, :, :, -1]
+        return (
+            query if of_queries is None else of_queries(query),
+            key if of_keys is None else of_keys(key),
+            value,
+        )
+
+    return heads
+
+
+def _mlp(mlp: Any) -> _Forward:
+    """The two linear layers with the activation, gated or not, between them."""
+    widen, narrow = _caller(mlp.linear_fc1), _caller(mlp.linear_fc2)
+    activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
+
+    def forward(
+        hidden_states: torch.Tensor,
+        per_token_scale: torch.Tensor | None = None,
+        **_: object,
+    ) -> _Output:
+        output: _Output
+        if per_token_scale is not None:  # an expert, whose tokens are weighted
+            output = MLP.forward(mlp, hidden_states, per_token_scale)
+            return output
+        inner, bias = widen(hidden_states)
+        if bias is not None:
+            inner = inner + bias
+        if is_gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activate(gate).mul_(up)
+        else:
+            inner = activate(inner)
+        output = narrow(inner)
+        return output
+
+    return forward
+
+
+def _column(layer: Any) -> _Forward:
     """Features cut over the tensor-parallel ranks, or gathered when the caller wants them all."""
-    bias = layer.bias
-    weight = layer.weight if weight is None else weight
-    output = linear(inputs, weight, None if layer.skip_bias_add else bias)
-    if layer.gather_output if runtime_gather_output is None else runtime_gather_output:
-        output = _gather(output, layer.tp_group)
-    return output, bias if layer.skip_bias_add else None
+    own, group, gathers = layer.weight, layer.tp_group, layer.gather_output
+    added, given = (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
 
+    def forward(
+        inputs: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> _Output:
+        output = linear(inputs, own if weight is None else weight, added)
+        if gathers if runtime_gather_output is None else runtime_gather_output:
+            output = _gather(output, group)
+        return output, given
 
-def _row(layer: Any, inputs: torch.Tensor) -> _Output:
-    """A sum over the tensor-parallel ranks, each of which has a part of the features."""
-    output = linear(inputs, layer.weight)
-    if layer.tp_group.size() > 1 and not layer.explicit_expert_comm:
-        dist.all_reduce(output, group=layer.tp_group)
-    if layer.skip_bias_add:
-        return output, layer.bias
-    return (output if layer.bias is None else output + layer.bias), None
+    return forward
 
 
 def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
@@ -64,68 +168,48 @@ def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _layer(
-    layer: Any, hidden_states: torch.Tensor, *_: object, **__: object
-) -> tuple[torch.Tensor, None]:
-    """Attention and MLP, each behind its norm and added to what came in."""
-    output, bias = layer.self_attention(layer.input_layernorm(hidden_states))
-    hidden_states = layer.self_attention.core_attention.select(hidden_states)
-    hidden_states = hidden_states + (output if bias is None else output + bias)
-    output, bias = layer.mlp(layer.pre_mlp_layernorm(hidden_states))
-    return hidden_states + (output if bias is None else output + bias), None
+def _row(layer: Any) -> _Forward:
+    """A sum over the tensor-parallel ranks, each of which has a part of the features."""
+    weight, bias, group = layer.weight, layer.bias, layer.tp_group
+    sums = group.size() > 1 and not layer.explicit_expert_comm
+    added, given = (None, bias) if layer.skip_bias_add else (bias, None)
+
+    def forward(inputs: torch.Tensor) -> _Output:
+        output = linear(inputs, weight)
+        if sums:
+            dist.all_reduce(output, group=group)
+        return output if added is None else output + added, given
+
+    return forward
 
 
-def _attention(attention: Any, hidden_states: torch.Tensor, *_: object, **__: object) -> _Output:
-    """Queries, keys and values, the attention of this project to its cache, and the projection."""
-    if attention.config.num_query_groups < attention.world_size:  # ranks share a group
-        heads = attention.get_query_key_value_tensors(hidden_states)
-    else:
-        heads = _heads(attention, hidden_states)
-    output: _Output = attention.linear_proj(attention.core_attention(*heads))
-    return output
+def _rms_norm(norm: Any) -> _Forward:
+    """Features divided by the root of their mean square, times the weight.
+
+    On the CPU torch computes it in twice as many operations; GPUs have one for all, and in two
+    bytes the mean is not exact enough.
+    """
+    weight = norm.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or norm.eps is None:
+        original: _Forward = norm.forward
+        return original
+    (size,) = norm.normalized_shape
+    root_eps = torch.tensor(norm.eps**0.5)
+
+    def forward(states: torch.Tensor) -> torch.Tensor:
+        length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+        scaled: torch.Tensor = states / length.mul_(size**-0.5).hypot_(root_eps)
+        return scaled.mul_(weight)
+
+    return forward
 
 
-def _heads(
-    attention: Any, hidden_states: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
-    mixed = attention.linear_qkv(hidden_states)[0]
-    groups = attention.num_query_groups_per_partition
-    channels = attention.hidden_size_per_attention_head
-    mixed = mixed.view(*mixed.shape[:2], groups, -1, channels)
-    query = mixed[:, :, :, :-2].flatten(2, 3)
-    key, value = mixed[:, :, :, -2], mixed[:, :, :, -1]
-    if attention.q_layernorm is not None:
-        query = attention.q_layernorm(query)
-    if attention.k_layernorm is not None:
-        key = attention.k_layernorm(key)
-    return query, key, value
-
-
-def _mlp(
-    mlp: Any, hidden_states: torch.Tensor, per_token_scale: torch.Tensor | None = None, **_: object
-) -> _Output:
-    """The two linear layers with the activation, gated or not, between them."""
-    output: _Output
-    if per_token_scale is not None:  # an expert, whose tokens are weighted
-        output = MLP.forward(mlp, hidden_states, per_token_scale)
-        return output
-    inner, bias = mlp.linear_fc1(hidden_states)
-    if bias is not None:
-        inner = inner + bias
-    if mlp.config.gated_linear_unit:
-        gate, up = inner.chunk(2, dim=-1)
-        inner = mlp.activation_func(gate).mul_(up)
-    else:
-        inner = mlp.activation_func(inner)
-    output = mlp.linear_fc2(inner)
-    return output
-
-
-_FORWARD: dict[type, Callable[..., Any]] = {
+_MAKERS: dict[type, Callable[[Any], _Forward]] = {
     ColumnParallelLinear: _column,
     RowParallelLinear: _row,
+    TransformerBlock: _block,
     TransformerLayer: _layer,
     SelfAttention: _attention,
     MLP: _mlp,
+    torch.nn.RMSNorm: _rms_norm,
 }

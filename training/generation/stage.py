@@ -43,7 +43,7 @@ class Stage:
         self.is_last: bool = parallel_state.is_pipeline_last_stage()
         with refusals_as_errors():
             self.model = self._build(settings, sizes, vocab_size)
-        self._wanted: torch.Tensor
+        self._wanted: torch.Tensor | None
         self.cache = self._take_cache(sizes, limits, limits.num_rows + num_extra_slots)
         if settings.model.position_embedding_type == "rope":
             self._rotation: Rotation | None = self._take_rotation(limits.max_length)
@@ -103,13 +103,16 @@ class Stage:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Let only those tokens reach the output layer whose logits are needed."""
         del layer
-        if self._state.wanted is not None:  # left out before
+        if self._wanted is None or self._state.wanted is not None:  # all, or left out before
             return inputs, options
         return (inputs[0].index_select(0, self._wanted), *inputs[1:]), options
 
     @torch.inference_mode()
-    def run(self, layout: Layout, wanted: torch.Tensor) -> torch.Tensor | None:
-        """Compute a step; gives the logits `(wanted, vocabulary)` on the last stage, else None."""
+    def run(self, layout: Layout, wanted: torch.Tensor | None) -> torch.Tensor | None:
+        """Compute a step; gives the logits `(wanted, vocabulary)` on the last stage, else None.
+
+        `wanted` are places in the stream; None: all of it.
+        """
         self._state.layout = layout
         positions = layout.positions
         if self._rotation is not None:
@@ -133,7 +136,7 @@ class Stage:
         last layer's; on the last stage."""
         model = self.model
         states = states.to(device=self.device, dtype=model.config.params_dtype)
-        self._wanted = torch.arange(states.shape[0], device=states.device)
+        self._wanted = None
         tied = model.share_embeddings_and_output_weights
         logits, _ = model.output_layer(
             model.decoder.final_layernorm(states),

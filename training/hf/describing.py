@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from megascan.errors import InputError
 from training.arguments.model_values import differences
 from training.checkpoint_folder import SavedSettings
 from training.data.tokenizers import build_tokenizer
-from training.hf.families import FAMILIES, Family, describe
+from training.hf.families import FAMILIES, Family, describe, sliding_window
 
 _FILE = Path("config.json")
 
@@ -48,9 +49,11 @@ def config_of(saved: SavedSettings) -> dict[str, object]:
 def _describes(config: Mapping[str, object], model: Mapping[str, object]) -> bool:
     """Whether a configuration stands for exactly this model."""
     try:
-        there = describe(_FILE, config)
+        there, window = describe(_FILE, config), sliding_window(_FILE, config)
     except InputError:
         return False
+    if window is not None and cast(int, model["max_position_embeddings"]) > window:
+        return False  # trained on since then, on longer texts, all of which it sees
     return not list(differences(model, there))
 
 

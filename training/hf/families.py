@@ -86,6 +86,11 @@ def describe(file: Path, config: Mapping[str, object]) -> Values:
     return values
 
 
+def sliding_window(file: Path, config: Mapping[str, object]) -> int | None:
+    """Return how many positions a token sees where that is limited; None: all before it."""
+    return _window(ConfigReader(file, config), family_of(file, config))
+
+
 def _read_gpt2(reader: ConfigReader, family: Family) -> Values:
     assumed = family.defaults
     hidden, heads = reader.get("n_embd", 768), reader.get("n_head", 12)
@@ -186,6 +191,10 @@ def _longest(reader: ConfigReader, family: Family) -> int:
     Megatron-Core's own attention sees all positions, as a window does up to its size.
     """
     longest = reader.get("max_position_embeddings", int(family.defaults["max_position_embeddings"]))
+    return min(longest, _window(reader, family) or longest)
+
+
+def _window(reader: ConfigReader, family: Family) -> int | None:
     window = cast(int | None, family.defaults.get("sliding_window"))
     if reader.has("sliding_window"):
         window = reader.optional("sliding_window", int)
@@ -199,7 +208,7 @@ def _longest(reader: ConfigReader, family: Family) -> int:
         if unknown:
             reader.refuse("layer_types", sorted(unknown), "which Megatron-Core's GPT lacks")
         slides = "sliding_attention" in kinds
-    return min(longest, window) if slides and window else longest
+    return (window or None) if slides else None
 
 
 def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
@@ -255,9 +264,16 @@ def _number(rotation: Mapping[str, object], reader: ConfigReader) -> float:
 def _experts(reader: ConfigReader) -> Values:
     reader.require("router_jitter_noise", (0, 0.0), 0.0)
     _skip(reader, "output_router_logits")
+    num_chosen = reader.get("num_experts_per_tok", 2)
+    if num_chosen < 2:
+        reader.refuse(
+            "num_experts_per_tok",
+            num_chosen,
+            "but Megatron-Core makes the weights of a token's experts add up to 1 for two or more",
+        )
     return {
         "num_experts": reader.get("num_local_experts", 8),
-        "moe_router_topk": reader.get("num_experts_per_tok", 2),
+        "moe_router_topk": num_chosen,
         "moe_aux_loss_coeff": reader.get("router_aux_loss_coef", 0.001),
     }
 

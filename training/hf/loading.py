@@ -7,7 +7,8 @@ parallelism, layers of Megatron-Core or of Transformer Engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,18 @@ def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
 
     Raises InputError when the folder is damaged or its model is not the one that was built.
     """
+    for fill in fillings(folder, chunks).values():
+        fill()
+
+
+def fillings(
+    folder: Path, chunks: Sequence[torch.nn.Module]
+) -> dict[torch.Tensor, Callable[[], None]]:
+    """Return what fills each parameter of this rank in place, in the order of the layers.
+
+    Raises InputError when the folder's model is not the one that was built; filling raises one when
+    a tensor is damaged.
+    """
     from megatron.core.utils import unwrap_model
 
     config = read_config(folder)
@@ -39,9 +52,10 @@ def load_hf(folder: Path, chunks: Sequence[torch.nn.Module]) -> None:
     rules = rules_of(str(config["model_type"]), values)
     weights = open_weights(folder)
     check_names(weights, rules, values)
+    found: dict[torch.Tensor, Callable[[], None]] = {}
     for chunk in unwrap_model(list(chunks)):
-        with torch.no_grad():
-            _fill(chunk, weights, rules, cast(int, values["model_vocab_size"]))
+        found |= dict(_fillings_of(chunk, weights, rules, cast(int, values["model_vocab_size"])))
+    return found
 
 
 def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, object]) -> None:
@@ -95,8 +109,44 @@ def read_sources(
     return tensors
 
 
-def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: int) -> None:
-    """Fill one chunk; every parameter must be made by exactly one rule."""
+@dataclass(frozen=True, kw_only=True)
+class _Filling:
+    """One parameter of this rank, and how it is made of the folder's tensors."""
+
+    weights: Weights
+    rule: Rule
+    sources: Sequence[str]
+    name: str
+    parameter: torch.Tensor
+    attention: Attention
+    own: TensorRank
+    vocab_size: int
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Fill the parameter in place; raises InputError where the folder has another shape."""
+        folder, parameter = self.weights.folder, self.parameter
+        tensors = read_sources(self.weights, self.rule, self.sources, self.vocab_size)
+        try:
+            made = share(self.rule, tensors, self.attention, self.own, parameter.shape[0])
+        except RuntimeError as error:  # a shape that cannot be divided as the model says
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise InputError(
+                f"{folder} has {', '.join(self.sources)} of {shapes}, which its config.json "
+                "does not describe; copy the folder anew"
+            ) from error
+        if made.shape != parameter.shape:
+            raise InputError(
+                f"{folder} makes {self.name} of {tuple(made.shape)} and this run's model has it "
+                f"of {tuple(parameter.shape)}; leave the model's flags away"
+            )
+        parameter.copy_(made)
+
+
+def _fillings_of(
+    chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: int
+) -> Iterator[tuple[torch.Tensor, _Filling]]:
+    """What fills the parameters of a chunk; each must be made by exactly one rule."""
     from megatron.core import parallel_state
 
     dense = TensorRank(
@@ -121,22 +171,19 @@ def _fill(chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: 
             raise InputError(
                 f"this run's model has no {name}, which {weights.folder} has weights for"
             )
-        own = of_expert if rule.place is Place.EXPERT else dense
-        tensors = read_sources(weights, rule, sources, vocab_size)
-        try:
-            made = share(rule, tensors, attention, own, parameter.shape[0])
-        except RuntimeError as error:  # a shape that cannot be divided as the model says
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            raise InputError(
-                f"{weights.folder} has {', '.join(sources)} of {shapes}, which its config.json "
-                "does not describe; copy the folder anew"
-            ) from error
-        if made.shape != parameter.shape:
-            raise InputError(
-                f"{weights.folder} makes {name} of {tuple(made.shape)} and this run's model has it "
-                f"of {tuple(parameter.shape)}; leave the model's flags away"
-            )
-        parameter.copy_(made)
+        yield (
+            parameter,
+            _Filling(
+                weights=weights,
+                rule=rule,
+                sources=sources,
+                name=name,
+                parameter=parameter,
+                attention=attention,
+                own=of_expert if rule.place is Place.EXPERT else dense,
+                vocab_size=vocab_size,
+            ),
+        )
     if left:
         raise InputError(
             f"{weights.folder} has nothing for {', '.join(sorted(left)[:3])}, which this run's "
