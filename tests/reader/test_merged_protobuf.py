@@ -17,7 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as PerfettoT
 from aggregate import build_timeline
 from megascan.errors import InputError
 from megascan.export import Mark, Selection, write_timeline
-from megascan.export.perfetto import varint, varints
+from megascan.export.perfetto import matrix, varint, varints
 from megascan.reader import read_timeline
 from megascan.reader import timeline_files as merged_protobuf
 from megascan.reader.timeline_files import Wire
@@ -169,7 +169,7 @@ def test_numbers_come_back(values: list[int]) -> None:
     ends = np.cumsum([len(each) for each in lone])
     found, following = Wire(b"".join(lone)).varints(ends - [len(each) for each in lone])
     assert (found.tolist(), following.tolist()) == (values, ends.tolist())
-    padded = varints(np.array(values, dtype=np.int64))
+    padded = matrix(len(values), [varints(np.array(values, dtype=np.int64))])
     at = np.arange(len(values)) * padded.shape[1]
     found, following = Wire(padded.tobytes()).varints(at)
     assert (found.tolist(), following.tolist()) == (values, (at + padded.shape[1]).tolist())
