@@ -140,6 +140,10 @@ class _Passes:
         0.002, "share", Origin.BENCHMARK,
         "a pass with more garbage collection in it says nothing about compute",
     )  # fmt: skip
+    max_collected_share: float = limit(
+        0.5, "share of the iterations", Origin.CONVENTION,
+        "in which some rank collects garbage: where more, they are judged all the same",
+    )  # fmt: skip
     layers_alike_ratio: float = limit(
         1.15, "ratio", Origin.PHYSICS,
         "layers of one rank that differ by more are of two kinds (dense and expert)",
@@ -448,6 +452,19 @@ class _Networks:
     min_bytes: int = limit(
         65_536, "bytes", Origin.PHYSICS, "below which a transfer is latency, not bandwidth"
     )
+    min_scaled_bytes: int = limit(
+        16_777_216, "bytes", Origin.PHYSICS,
+        "from which on a ring takes time in proportion to its size: its latency is next to nothing",
+    )  # fmt: skip
+    max_size_ratio: float = limit(
+        4.0, "ratio", Origin.PHYSICS,
+        "between neighbouring sizes that are compared by the byte: an embedding's part of a stage",
+    )  # fmt: skip
+    min_scaled_slowdown: float = limit(
+        1.5, "ratio", Origin.PHYSICS,
+        "effect floor by the byte: a port that fell to half its speed, or below, takes twice as "
+        "long; algorithms that change with the size do less",
+    )  # fmt: skip
     min_step_share: float = limit(
         0.005,
         "share of an iteration",

@@ -11,7 +11,7 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,13 @@ from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.readings import typical_readings
 from detect.observe.segments import segments_of
-from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
+from detect.observe.spans import (
+    WORK_NAMES,
+    SpanIndex,
+    axis_of,
+    enclosed_time,
+    uncovered_time,
+)
 from detect.observe.stalls import (
     Pieces,
     collecting_time,
@@ -45,9 +51,9 @@ from detect.observe.work import (
 )
 from detect.report import Alignment, Cause
 from detect.thresholds import PASSES, STALLS
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.header import Json
-from megascan.schema import Granularity, Kind
+from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
 
@@ -67,6 +73,7 @@ def observe(timeline: Timeline) -> Observations:
     notes = timeline.completeness.notes
     if passes.names is LAYER_NAMES and not is_profile(index):
         work, note = _unmarked(index, work, timeline)
+        work = _without_collections(work, lost[Cause.GC], _iteration_times(index))
         notes = (*notes, note)
         lost.pop(Cause.HOST)  # what lies outside of spans is mostly computing
     seen = Observations(
@@ -160,6 +167,20 @@ def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work,
     return segments, missing + "what lies between communications is compared"
 
 
+def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats) -> Work:
+    """Leave iterations out in which some rank collected garbage, where enough others are left.
+
+    Without passes nobody tells what a stretch of computing holds: others may wait in it, where no
+    communication is recorded, for the rank that collects.
+    """
+    hit = (collecting_ns > PASSES.max_pause_share * iteration_ns).any(axis=0)
+    if not hit.any() or float(hit.mean()) > PASSES.max_collected_share:
+        return work
+    log_ns = work.log_ns.copy()
+    log_ns[:, hit] = np.nan
+    return replace(work, log_ns=log_ns)
+
+
 def _recorded(
     lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None
 ) -> dict[Cause, Floats]:
@@ -173,8 +194,10 @@ def _recorded(
 def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
     """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
-    Passes that overlap collectives wait inside their spans, which is not the host's doing: they are
-    supposed to lose as much as the others.
+    Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
+    doing: they are supposed to lose as much as the others. A pass that reduces its gradients over
+    the replicas beside computing (DDP) waits for the last of them: what is under way beside it
+    explains as much time off the CPU as it covers.
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
@@ -184,11 +207,21 @@ def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
     data_rows = passes.data_rows
     loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
-    lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))
+    off_core_ns = np.maximum(wall_ns - cpu_ns - _communicating_beside(index, rows), 0.0)
+    lost_ns = np.where(waiting, 0.0, off_core_ns)
     everything = np.nan_to_num(index.summed(rows, cpu_ns))
     measured = np.nan_to_num(index.summed(rows, np.where(waiting, 0.0, cpu_ns)))
     scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
     return np.asarray(np.nan_to_num(index.summed(rows, lost_ns)) * scale)
+
+
+def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
+    """Return for how long of each of the spans communication beside it was under way, ns."""
+    start, end = axis_of(index)
+    beside = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    beside &= numbers(index.table, "track") == Track.OVERLAPPED
+    covered = Cover.of(*united(start[beside], end[beside]))
+    return covered.length_within(start[rows], end[rows]).astype(np.float64)
 
 
 def _stalled(
