@@ -67,7 +67,7 @@ class DetectorSettings:
     )  # fmt: skip
     min_iterations: int = limit(
         4, "iterations", Origin.BENCHMARK,
-        "a finding must hold in at least so many traced iterations (or in the whole window)",
+        "a finding must hold in at least so many traced iterations (or in most of the window)",
     )  # fmt: skip
     min_share: float = limit(
         0.7, "share", Origin.CONVENTION,
@@ -507,6 +507,10 @@ class _Bursts:
     most_of_host_share: float = limit(
         0.5, "share of its ranks", Origin.CONVENTION, "that pause before it is the host that stalls"
     )
+    shared_storage_share: float = limit(
+        0.1, "share of the iterations", Origin.BENCHMARK,
+        "in which other loaders have to wait as well: their storage is slow, one and all",
+    )  # fmt: skip
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",

@@ -68,6 +68,10 @@ LENGTHS = (
     "its microbatches vary in length, and so does what the last stage alone computes, which may be "
     "the reason as well"
 )
+STORAGE = (
+    "loaders elsewhere have such pauses, too, if fewer: storage that all share may be the reason "
+    "as well as this one's host"
+)
 LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
@@ -188,12 +192,16 @@ def bursts(
 def _over_own_level(value: Floats, known: Flags) -> Floats:
     """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
 
-    Rows differ for good, by their place or their chip: that is no burst.
+    Rows differ for good, by their place or their chip: that is no burst. Nor is a row's quiet level
+    how far it lies below the others while some of these have a burst.
     """
     over = value - robust.median(value[~known], axis=0)
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
     quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
+    for row in np.flatnonzero(quiet < -BURSTS.margin_share):
+        usual, _ = _densest_half(over[row])
+        quiet[row] = max(float(quiet[row]), min(usual, 0.0))
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
 
@@ -237,14 +245,19 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
     over = value - robust.median(value, axis=0)
-    known = np.sort(over[np.isfinite(over)])
+    level, width = _densest_half(over)
+    return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas
+
+
+def _densest_half(values: Floats) -> tuple[float, float]:
+    """Return mean and width of the half of the values that lie closest together."""
+    known = np.sort(values[np.isfinite(values)])
     half = len(known) // 2
     if not half:
-        return over, 0.0
+        return 0.0, 0.0
     width = known[half:] - known[: len(known) - half]
     first = int(np.argmin(width))
-    level = float(np.mean(known[first : first + half + 1]))
-    return np.nan_to_num(over - level), float(width[first]) / 2 / BURSTS.half_sigmas
+    return float(np.mean(known[first : first + half + 1])), float(width[first])
 
 
 def _num_runs(hits: Flags) -> int:
@@ -473,7 +486,10 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         return (FEW,)
     if burst.is_shared:
         return (SHARED,)
-    if cause not in (Cause.COMPUTE, Cause.HOST):
+    if cause == Cause.LOADER:
+        usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
+        return (STORAGE,) if usual >= BURSTS.shared_storage_share else ()
+    if cause == Cause.GC:
         return ()
     stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)

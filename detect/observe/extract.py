@@ -31,6 +31,7 @@ from detect.observe.spans import (
 from detect.observe.stalls import (
     Pieces,
     collecting_time,
+    launched_late,
     loading_time,
     stalled_time,
     starved_share,
@@ -128,7 +129,7 @@ class _Passes:
         phase = phases_of(index, rows, names)
         data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
         loading = loading_time(index, rows, phase, data_rows)
-        busy_ns = pass_times(index, rows, phase, loading.inside_ns)
+        busy_ns, is_sharded = pass_times(index, rows, phase, loading.inside_ns)
         own = OwnTimes((), busy_ns, busy_ns)
         if not index.uses_cpu_time:
             own = own_times_of(index, rows, phase, busy_ns, entangling_modules(index))
@@ -140,13 +141,18 @@ class _Passes:
             collecting = within_stalls(index, rows, gc_rows, collecting, stood_still_ns)
         stalled_ns = stall(own_ns=own.unwaited_ns - collecting.inside_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
+        # of these only the layers are busy time, which holds no standing still
+        inside_ns = np.where(is_sharded, 0.0, stalled_ns)
+        if is_sharded.any() and not index.is_cpu:
+            late_ns = launched_late(index, rows, layer_modules(index))
+            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
         return cls(
             names=names,
             rows=rows,
             phase=phase,
             data_rows=data_rows,
-            busy_ns=busy_ns - stalled_ns,
-            work_ns=np.where(paused, np.nan, own.time_ns - stalled_ns),
+            busy_ns=busy_ns - inside_ns,
+            work_ns=np.where(paused, np.nan, own.time_ns - inside_ns),
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
             lost_ns={
