@@ -139,6 +139,11 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     excess_ns = _excess_ns(seen.transfers, split, ranks)
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return []
+    if seen.alignment is not None:
+        typical = float(np.median(robust.median(seen.transfers.transfer_ns[split.slow], axis=1)))
+        lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
+        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_p99_ns:
+            return []  # clocks that disagree would feign as much
     q_value = min(1.0, split.p_value * len(names))
     return [SlowNetwork(hosts=best, ranks=ranks, split=split, q_value=q_value, excess_ns=excess_ns)]
 

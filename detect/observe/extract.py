@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from detect.costs import ReplayedCosts
+from detect.observe.hosts import are_guessed, hosts_of
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.readings import typical_readings
@@ -57,6 +58,11 @@ from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
 
+GUESSED = (
+    "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
+    "#0 for the first"
+)
+
 
 def observe(timeline: Timeline) -> Observations:
     """Return everything the detector needs from a timeline."""
@@ -72,6 +78,8 @@ def observe(timeline: Timeline) -> Observations:
     lost = passes.lost_ns | {Cause.HOST: gaps + stalled + stolen}
     work = work_of(index, passes.rows, passes.work_ns, passes.names)
     notes = timeline.completeness.notes
+    if are_guessed(timeline.headers):
+        notes = (*notes, GUESSED)
     if passes.names is LAYER_NAMES and not is_profile(index):
         work, note = _unmarked(index, work, timeline)
         work = _without_collections(work, lost[Cause.GC], _iteration_times(index))
@@ -289,12 +297,13 @@ def _hides_model_parallel(timeline: Timeline) -> bool:
 
 def _members(timeline: Timeline, ranks: Integers) -> Members:
     headers = [timeline.headers[int(rank)] for rank in ranks]
+    hosts = hosts_of(timeline.headers)
     return Members(
         layout=timeline.layout,
         ranks=ranks,
         place=place_of([header.coordinates for header in headers]),
         labels=tuple(timeline.layout.label(int(rank)) for rank in ranks),
-        hosts=tuple(header.host for header in headers),
+        hosts=tuple(hosts[int(rank)] for rank in ranks),
         devices=tuple(header.device.name for header in headers),
         device_index=tuple(header.device.index for header in headers),
         workers=tuple((int(rank),) for rank in ranks),
