@@ -591,6 +591,10 @@ class _Links:
         0.7, "share", Origin.CONVENTION,
         "of a rank's edges and groups that must be slow before the rank itself is named",
     )  # fmt: skip
+    fine_share: float = limit(
+        0.3, "share of the effect", Origin.BENCHMARK,
+        "that a connection may be slower by and still be a witness for its ends",
+    )  # fmt: skip
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
     )

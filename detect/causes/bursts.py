@@ -61,8 +61,8 @@ LONGER = "its microbatches vary in length, and longer ones may be the reason as 
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
 FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
 ALONE = (
-    "its pipeline stages are on no other host: work of theirs alone that varies (the output layer, "
-    "say) may be the reason as well"
+    "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
+    "output layer) may be the reason as well"
 )
 LENGTHS = (
     "its microbatches vary in length, and so does what the last stage alone computes, which may be "
@@ -199,9 +199,7 @@ def _over_own_level(value: Floats, known: Flags) -> Floats:
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
     quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
-    for row in np.flatnonzero(quiet < -BURSTS.margin_share):
-        usual, _ = _densest_half(over[row])
-        quiet[row] = max(float(quiet[row]), min(usual, 0.0))
+    quiet = np.maximum(quiet, -BURSTS.margin_share / 2)
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
 
@@ -245,19 +243,14 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
     over = value - robust.median(value, axis=0)
-    level, width = _densest_half(over)
-    return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas
-
-
-def _densest_half(values: Floats) -> tuple[float, float]:
-    """Return mean and width of the half of the values that lie closest together."""
-    known = np.sort(values[np.isfinite(values)])
+    known = np.sort(over[np.isfinite(over)])
     half = len(known) // 2
     if not half:
-        return 0.0, 0.0
+        return over, 0.0
     width = known[half:] - known[: len(known) - half]
     first = int(np.argmin(width))
-    return float(np.mean(known[first : first + half + 1])), float(width[first])
+    level = float(np.mean(known[first : first + half + 1]))
+    return np.nan_to_num(over - level), float(width[first]) / 2 / BURSTS.half_sigmas
 
 
 def _num_runs(hits: Flags) -> int:
@@ -384,8 +377,10 @@ def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
     doubt = () if burst.is_sure else (FEW,)
-    elsewhere = np.delete(members.stage, paused.rows)
-    if not np.isin(members.stage[paused.rows], elsewhere).all():
+    stages = members.stage[paused.rows]
+    alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
+    ends = (int(members.stage.min()), int(members.stage.max()))
+    if np.isin(alone, ends).any():  # those between have layers only, as all others have
         doubt = (*doubt, ALONE)
     share = float(burst.excess.mean())
     reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))

@@ -22,7 +22,7 @@ import numpy as np
 
 from detect.causes.finding import Claim, build_finding, connection_advice
 from detect.causes.lost_time import Loss, lost_time, stage_peers
-from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner
@@ -146,12 +146,15 @@ def _attribute(
 ) -> list[_SlowLink]:
     error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     left = [one for one in suspects if _above(units, one, error_ns)]
+    slow = mask_of([one.row for one in suspects], len(units.members))
+    over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
     while left:
         ranks = _culprits(units, compared, left, left[0])
+        if len(ranks) == 2:
+            ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, left[0])
         explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
-        fine = compared.copy()
-        fine[[one.row for one in suspects]] = False
+        fine = compared & ~slow & (over < LINKS.fine_share * left[0].course.effect)
         link = _link(units, ranks, explained, compared)
         isolated = _is_isolated(seen, units, fine, ranks, left[0].row)
         found.append(replace(link, is_isolated=isolated))
@@ -220,6 +223,27 @@ def _culprits(
         if len(shared & ranks_of_unit) >= 2:
             shared &= ranks_of_unit
     return tuple(sorted(shared))
+
+
+def _guilty_end(
+    units: _Units, over: Floats, ranks: tuple[int, ...], worst: Suspect
+) -> tuple[int, ...]:
+    """Return the end of a pair that is to blame alone, or both where that is not shown.
+
+    One end has another connection of the same way that is fine, the other has others and none is:
+    too little slower to be suspects, but slower. `over` is the log residual of each unit, NaN where
+    nothing is comparable.
+    """
+    least = LINKS.fine_share * worst.course.effect
+    others = [
+        [unit for unit in units.of_rank(rank, worst.row)
+         if not set(ranks) <= set(units.members[unit]) and np.isfinite(over[unit])]
+        for rank in ranks
+    ]  # fmt: skip
+    is_fine = [bool((over[mine] < least).any()) for mine in others]
+    if is_fine[0] != is_fine[1] and others[is_fine.index(False)]:
+        return (ranks[is_fine.index(False)],)
+    return ranks
 
 
 def _link(
