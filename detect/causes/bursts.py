@@ -199,7 +199,7 @@ def _over_own_level(value: Floats, known: Flags) -> Floats:
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
     quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
-    quiet = np.maximum(quiet, -BURSTS.margin_share / 2)
+    quiet = np.maximum(quiet, 0.0)
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
 
