@@ -142,8 +142,8 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     if seen.alignment is not None:
         typical = float(np.median(robust.median(seen.transfers.transfer_ns[split.slow], axis=1)))
         lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
-        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_p99_ns:
-            return []  # clocks that disagree would feign as much
+        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
+            return []  # so many connections are not fooled by one bad clock, but by most
     q_value = min(1.0, split.p_value * len(names))
     return [SlowNetwork(hosts=best, ranks=ranks, split=split, q_value=q_value, excess_ns=excess_ns)]
 
