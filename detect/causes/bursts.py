@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
+from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
@@ -56,6 +57,10 @@ FEW = "so few iterations may be chance: trace more of them in a row"
 SHARED = (
     "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "
     "show, may be the reason as well"
+)
+MATE = (
+    "a rank of its TP group has such bursts in the same iterations, and longer ones: waiting for "
+    "it, which the trace does not show, may be the reason as well"
 )
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
@@ -110,6 +115,8 @@ class _Burst:
     """Whether chance is excluded."""
     is_shared: bool = False
     """Whether most rows of its stage have such bursts."""
+    is_mates: bool = False
+    """Whether a row of its TP group has longer ones in most of its hits."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
@@ -479,13 +486,12 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
     if not burst.is_sure:
         return (FEW,)
-    if burst.is_shared:
-        return (SHARED,)
-    if cause == Cause.LOADER:
+    if burst.is_shared or burst.is_mates:
+        return (SHARED if burst.is_shared else MATE,)
+    if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-        return (STORAGE,) if usual >= BURSTS.shared_storage_share else ()
-    if cause == Cause.GC:
-        return ()
+        is_storage = cause == Cause.LOADER and usual >= BURSTS.shared_storage_share
+        return (STORAGE,) if is_storage else ()
     stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
@@ -525,9 +531,24 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
     found = bursts(_compute_excess(seen, known), known, rate, BURSTS.least_share, floor)
     stage, rows = seen.members.stage, [one.row for one in found]
     return [
-        replace(one, is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()))
+        replace(
+            one,
+            is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()),
+            is_mates=_waits_for_mate(seen, one, found),
+        )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _waits_for_mate(seen: Observations, burst: _Burst, found: list[_Burst]) -> bool:
+    """Return whether a row of the same TP group has longer bursts in most of these iterations."""
+    mates = set(mates_of(seen.members, burst.row).tolist())
+    return any(
+        one.row in mates
+        and one.excess.mean() > burst.excess.mean()
+        and float(one.hits[burst.hits].mean()) > BURSTS.most_of_host_share
+        for one in found
+    )
 
 
 def _search(inquiry: Inquiry) -> Answer:

@@ -180,6 +180,10 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
     named = _named(inquiry, sides, tests, sure)
     is_shown = named is not None and not _of_its_stage(sides, *named)
+    if named is not None and named[0] in LOST.values():
+        slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
+        # of one TP group all wait for one, between passes and in them
+        is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
     change = None if is_shown else _change(inquiry, sides, channels, num_tests)
     if change is not None:
         named, is_shown = (LOST.get(change.name, Cause.COMPUTE), change.test), True

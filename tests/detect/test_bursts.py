@@ -137,3 +137,14 @@ def test_pauses_of_a_host_in_the_middle_of_the_pipeline_are_its_own(job):
     )
     assert [one.owner for one in middle.report().findings] == [Owner.NODE]
     assert [one.owner for one in last.report().findings] == [Owner.UNDECIDED]
+
+
+def test_the_mate_of_a_throttled_rank_waits_for_it(job):
+    """Nobody recorded the reductions in which rank 2 waits for rank 3 of its TP group."""
+
+    def throttled(slot):
+        hit = slot.iteration in (4, 7, 11, 13) and slot.microbatch in (2, 5)
+        return {3: 1.5, 2: 1.3}.get(slot.rank, 1.0) if hit else 1.0
+
+    findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
+    assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}

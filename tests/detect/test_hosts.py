@@ -79,3 +79,16 @@ def test_host_of_one_tp_group_that_changes_is_not_named(job):
 
     report = job(layout=Layout(pp=4, tp=4), hosts=4, gap_ms=gaps).report()
     assert not [one for one in report.findings if "changed inside" in " ".join(one.evidence)]
+
+
+def test_one_slow_rank_of_a_hosts_only_tp_group_is_no_slow_host(job):
+    """Its mates wait for it, between passes and inside them, where nobody records that."""
+
+    def slower(slot):
+        if slot.name == "optimizer" or not 4 <= slot.rank < 8:
+            return 1.0
+        return 1.5 if slot.rank == 5 else 1.4
+
+    gaps = lost_by(range(4, 8), 20.0)
+    report = job(layout=Layout(tp=4, dp=4), hosts=4, work=slower, gap_ms=gaps).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE and len(one.ranks) > 1]
