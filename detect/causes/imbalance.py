@@ -106,7 +106,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
             found.append(heavy)
     slow = {one.stage for one in found if one.ratio >= least}
     found = [one if one.layers_are_normal
-             else replace(one, doubt=_hardware_doubt(seen.members, one.stage, slow))
+             else replace(one, doubt=_hardware_doubt(seen.members, one, slow))
              for one in found]  # fmt: skip
     return sorted(found, key=lambda one: -one.ratio)
 
@@ -165,13 +165,14 @@ def _heavy(
     )
 
 
-def _hardware_doubt(members: Members, stage: int, slow: set[int]) -> str:
+def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
     """Say why slow hardware may make the whole stage slow, as others in `slow` are; empty where it
     cannot be.
 
-    Unlike ratios of forward and backward acquit no host: one that launches late delays the pass
-    with the shorter kernels more.
+    Unlike ratios of forward and backward acquit no host that is known: one that launches late
+    delays the pass with the shorter kernels more. Of hosts that nobody knows they are all there is.
     """
+    stage = heavy.stage
     rows = members.rows_of_stage(stage)
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
@@ -181,7 +182,7 @@ def _hardware_doubt(members: Members, stage: int, slow: set[int]) -> str:
             "it and of another stage's, a second replica or granularity full decide"
         )
     if hosts == {""}:
-        if num_ranks > IMBALANCE.most_ranks_of_host:
+        if num_ranks > IMBALANCE.most_ranks_of_host or not heavy.is_multiplied:
             return ""
         return (
             "the trace does not say on which hosts its ranks run: were it one that no other stage "
