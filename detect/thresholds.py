@@ -67,7 +67,7 @@ class DetectorSettings:
     )  # fmt: skip
     min_iterations: int = limit(
         4, "iterations", Origin.BENCHMARK,
-        "a finding must hold in at least so many traced iterations (or in the whole window)",
+        "a finding must hold in at least so many traced iterations (or in most of the window)",
     )  # fmt: skip
     min_share: float = limit(
         0.7, "share", Origin.CONVENTION,
@@ -139,6 +139,10 @@ class _Passes:
     max_pause_share: float = limit(
         0.002, "share", Origin.BENCHMARK,
         "a pass with more garbage collection in it says nothing about compute",
+    )  # fmt: skip
+    max_collected_share: float = limit(
+        0.5, "share of the iterations", Origin.CONVENTION,
+        "in which some rank collects garbage: where more, they are judged all the same",
     )  # fmt: skip
     layers_alike_ratio: float = limit(
         1.15, "ratio", Origin.PHYSICS,
@@ -448,6 +452,19 @@ class _Networks:
     min_bytes: int = limit(
         65_536, "bytes", Origin.PHYSICS, "below which a transfer is latency, not bandwidth"
     )
+    min_scaled_bytes: int = limit(
+        16_777_216, "bytes", Origin.PHYSICS,
+        "from which on a ring takes time in proportion to its size: its latency is next to nothing",
+    )  # fmt: skip
+    max_size_ratio: float = limit(
+        4.0, "ratio", Origin.PHYSICS,
+        "between neighbouring sizes that are compared by the byte: an embedding's part of a stage",
+    )  # fmt: skip
+    min_scaled_slowdown: float = limit(
+        1.5, "ratio", Origin.PHYSICS,
+        "effect floor by the byte: a port that fell to half its speed, or below, takes twice as "
+        "long; algorithms that change with the size do less",
+    )  # fmt: skip
     min_step_share: float = limit(
         0.005,
         "share of an iteration",
@@ -490,6 +507,10 @@ class _Bursts:
     most_of_host_share: float = limit(
         0.5, "share of its ranks", Origin.CONVENTION, "that pause before it is the host that stalls"
     )
+    shared_storage_share: float = limit(
+        0.1, "share of the iterations", Origin.BENCHMARK,
+        "in which other loaders have to wait as well: their storage is slow, one and all",
+    )  # fmt: skip
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",
@@ -569,6 +590,10 @@ class _Links:
     all_of_a_rank_share: float = limit(
         0.7, "share", Origin.CONVENTION,
         "of a rank's edges and groups that must be slow before the rank itself is named",
+    )  # fmt: skip
+    fine_share: float = limit(
+        0.3, "share of the effect", Origin.BENCHMARK,
+        "that a connection may be slower by and still be a witness for its ends",
     )  # fmt: skip
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
+from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
@@ -57,16 +58,24 @@ SHARED = (
     "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "
     "show, may be the reason as well"
 )
+MATE = (
+    "a rank of its TP group has such bursts in the same iterations, and longer ones: waiting for "
+    "it, which the trace does not show, may be the reason as well"
+)
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
 FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
 ALONE = (
-    "its pipeline stages are on no other host: work of theirs alone that varies (the output layer, "
-    "say) may be the reason as well"
+    "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
+    "output layer) may be the reason as well"
 )
 LENGTHS = (
     "its microbatches vary in length, and so does what the last stage alone computes, which may be "
     "the reason as well"
+)
+STORAGE = (
+    "loaders elsewhere have such pauses, too, if fewer: storage that all share may be the reason "
+    "as well as this one's host"
 )
 LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
@@ -106,6 +115,8 @@ class _Burst:
     """Whether chance is excluded."""
     is_shared: bool = False
     """Whether most rows of its stage have such bursts."""
+    is_mates: bool = False
+    """Whether a row of its TP group has longer ones in most of its hits."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
@@ -188,12 +199,14 @@ def bursts(
 def _over_own_level(value: Floats, known: Flags) -> Floats:
     """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
 
-    Rows differ for good, by their place or their chip: that is no burst.
+    Rows differ for good, by their place or their chip: that is no burst. Nor is a row's quiet level
+    how far it lies below the others while some of these have a burst.
     """
     over = value - robust.median(value[~known], axis=0)
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
     quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
+    quiet = np.maximum(quiet, 0.0)
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
 
@@ -371,8 +384,10 @@ def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
     doubt = () if burst.is_sure else (FEW,)
-    elsewhere = np.delete(members.stage, paused.rows)
-    if not np.isin(members.stage[paused.rows], elsewhere).all():
+    stages = members.stage[paused.rows]
+    alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
+    ends = (int(members.stage.min()), int(members.stage.max()))
+    if np.isin(alone, ends).any():  # those between have layers only, as all others have
         doubt = (*doubt, ALONE)
     share = float(burst.excess.mean())
     reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
@@ -471,10 +486,12 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
     if not burst.is_sure:
         return (FEW,)
-    if burst.is_shared:
-        return (SHARED,)
-    if cause not in (Cause.COMPUTE, Cause.HOST):
-        return ()
+    if burst.is_shared or burst.is_mates:
+        return (SHARED if burst.is_shared else MATE,)
+    if cause in (Cause.LOADER, Cause.GC):
+        usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
+        is_storage = cause == Cause.LOADER and usual >= BURSTS.shared_storage_share
+        return (STORAGE,) if is_storage else ()
     stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
@@ -514,9 +531,24 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
     found = bursts(_compute_excess(seen, known), known, rate, BURSTS.least_share, floor)
     stage, rows = seen.members.stage, [one.row for one in found]
     return [
-        replace(one, is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()))
+        replace(
+            one,
+            is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()),
+            is_mates=_waits_for_mate(seen, one, found),
+        )
         for one, at in zip(found, stage[rows], strict=True)
     ]
+
+
+def _waits_for_mate(seen: Observations, burst: _Burst, found: list[_Burst]) -> bool:
+    """Return whether a row of the same TP group has longer bursts in most of these iterations."""
+    mates = set(mates_of(seen.members, burst.row).tolist())
+    return any(
+        one.row in mates
+        and one.excess.mean() > burst.excess.mean()
+        and float(one.hits[burst.hits].mean()) > BURSTS.most_of_host_share
+        for one in found
+    )
 
 
 def _search(inquiry: Inquiry) -> Answer:

@@ -62,10 +62,23 @@ from detect.stats.residuals import (
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE as LIMITS
-from detect.thresholds import DEVICE, ORDINARY, PAIRS, POWER, READINGS, DetectorSettings
+from detect.thresholds import (
+    DEVICE,
+    IMBALANCE,
+    ORDINARY,
+    PAIRS,
+    PERSISTENCE,
+    POWER,
+    READINGS,
+    DetectorSettings,
+)
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
+CHANGED = (
+    "it changed inside the trace, in which all microbatches take about as long as each other: the "
+    "data are not the reason"
+)
 BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
@@ -342,8 +355,24 @@ def _judge(
             slow.suspect.row,
         )
         decision = _Decision(doubt is None, doubt or "")
+        if doubt is not None and _changed_on_even_data(seen, found, slow):
+            decision = _Decision(True, CHANGED)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+
+
+def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether a rank that shares its data with nobody became slow inside the trace, while
+    all microbatches of the job take about as long as each other: then no document is longer.
+    """
+    members, row = seen.members, slow.suspect.row
+    num_normal = int((~slow.suspect.course.active).sum())
+    alone = int((members.replica == members.replica[row]).sum()) == 1
+    if not alone or members.layout.ep > 1 or num_normal < PERSISTENCE.min_normal:
+        return False
+    deviation = deviations(seen.work, stage_groups(members), found.slow_rows)
+    spread = float(robust.spread(deviation[~found.slow_rows]))
+    return spread < IMBALANCE.min_sequence_spread_log
 
 
 def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:

@@ -25,6 +25,15 @@ whole stages, slower passes count only if the optimizer, which no data and no pa
 microbatches lengthens, is slower as well, or if all its devices are starved and the others' are
 fed: longer work lets a host get ahead, it does not hold it back.
 
+A change inside the window decides what a level does not: neither the layers of a stage nor the
+length of a replica's documents begin in the middle of a trace. The host's ranks minus the others,
+(iteration,), are split where the two parts differ most:
+
+    t = (mean of the later part - mean of the earlier one) / (s · sqrt(1/later + 1/earlier))
+
+charged with the number of splits. In one TP group all wait for one, so its change says nothing, and
+experts may get other tokens from one iteration to the next.
+
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
 """
@@ -43,9 +52,10 @@ from detect.causes.starvation import HOST_ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
+from detect.stats.persistence import Course
 from detect.stats.residuals import deviations, stage_groups
 from detect.text import counted, milliseconds, times
-from detect.thresholds import HOSTS, SEARCH, STARVATION
+from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -58,6 +68,10 @@ DEVICE_ADVICE = (
 )
 
 
+CHANGED = (
+    "it changed inside the trace: what a stage has to compute, and how long a replica's documents "
+    "are, does not"
+)
 NOT_SHOWN = (
     "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
     "which all wait for one): that may be the reason as well as the host"
@@ -79,6 +93,8 @@ class SlowHost:
     num_peers: int
     is_shown: bool = True
     """Whether data and hidden communication are excluded."""
+    course: Course | None = None
+    """Since when; None for the whole window."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,15 @@ class _Test:
     """Log ratio of compute and optimizer, or share of the iteration that is lost."""
     error: float
     p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """Since when a host is slower than before, and of what."""
+
+    name: str
+    test: _Test
+    course: Course
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +127,19 @@ class _Sides:
         stage = self.seen.members.stage
         return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
 
+    def is_one_group(self) -> bool:
+        """Return whether the host's ranks are of one TP group."""
+        members = self.seen.members
+        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
+        return len(places) == 1 and int(self.own.sum()) > 1
+
     def holds_whole_units(self) -> bool:
         """Return whether the host's ranks are all of a replica or stage, or one TP group.
 
         Of a TP group whose communication is hidden in its passes, all are as slow as one.
         """
         members = self.seen.members
-        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
-        if len(places) == 1 and int(self.own.sum()) > 1:
+        if self.is_one_group():
             return True
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
@@ -143,12 +173,20 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
 
 def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     """Compare one host with the others in every channel; None where nothing stands out."""
-    tests = dict(_tests(sides))
+    channels = _channels(sides)
+    tests = dict(_tests(sides, channels))
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
     named = _named(inquiry, sides, tests, sure)
     is_shown = named is not None and not _of_its_stage(sides, *named)
+    if named is not None and named[0] in LOST.values():
+        slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
+        # of one TP group all wait for one, between passes and in them
+        is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
+    change = None if is_shown else _change(inquiry, sides, channels, num_tests)
+    if change is not None:
+        named, is_shown = (LOST.get(change.name, Cause.COMPUTE), change.test), True
     if named is None:
         compute = sure.get(COMPUTE)
         if compute is None or not _all_suspected(inquiry, sides, compute):
@@ -160,11 +198,63 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         cause=cause,
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
-        excess_ns=_excess_ns(sides, test, by_compute=test is tests.get(COMPUTE)),
-        tests=tests,
+        excess_ns=_excess_ns(
+            sides, test, by_compute=cause == Cause.COMPUTE or test is tests.get(COMPUTE)
+        ),
+        tests=tests if change is None else {change.name: change.test},
         num_peers=int((~sides.own).sum()),
         is_shown=is_shown,
+        course=None if change is None else change.course,
     )
+
+
+def _change(
+    inquiry: Inquiry, sides: _Sides, channels: Mapping[str, Floats], num_tests: int
+) -> _Change | None:
+    """Return the clearest lasting change of the host inside the window, None where there is none.
+
+    The floors are those of levels; that of lost time is the higher one.
+    """
+    if sides.is_one_group() or sides.seen.members.layout.ep > 1:
+        return None
+    floors = {COMPUTE: float(np.log(inquiry.settings.min_slowdown))}
+    floors |= dict.fromkeys(LOST, HOSTS.least_doubtful_share)
+    rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
+    found = [
+        one
+        for name, least in floors.items()
+        if (one := _split_in_time(sides, name, channels[name], lasts)) is not None
+        and one.test.effect >= least
+        and one.test.p_value * num_tests <= rate
+    ]
+    return max(found, key=lambda one: one.test.effect, default=None)
+
+
+def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Change | None:
+    """Split the window where the host's ranks, (row, iteration) over the others, rise most; the
+    later part has `lasts` iterations at least.
+    """
+    least = PERSISTENCE.min_normal
+    series = robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
+    length = len(series)
+    if length < least + lasts or not np.isfinite(series).all():
+        return None
+    parts = [(series[:first], series[first:]) for first in range(least, length - lasts + 1)]
+    rises = np.array([after.mean() - before.mean() for before, after in parts])
+    within = np.array([before.var() * len(before) + after.var() * len(after)
+                       for before, after in parts])  # fmt: skip
+    usual = HOSTS.spread_share if name in LOST else HOSTS.spread_log
+    sigma = np.maximum(np.sqrt(within / (length - 2)), usual)
+    errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
+    place = int(np.argmax(rises / errors))
+    first, rise, error = place + least, float(rises[place]), float(errors[place])
+    by_row = robust.mean(over[:, first:], axis=1) - robust.mean(over[:, :first], axis=1)
+    if not (by_row[sides.own] >= 0.5 * rise).all():
+        return None
+    p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
+    active = np.arange(length) >= first
+    course = Course(active, rise, error, 1.0, ((first, length - 1),))
+    return _Change(name=name, test=_Test(rise, error, p_value), course=course)
 
 
 def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
@@ -234,48 +324,53 @@ def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
     return bool(((inquiry.slow | inquiry.named) & ~sides.own).any())
 
 
-def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
+def _tests(sides: _Sides, channels: Mapping[str, Floats]) -> Iterator[tuple[str, _Test]]:
     """Yield the test of every channel that the trace has on both sides."""
-    seen = sides.seen
-    with np.errstate(divide="ignore", invalid="ignore"):
-        optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
-    step_ns = float(np.median(seen.iteration_ns))
-    levels = {COMPUTE: _compute_level(sides), OPTIMIZER: _level(sides, optimizer, lonely=False)}
-    for name, cause in LOST.items():
-        levels[name] = _level(sides, seen.lost(cause) / step_ns, lonely=True)
-    for name, level in levels.items():
+    for name, over in channels.items():
+        level = robust.centre(over) if name == COMPUTE else robust.mean(over, axis=1)
         test = _test(sides, level, is_log=name not in LOST)
         if test is not None:
             yield name, test
 
 
-def _compute_level(sides: _Sides) -> Floats:
-    """Level of each row's passes; by layers of all stages where the host holds a whole stage."""
+def _channels(sides: _Sides) -> dict[str, Floats]:
+    """Return what each row exceeds the others by, (row, iteration), channel by channel."""
+    seen = sides.seen
+    with np.errstate(divide="ignore", invalid="ignore"):
+        optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+    step_ns = float(np.median(seen.iteration_ns))
+    channels = {COMPUTE: _compute_over(sides), OPTIMIZER: _over(sides, optimizer, lonely=False)}
+    for name, cause in LOST.items():
+        channels[name] = _over(sides, seen.lost(cause) / step_ns, lonely=True)
+    return channels
+
+
+def _compute_over(sides: _Sides) -> Floats:
+    """Log ratio of each row's passes; by layers of all stages where the host holds a whole one."""
     seen = sides.seen
     work, groups = seen.work, stage_groups(seen.members)
     if sides.lacks_peers(sides.own):
         if seen.layers is None:
-            return np.full(len(sides.own), np.nan)
+            return np.full_like(seen.busy_ns, np.nan)
         work, groups = seen.layers, [np.arange(len(sides.own))]
-    return robust.centre(robust.median(deviations(work, groups, ~sides.control), axis=2))
+    return robust.median(deviations(work, groups, ~sides.control), axis=2)
 
 
-def _level(sides: _Sides, value: Floats, *, lonely: bool) -> Floats:
-    """Level (row,) of (row, iteration) over the median of control rows that do the same.
+def _over(sides: _Sides, value: Floats, *, lonely: bool) -> Floats:
+    """Return (row, iteration) less the median of control rows that do the same.
 
     `lonely`: a stage without control rows is compared with those of all stages.
     """
     place, control = sides.seen.members.place, sides.control
-    level = np.full(len(control), np.nan)
+    over = np.full_like(value, np.nan)
     for stage, tp in {*zip(place["pp"].tolist(), place["tp"].tolist(), strict=True)}:
         rows = (place["pp"] == stage) & (place["tp"] == tp)
         candidates = [control & rows, control & (place["pp"] == stage)]
         candidates += [control] if lonely else []
         peers = next((one for one in candidates if one.any()), None)
         if peers is not None:
-            expected = robust.median(value[peers], axis=0)
-            level[rows] = robust.mean(value[rows] - expected, axis=1)
-    return level
+            over[rows] = value[rows] - robust.median(value[peers], axis=0)
+    return over
 
 
 def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
@@ -332,7 +427,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             owner=Owner.NODE if slow.is_shown else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(low, high),
-            course=None,
+            course=slow.course,
             q_value=slow.q_value,
             num_peers=slow.num_peers,
             saved_ns=slow.excess_ns,
@@ -343,6 +438,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             }.get(slow.cause, f"holds up all its ranks, up to {lost} an iteration"),
             evidence=(
                 f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
+                *((CHANGED,) if slow.course is not None else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
                 *(() if slow.is_shown else (NOT_SHOWN,)),

@@ -17,7 +17,7 @@ between replicas, rank correlation 0.9 within them, 0.05 from one iteration to t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,9 @@ class HeavyStage:
     saved_ns: Floats
     """(iteration,) if the work were spread evenly over the stages."""
 
-    doubt: str
+    layers_are_normal: bool
+    """Whether its layers were traced and take no longer than those of other stages."""
+    doubt: str = ""
     """Why hardware may be the reason as well, as a sentence; empty where it is excluded."""
 
     @property
@@ -78,14 +80,17 @@ def _search_stages(inquiry: Inquiry) -> Answer:
     least_ns = (settings.min_slowdown - 1) * seen.iteration_ns.mean()
     heavy = [
         one
-        for one in _heavy_stages(seen, inquiry.slow)
+        for one in _heavy_stages(seen, inquiry.slow, settings.min_stage_excess)
         if one.ratio >= settings.min_stage_excess and float(np.mean(one.saved_ns)) > least_ns
     ]
     return Answer(findings=tuple(_stage_finding(seen, one) for one in heavy))
 
 
-def _heavy_stages(seen: Observations, faulty: Flags) -> list[HeavyStage]:
-    """Return stages above the others; ranks that are `faulty` do not speak for theirs."""
+def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[HeavyStage]:
+    """Return stages above the others; ranks that are `faulty` do not speak for theirs.
+
+    Those above by the ratio `least` are no witnesses for a host that they share.
+    """
     groups = stage_groups(seen.members)
     if len(groups) < 2:
         return []
@@ -99,6 +104,10 @@ def _heavy_stages(seen: Observations, faulty: Flags) -> list[HeavyStage]:
         heavy = _heavy(seen, stage, times[number], np.stack(others), faulty)
         if heavy is not None:
             found.append(heavy)
+    slow = {one.stage for one in found if one.ratio >= least}
+    found = [one if one.layers_are_normal
+             else replace(one, doubt=_hardware_doubt(seen.members, one, slow))
+             for one in found]  # fmt: skip
     return sorted(found, key=lambda one: -one.ratio)
 
 
@@ -136,8 +145,6 @@ def _heavy(
     forward, backward = robust.median(level, axis=1), robust.median(expected, axis=1)
     layer_ratio = _layer_ratio(seen, stage, faulty)
     normal = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
-    ratios = np.log(forward / backward)
-    difference = abs(float(ratios[FORWARD] - ratios[BACKWARD]))
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
@@ -151,19 +158,21 @@ def _heavy(
         ratio_forward=float(forward[FORWARD] / backward[FORWARD]),
         ratio_backward=float(forward[BACKWARD] / backward[BACKWARD]),
         layer_ratio=layer_ratio,
-        doubt="" if layer_ratio < normal else _hardware_doubt(seen.members, stage, difference),
+        layers_are_normal=layer_ratio < normal,
         num_replicas=len(by_replica),
         replica_spread=replica_spread,
         saved_ns=_saved(seen, total, others),
     )
 
 
-def _hardware_doubt(members: Members, stage: int, difference: float) -> str:
-    """Say why slow hardware may make the whole stage slow; empty where it cannot be.
+def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
+    """Say why slow hardware may make the whole stage slow, as others in `slow` are; empty where it
+    cannot be.
 
-    `difference` is that of the log ratios of forward and backward: of a stage with replicas on
-    nobody knows which hosts it is all there is to go by.
+    Unlike ratios of forward and backward acquit no host that is known: one that launches late
+    delays the pass with the shorter kernels more. Of hosts that nobody knows they are all there is.
     """
+    stage = heavy.stage
     rows = members.rows_of_stage(stage)
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
@@ -173,20 +182,27 @@ def _hardware_doubt(members: Members, stage: int, difference: float) -> str:
             "it and of another stage's, a second replica or granularity full decide"
         )
     if hosts == {""}:
-        if num_ranks > IMBALANCE.most_ranks_of_host or difference >= IMBALANCE.multiplicative_log:
+        if num_ranks > IMBALANCE.most_ranks_of_host or not heavy.is_multiplied:
             return ""
         return (
             "the trace does not say on which hosts its ranks run: were it one that no other stage "
             "uses, a slow host would show the same"
         )
     shared = any(
-        members.hosts[row] in hosts for row in range(len(members)) if members.stage[row] != stage
+        members.hosts[row] in hosts
+        for row in range(len(members))
+        if int(members.stage[row]) not in slow | {stage}
     )
     if len(hosts) > 1 or shared:
         return ""
+    alone = all(
+        members.stage[row] == stage for row in range(len(members)) if members.hosts[row] in hosts
+    )
     return (
-        f"its ranks run on host {members.hosts[rows[0]]} and no others do, so a slow host would "
-        "show the same: a benchmark of that host and of another, or granularity full, decides"
+        f"its ranks run on host {members.hosts[rows[0]]} and no others do"
+        + ("" if alone else " but those of other slow stages")
+        + ", so a slow host would show the same: a benchmark of that host and of another, or "
+        "granularity full, decides"
     )
 
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from detect.causes.finding import Claim, build_finding, connection_advice
 from detect.causes.lost_time import Loss, lost_time, stage_peers
-from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.observe.observations import Observations, Transfers
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -36,8 +36,8 @@ from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
 IN_DOUBT = (
-    "another rank computes slowly, and others wait for it: mend that first, then trace again and "
-    "see whether this remains"
+    "another rank is slow, or loses time, and others wait for it: mend that first, then trace "
+    "again and see whether this remains"
 )
 
 IN_DOUBT_ENDS = (
@@ -72,6 +72,18 @@ class _Units:
     unit: Integers
     """(transfer row,)"""
     transfers: Transfers
+    crosses: Flags
+    """(unit,): over the network, between hosts; the others stay inside one."""
+
+    def of_rank(self, rank: int, like: int) -> list[int]:
+        """Return the edges and groups of a rank that take the same way as `like`: GPUs are linked
+        inside a host, hosts by their network, and either may be slow while the other is not.
+        """
+        return [
+            unit
+            for unit, ranks in enumerate(self.members)
+            if rank in ranks and self.crosses[unit] == self.crosses[like]
+        ]
 
     def values(self, excluded: Flags) -> Floats:
         """Log residual, (unit, iteration): mean over the unit's kinds."""
@@ -81,11 +93,16 @@ class _Units:
         )
 
 
-def _units(transfers: Transfers) -> _Units:
+def _units(transfers: Transfers, members: Members) -> _Units:
     names = sorted(set(transfers.members))
     place = {name: number for number, name in enumerate(names)}
     unit = np.array([place[name] for name in transfers.members], dtype=np.int64)
-    return _Units(members=tuple(names), unit=unit, transfers=transfers)
+    hosts = {
+        rank: host for ranks, host in zip(members.workers, members.hosts, strict=True)
+        for rank in ranks
+    }  # fmt: skip
+    crosses = np.array([len({hosts.get(rank) for rank in ranks}) > 1 for ranks in names])
+    return _Units(members=tuple(names), unit=unit, transfers=transfers, crosses=crosses)
 
 
 def _search_connections(inquiry: Inquiry) -> Answer:
@@ -95,7 +112,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
         return Answer(notes=("no matched communication in the trace: links cannot be judged",))
     if not len(seen.transfers.members):
         return Answer()
-    units = _units(seen.transfers)
+    units = _units(seen.transfers, seen.members)
     nobody = np.zeros(len(units.members), dtype=bool)
     compared: Flags = np.asarray(np.isfinite(units.values(nobody)).any(axis=1))
     if compared.sum() < 2:
@@ -129,34 +146,39 @@ def _attribute(
 ) -> list[_SlowLink]:
     error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     left = [one for one in suspects if _above(units, one, error_ns)]
+    slow = mask_of([one.row for one in suspects], len(units.members))
+    over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
     while left:
         ranks = _culprits(units, compared, left, left[0])
+        if len(ranks) == 2:
+            ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, left[0])
         explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
-        fine = compared.copy()
-        fine[[one.row for one in suspects]] = False
+        fine = compared & ~slow & (over < LINKS.fine_share * left[0].course.effect)
         link = _link(units, ranks, explained, compared)
-        found.append(replace(link, is_isolated=_is_isolated(seen, units, fine, ranks)))
+        isolated = _is_isolated(seen, units, fine, ranks, left[0].row)
+        found.append(replace(link, is_isolated=isolated))
         left = [one for one in left if one not in explained]
     return found
 
 
-def _is_isolated(seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...]) -> bool:
+def _is_isolated(
+    seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...], worst: int
+) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
-    That of one rank is; that of a pair if either end has other connections, which are fine; a
-    group if it is a rail (the same device of several hosts). Which member of another group is
-    slow, nobody can tell.
+    That of one rank is; that of a pair if either end has other connections of the way that the
+    `worst` unit takes, which are fine; what is a rail (the same device of several hosts). Which
+    member of another group is slow, nobody can tell.
     """
     if len(ranks) == 1:
         return True
     members = seen.members
-    if len(ranks) > 2:
-        rows = [members.row(rank) for rank in ranks if rank in members.ranks]
-        places = {members.device_index[row] for row in rows}
-        return len(places) == 1 and len({members.hosts[row] for row in rows}) == len(ranks)
-    others = [units.members[unit] for unit in np.flatnonzero(fine)]
-    return all(any(rank in one for one in others) for rank in ranks)
+    rows = [members.row(rank) for rank in ranks if rank in members.ranks]
+    places = {members.device_index[row] for row in rows}
+    if len(places) == 1 and len({members.hosts[row] for row in rows}) == len(ranks):
+        return True
+    return len(ranks) == 2 and all(fine[units.of_rank(rank, worst)].any() for rank in ranks)
 
 
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
@@ -183,12 +205,13 @@ def _culprits(
     slow_rows = {one.row for one in slow}
     named: list[tuple[int, int]] = []
     for rank in units.members[worst.row]:
-        mine = [
-            unit for unit, ranks in enumerate(units.members) if rank in ranks and compared[unit]
-        ]
-        hit = [unit for unit in mine if unit in slow_rows]
-        if len(hit) >= 2 and len(hit) >= LINKS.all_of_a_rank_share * len(mine):
-            named.append((len(hit), rank))
+        every = [unit for unit, ranks in enumerate(units.members) if rank in ranks]
+        for all_of in (every, units.of_rank(rank, worst.row)):
+            mine = [unit for unit in all_of if compared[unit]]
+            hit = [unit for unit in mine if unit in slow_rows]
+            if len(hit) >= 2 and len(hit) >= LINKS.all_of_a_rank_share * len(mine):
+                named.append((len(hit), rank))
+                break
     if named:
         most = max(named)[0]
         ranks = tuple(sorted(rank for count, rank in named if count == most))
@@ -200,6 +223,27 @@ def _culprits(
         if len(shared & ranks_of_unit) >= 2:
             shared &= ranks_of_unit
     return tuple(sorted(shared))
+
+
+def _guilty_end(
+    units: _Units, over: Floats, ranks: tuple[int, ...], worst: Suspect
+) -> tuple[int, ...]:
+    """Return the end of a pair that is to blame alone, or both where that is not shown.
+
+    One end has another connection of the same way that is fine, the other has others and none is:
+    too little slower to be suspects, but slower. `over` is the log residual of each unit, NaN where
+    nothing is comparable.
+    """
+    least = LINKS.fine_share * worst.course.effect
+    others = [
+        [unit for unit in units.of_rank(rank, worst.row)
+         if not set(ranks) <= set(units.members[unit]) and np.isfinite(over[unit])]
+        for rank in ranks
+    ]  # fmt: skip
+    is_fine = [bool((over[mine] < least).any()) for mine in others]
+    if is_fine[0] != is_fine[1] and others[is_fine.index(False)]:
+        return (ranks[is_fine.index(False)],)
+    return ranks
 
 
 def _link(
@@ -295,7 +339,7 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
 
 def _search_late_exits(inquiry: Inquiry) -> Answer:
     """Compare the ranks of a stage by how late they leave their communications."""
-    seen, slow, transfers = inquiry.seen, inquiry.slow, inquiry.seen.transfers
+    seen, slow, transfers = inquiry.seen, inquiry.slow | inquiry.named, inquiry.seen.transfers
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
 
@@ -341,8 +385,8 @@ def _without_victims(
 ) -> tuple[Suspect, ...]:
     """Leave out late ranks whose partners explain their lateness; the latest is kept.
 
-    `slow` are the rows that compute slowly: whoever is late with them only waits for them, and
-    lateness is handed on along their pipeline.
+    `slow` are the rows that compute slowly, or lose time to loader, collector or host: whoever is
+    late with them only waits for them, and lateness is handed on along their pipeline.
     """
     workers = seen.members.workers
     accused = {rank for row in np.flatnonzero(slow) for rank in workers[row]}

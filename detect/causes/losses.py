@@ -62,6 +62,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
                 inquiry.settings.min_stage_excess - 1.0 if on_gpu and across else 0.0,
                 LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
             ),
+            stands_out=True,
             owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
             evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
             base_ns=lambda row, own, excess: own - excess,

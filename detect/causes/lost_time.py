@@ -47,6 +47,9 @@ class Loss:
     """Whether slow computing explains it: rows that are slow are not named."""
     base_ns: Callable[[int, float, float], float] | None = None
     """What the slowdown refers to, by row, own time and excess; without it the rank's compute."""
+    stands_out: bool = False
+    """Whether a row must lose more than the others of its group do in nearly any iteration, however
+    many they are: where the reason is shared, such as storage, everybody has its turn."""
     evidence: Callable[[Suspect], tuple[str, ...]] = lambda suspect: ()
     without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
     """Leaves out suspects that other ones explain."""
@@ -93,7 +96,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     told = tuple(
         one
         for one in result.suspects
-        if _told_apart(loss, time_ns, one) and _mean_share(one) >= LOSSES.least_mean_share
+        if _told_apart(lost, one, excluded) and _mean_share(one) >= LOSSES.least_mean_share
     )
     return Answer(
         findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
@@ -142,18 +145,20 @@ def _mean_share(suspect: Suspect) -> float:
     return suspect.course.effect * float(np.mean(suspect.course.active))
 
 
-def _told_apart(loss: Loss, time_ns: Floats, suspect: Suspect) -> bool:
-    """Whether a row loses more than its only peer in nearly any two of their iterations.
+def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
+    """Whether a row loses more than its peers in nearly any two of their iterations.
 
     Two rows show no rate at which sound ones have bursts; such times have heavy tails, and one
-    long pause of the one is no level.
+    long pause of the one is no level. `excluded` rows are suspects, too, and no peers.
     """
-    rows = next(rows for rows in loss.groups if suspect.row in rows)
-    if len(rows) != 2:
+    rows = next(rows for rows in lost.loss.groups if suspect.row in rows)
+    if len(rows) != 2 and not lost.loss.stands_out:
         return True
-    own = time_ns[suspect.row][suspect.course.active]
-    other = time_ns[rows[rows != suspect.row][0]]
-    return float(np.mean(own[:, None] > other[None, :])) >= LOSSES.separated_share
+    own = lost.time_ns[suspect.row][suspect.course.active]
+    others = lost.time_ns[rows[(rows != suspect.row) & ~excluded[rows]]]
+    other = others[np.isfinite(others)]
+    more = np.searchsorted(np.sort(other), own) / max(len(other), 1)
+    return not len(other) or float(np.mean(more)) >= LOSSES.separated_share
 
 
 def _num_peers(loss: Loss, row: int) -> int:

@@ -14,13 +14,19 @@ The host's network is slow when the effect is clear and as large as the floor in
 and in no other kind is what touches it as quick as the rest. Two hosts that only talk to each other
 cannot be told apart, and stay undecided; rings through all hosts have no B, and say nothing.
 
+Stages hold unlike numbers of parameters, so their gradients' rings are of unlike sizes. Large ones
+take time in proportion: rings that are alike but for their size are also compared by the byte, from
+a higher floor on.
+
 Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 ms. Host 2 touches
 8 messages, all slow; the 4 others are quick: effect log 4.0. Of host 1's 8 messages half are quick.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -32,12 +38,15 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, times
 from detect.thresholds import LINKS, NETWORKS, SEARCH
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
 NOT_TOLD_APART = (
     "these hosts exchange with each other only: the trace cannot tell which of them is slow"
 )
+
+SHOWN_BYTES = 100_000_000
+"""Of transfers of unlike sizes, for how many bytes their times are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,31 @@ class _Crossings:
     """(unit,): log ns"""
     hosts: tuple[frozenset[str], ...]
     """Of each unit; more than one where it crosses a border."""
+
+    @property
+    def crosses(self) -> Flags:
+        """Flag the units that cross a border, (unit,)."""
+        return np.array([len(hosts) > 1 for hosts in self.hosts], dtype=bool)
+
+    def touches(self, name: str) -> Flags:
+        """Flag the units that have a member on the host, (unit,)."""
+        return np.array([name in hosts for hosts in self.hosts], dtype=bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """Units that cross borders and should be equally quick."""
+
+    name: str
+    units: Integers
+    level: Floats
+    """(unit of the trace,): log ns, or log ns a byte."""
+    floor: float
+    """Log ratio below which a difference is none."""
+
+    def split(self, touches: Flags) -> tuple[Integers, Integers]:
+        """Return the units that touch a host, and the others."""
+        return self.units[touches[self.units]], self.units[~touches[self.units]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +122,8 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     least = settings.min_link_slowdown
     if seen.members.device_kind == "cpu":
         least = max(least, LINKS.cpu_min_slowdown)
-    splits = {name: _clearest(crossings, name, float(np.log(least))) for name in names}
+    kinds = _kinds(crossings, float(np.log(least)))
+    splits = {name: _clearest(kinds, crossings.touches(name)) for name in names}
     sure = {
         name: one
         for name, one in splits.items()
@@ -104,6 +139,11 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     excess_ns = _excess_ns(seen.transfers, split, ranks)
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return []
+    if seen.alignment is not None:
+        typical = float(np.median(robust.median(seen.transfers.transfer_ns[split.slow], axis=1)))
+        lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
+        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
+            return []  # so many connections are not fooled by one bad clock, but by most
     q_value = min(1.0, split.p_value * len(names))
     return [SlowNetwork(hosts=best, ranks=ranks, split=split, q_value=q_value, excess_ns=excess_ns)]
 
@@ -125,41 +165,64 @@ def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
     )
 
 
-def _clearest(crossings: _Crossings, name: str, floor: float) -> _Split | None:
-    """Return the clearest kind in which what touches the host is slow; None if any kind objects."""
+def _kinds(crossings: _Crossings, floor: float) -> list[_Kind]:
+    """Return what crosses borders kind by kind, large kinds of unlike sizes together once more."""
     transfers, level = crossings.transfers, crossings.level
-    crosses = np.array([len(hosts) > 1 for hosts in crossings.hosts]) & np.isfinite(level)
-    touches = np.array([name in hosts for hosts in crossings.hosts])
+    use = crossings.crosses & np.isfinite(level)
+    found = []
+    for kind in np.unique(transfers.kind[use]).tolist():
+        units = np.flatnonzero(use & (transfers.kind == kind))
+        if not 0 <= int(transfers.size_bytes[units[0]]) < NETWORKS.min_bytes:
+            found.append(_Kind(name=transfers.kinds[kind], units=units, level=level, floor=floor))
+    return [*found, *_by_the_byte(crossings, use, floor)]
+
+
+def _by_the_byte(crossings: _Crossings, use: Flags, floor: float) -> Iterator[_Kind]:
+    """Yield large transfers that are alike but for their size, their level a byte."""
+    transfers, size = crossings.transfers, crossings.transfers.size_bytes
+    large = np.flatnonzero(use & (size >= NETWORKS.min_scaled_bytes))
+    alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for unit in large.tolist():
+        what = transfers.kinds[int(transfers.kind[unit])].partition(" of ")[0]
+        width, num_hosts = len(transfers.members[unit]), len(crossings.hosts[unit])
+        alike[what, width, num_hosts].append(unit)
+    level = crossings.level - np.log(np.maximum(size, 1))
+    for (what, _, _), found in alike.items():
+        units = np.array(found)[np.argsort(size[found], kind="stable")]
+        apart = np.diff(np.log(size[units])) > np.log(NETWORKS.max_size_ratio)
+        for together in np.split(units, np.flatnonzero(apart) + 1):
+            if len(np.unique(size[together])) > 1:
+                least = max(floor, float(np.log(NETWORKS.min_scaled_slowdown)))
+                yield _Kind(name=f"{what} of 100 MB", units=together, level=level, floor=least)
+
+
+def _clearest(kinds: list[_Kind], touches: Flags) -> _Split | None:
+    """Return the clearest kind in which what touches the host is slow; None if any kind objects."""
     found: list[_Split] = []
-    for kind in np.unique(transfers.kind[crosses]).tolist():
-        of_kind = crosses & (transfers.kind == kind)
-        mine, others = np.flatnonzero(of_kind & touches), np.flatnonzero(of_kind & ~touches)
-        size = int(transfers.size_bytes[mine].max(initial=-1))
-        if not len(mine) or not len(others) or 0 <= size < NETWORKS.min_bytes:
+    for kind in kinds:
+        mine, others = kind.split(touches)
+        if not len(mine) or not len(others):
             continue
-        split = _split(level, transfers.kinds[kind], mine, others)
-        if split.effect < NETWORKS.unharmed_share * floor:
+        split = _split(kind, mine, others)
+        if split.effect < NETWORKS.unharmed_share * kind.floor:
             return None
-        if split.effect >= floor and _is_clear(level, split):
+        if split.effect >= kind.floor and _is_clear(kind.level, split):
             found.append(split)
-    if sum(len(one.slow) for one in found) < NETWORKS.min_connections:
+    all_slow = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.slow for one in found)]))
+    if len(all_slow) < NETWORKS.min_connections:
         return None
-    best = min(found, key=lambda one: one.p_value)
-    return _Split(
-        kind=best.kind, effect=best.effect, error=best.error, p_value=best.p_value,
-        slow=best.slow, quick=best.quick,
-        all_slow=np.unique(np.concatenate([one.slow for one in found])),
-    )  # fmt: skip
+    return replace(min(found, key=lambda one: one.p_value), all_slow=all_slow)
 
 
-def _split(level: Floats, kind: str, mine: Integers, others: Integers) -> _Split:
+def _split(kind: _Kind, mine: Integers, others: Integers) -> _Split:
+    level = kind.level
     effect = float(np.median(level[mine]) - np.median(level[others]))
     spread = max(float(np.std(level[others])), NETWORKS.spread_log)
     error = spread * float(np.sqrt(1 / len(mine) + 1 / len(others)))
     degrees = max(1.0, len(mine) + len(others) - 2.0)
     p_value = float(special.stdtr(degrees, -effect / error))
     return _Split(
-        kind=kind, effect=effect, error=error, p_value=p_value,
+        kind=kind.name, effect=effect, error=error, p_value=p_value,
         slow=mine, quick=others, all_slow=mine,
     )  # fmt: skip
 
@@ -210,6 +273,9 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
 def _evidence(seen: Observations, split: _Split) -> str:
     assert seen.transfers is not None
     typical = robust.median(seen.transfers.transfer_ns, axis=1)
+    size = seen.transfers.size_bytes
+    if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
+        typical = typical / size * SHOWN_BYTES
     slow_ns, quick_ns = (float(np.median(typical[units])) for units in (split.slow, split.quick))
     return (
         f"one {split.kind} takes {milliseconds(slow_ns)} on "
@@ -231,19 +297,31 @@ def _search(inquiry: Inquiry) -> Answer:
 
 
 def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
-    """Say which slow network could not have been seen: that of a host which every ring crosses."""
-    hosts = {name for name in seen.members.hosts if name}
+    """Say whose slow network could not have been seen: nothing crosses borders without it."""
+    hosts = sorted({name for name in seen.members.hosts if name})
     if len(hosts) < 2:
         return ()
-    crossed: list[frozenset[str]] = []
+    hidden = hosts
     if seen.transfers is not None:
-        crossed = [one for one in _crossings(seen, seen.transfers).hosts if len(one) > 1]
-    if any(one != hosts for one in crossed):
+        crossings = _crossings(seen, seen.transfers)
+        kinds = _kinds(crossings, floor=0.0)
+        hidden = [
+            name
+            for name in hosts
+            if not any(min(map(len, one.split(crossings.touches(name)))) for one in kinds)
+        ]
+    if not hidden:
         return ()
+    test = "an all_reduce_perf (nccl-tests) between pairs of hosts shows it"
+    if hidden == hosts:
+        return (
+            "all communication between hosts runs through every one of them, or was not recorded: "
+            f"a slow network of one host slows all alike and cannot be seen here; {test}",
+        )
     return (
-        "all communication between hosts runs through every one of them, or was not recorded: a "
-        "slow network of one host slows all alike and cannot be seen here; an all_reduce_perf "
-        "(nccl-tests) between pairs of hosts shows it",
+        f"a slow network of {listed(hidden)} cannot be seen here: whatever crosses between hosts "
+        f"and is large enough to tell runs through {'them' if len(hidden) > 1 else 'it'}, or has "
+        f"no equal; {test}",
     )
 
 

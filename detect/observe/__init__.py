@@ -8,6 +8,7 @@ Fed by `megascan.timeline` (aligned, matched spans) or an op table; feeds `detec
     spans.py         what lies in which span, gaps      work.py       own times of passes, layers
     stalls.py        devices that stand still           transfers.py  communication by edge, group
     readings.py      clock, power, temperature          window.py     warm-up left out
+    hosts.py         which ranks share a host
 
 Start reading at observations.py, then extract.py.
 """

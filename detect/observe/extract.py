@@ -11,20 +11,28 @@ kernels of a profile         all of the above that passes would tell (detect.obs
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from detect.costs import ReplayedCosts
+from detect.observe.hosts import are_guessed, hosts_of
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.readings import typical_readings
 from detect.observe.segments import segments_of
-from detect.observe.spans import WORK_NAMES, SpanIndex, enclosed_time, uncovered_time
+from detect.observe.spans import (
+    WORK_NAMES,
+    SpanIndex,
+    axis_of,
+    enclosed_time,
+    uncovered_time,
+)
 from detect.observe.stalls import (
     Pieces,
     collecting_time,
+    launched_late,
     loading_time,
     stalled_time,
     starved_share,
@@ -45,10 +53,15 @@ from detect.observe.work import (
 )
 from detect.report import Alignment, Cause
 from detect.thresholds import PASSES, STALLS
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.header import Json
-from megascan.schema import Granularity, Kind
+from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
+
+GUESSED = (
+    "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
+    "#0 for the first"
+)
 
 
 def observe(timeline: Timeline) -> Observations:
@@ -65,8 +78,11 @@ def observe(timeline: Timeline) -> Observations:
     lost = passes.lost_ns | {Cause.HOST: gaps + stalled + stolen}
     work = work_of(index, passes.rows, passes.work_ns, passes.names)
     notes = timeline.completeness.notes
+    if are_guessed(timeline.headers):
+        notes = (*notes, GUESSED)
     if passes.names is LAYER_NAMES and not is_profile(index):
         work, note = _unmarked(index, work, timeline)
+        work = _without_collections(work, lost[Cause.GC], _iteration_times(index))
         notes = (*notes, note)
         lost.pop(Cause.HOST)  # what lies outside of spans is mostly computing
     seen = Observations(
@@ -121,7 +137,7 @@ class _Passes:
         phase = phases_of(index, rows, names)
         data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
         loading = loading_time(index, rows, phase, data_rows)
-        busy_ns = pass_times(index, rows, phase, loading.inside_ns)
+        busy_ns, is_sharded = pass_times(index, rows, phase, loading.inside_ns)
         own = OwnTimes((), busy_ns, busy_ns)
         if not index.uses_cpu_time:
             own = own_times_of(index, rows, phase, busy_ns, entangling_modules(index))
@@ -133,13 +149,18 @@ class _Passes:
             collecting = within_stalls(index, rows, gc_rows, collecting, stood_still_ns)
         stalled_ns = stall(own_ns=own.unwaited_ns - collecting.inside_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
+        # of these only the layers are busy time, which holds no standing still
+        inside_ns = np.where(is_sharded, 0.0, stalled_ns)
+        if is_sharded.any() and not index.is_cpu:
+            late_ns = launched_late(index, rows, layer_modules(index))
+            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
         return cls(
             names=names,
             rows=rows,
             phase=phase,
             data_rows=data_rows,
-            busy_ns=busy_ns - stalled_ns,
-            work_ns=np.where(paused, np.nan, own.time_ns - stalled_ns),
+            busy_ns=busy_ns - inside_ns,
+            work_ns=np.where(paused, np.nan, own.time_ns - inside_ns),
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
             lost_ns={
@@ -160,6 +181,20 @@ def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work,
     return segments, missing + "what lies between communications is compared"
 
 
+def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats) -> Work:
+    """Leave iterations out in which some rank collected garbage, where enough others are left.
+
+    Without passes nobody tells what a stretch of computing holds: others may wait in it, where no
+    communication is recorded, for the rank that collects.
+    """
+    hit = (collecting_ns > PASSES.max_pause_share * iteration_ns).any(axis=0)
+    if not hit.any() or float(hit.mean()) > PASSES.max_collected_share:
+        return work
+    log_ns = work.log_ns.copy()
+    log_ns[:, hit] = np.nan
+    return replace(work, log_ns=log_ns)
+
+
 def _recorded(
     lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None
 ) -> dict[Cause, Floats]:
@@ -173,8 +208,10 @@ def _recorded(
 def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
     """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
-    Passes that overlap collectives wait inside their spans, which is not the host's doing: they are
-    supposed to lose as much as the others.
+    Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
+    doing: they are supposed to lose as much as the others. A pass that reduces its gradients over
+    the replicas beside computing (DDP) waits for the last of them: what is under way beside it
+    explains as much time off the CPU as it covers.
     """
     if not index.uses_cpu_time:
         return np.zeros(index.shape)
@@ -184,11 +221,21 @@ def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
     data_rows = passes.data_rows
     loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
     wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
-    lost_ns = np.where(waiting, 0.0, np.maximum(wall_ns - cpu_ns, 0.0))
+    off_core_ns = np.maximum(wall_ns - cpu_ns - _communicating_beside(index, rows), 0.0)
+    lost_ns = np.where(waiting, 0.0, off_core_ns)
     everything = np.nan_to_num(index.summed(rows, cpu_ns))
     measured = np.nan_to_num(index.summed(rows, np.where(waiting, 0.0, cpu_ns)))
     scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
     return np.asarray(np.nan_to_num(index.summed(rows, lost_ns)) * scale)
+
+
+def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
+    """Return for how long of each of the spans communication beside it was under way, ns."""
+    start, end = axis_of(index)
+    beside = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    beside &= numbers(index.table, "track") == Track.OVERLAPPED
+    covered = Cover.of(*united(start[beside], end[beside]))
+    return covered.length_within(start[rows], end[rows]).astype(np.float64)
 
 
 def _stalled(
@@ -250,12 +297,13 @@ def _hides_model_parallel(timeline: Timeline) -> bool:
 
 def _members(timeline: Timeline, ranks: Integers) -> Members:
     headers = [timeline.headers[int(rank)] for rank in ranks]
+    hosts = hosts_of(timeline.headers)
     return Members(
         layout=timeline.layout,
         ranks=ranks,
         place=place_of([header.coordinates for header in headers]),
         labels=tuple(timeline.layout.label(int(rank)) for rank in ranks),
-        hosts=tuple(header.host for header in headers),
+        hosts=tuple(hosts[int(rank)] for rank in ranks),
         devices=tuple(header.device.name for header in headers),
         device_index=tuple(header.device.index for header in headers),
         workers=tuple((int(rank),) for rank in ranks),

@@ -23,6 +23,14 @@ of the pass's own time (see `detect.observe.work`).
 Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
 launches, so the queue is long again at nearly every start that was recorded.
 
+With parameters sharded over the replicas (FSDP) all that lies between the layers is waiting for the
+slowest replica's part of the next one's parameters, or the cause of that waiting: its host was late
+with the launch. What lies before the launch is the host's, what follows it is waiting.
+
+    late host    ── layer 1 ──|        launch|─ gather ─|── layer 2 ──
+                              |──── lost ────|
+    its partner  ── layer 1 ──|──────── gather ─────────|── layer 2 ──        launched long before
+
 Loading and garbage collection. On the CPU such a span lies inside the pass that it interrupts, and
 all of it counts. On a GPU the host runs ahead of the device: while it loads the data of one
 microbatch the device computes an earlier one, and a copy that waits for the device to catch up
@@ -158,6 +166,25 @@ def _median_by(key: Integers, values: Floats) -> Floats:
     result = np.empty(len(values))
     result[order] = np.repeat(middle, last - first)
     return result
+
+
+def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
+    """Return for how long the device waited for launches between the layers of passes, (pass,) ns.
+
+    0 where launches were not recorded.
+    """
+    start, end = axis_of(index)
+    order = np.flatnonzero(layers)[np.argsort(start[layers], kind="stable")]
+    owner = enclosing(index, passes, layers)[np.argsort(start[layers], kind="stable")]
+    launch = numbers(index.table, "launch_ns")[order]
+    lost = np.zeros(int(passes.sum()))
+    if len(order) < 2 or (launch == NOT_APPLICABLE).all():
+        return lost
+    finished = np.maximum.accumulate(end[order])[:-1]
+    launched = start[order][1:] + np.minimum(launch[1:], 0)
+    same = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & (launch[1:] != NOT_APPLICABLE)
+    np.add.at(lost, owner[1:][same], np.maximum(launched - finished, 0)[same])
+    return lost
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from detect.observe.hosts import hosts_of
 from detect.observe.observations import LateIn, Transfers
 from detect.observe.spans import SpanIndex
 from detect.stats import robust
@@ -115,7 +116,7 @@ def _kinds(
     unit: Integers,
 ) -> tuple[Integers, tuple[str, ...]]:
     """What makes operations comparable: axis, operation, bytes, members, hosts crossed."""
-    hosts = {rank: header.host for rank, header in timeline.headers.items()}
+    hosts = hosts_of(timeline.headers)
     crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
     width = np.array([len(ranks) for ranks in members])
     group, texts = codes(index.table, "group")

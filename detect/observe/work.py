@@ -95,8 +95,10 @@ def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
     return np.asarray(phase_of_code[code[rows]])
 
 
-def pass_times(index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Floats) -> Floats:
-    """Return how long each pass kept its device busy, (pass,) ns.
+def pass_times(
+    index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Floats
+) -> tuple[Floats, Flags]:
+    """Return how long each pass kept its device busy, (pass,) ns, and of which only layers count.
 
     `loading_ns` is the time that its loading of data takes of each. With parameters sharded over
     the replicas (FSDP), what lies between the layers is mostly waiting for the slowest replica's
@@ -106,6 +108,7 @@ def pass_times(index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Flo
         all_gather   |──── parameters of 2 ──|──── parameters of 3 ──|
     """
     time_ns = index.self_time(passes) - loading_ns
+    is_sharded = np.zeros(len(time_ns), dtype=bool)
     layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     group, texts = codes(index.table, "group")
     shares = np.array([is_data_parallel(text) for text in texts] or [False])[group]
@@ -117,10 +120,11 @@ def pass_times(index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Flo
             layers_ns *= _layers_a_recorded_one(index, passes, layers)
         holds = enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0
         for one in np.unique(phase):
-            sharded = phase == one
-            if float(holds[sharded].mean()) > PASSES.entangled_share:
-                time_ns[sharded & (layers_ns > 0)] = layers_ns[sharded & (layers_ns > 0)]
-    return np.maximum(time_ns, 1.0)
+            of_phase = phase == one
+            if float(holds[of_phase].mean()) > PASSES.entangled_share:
+                is_sharded |= of_phase & (layers_ns > 0)
+        time_ns[is_sharded] = layers_ns[is_sharded]
+    return np.maximum(time_ns, 1.0), is_sharded
 
 
 def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:

@@ -149,9 +149,13 @@ def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettin
 
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:
-    """Long enough, and most of the time between onset and end (less when it flaps)."""
+    """Long enough, and most of the time between onset and end (less when it flaps).
+
+    Of a short window most of it is enough: 3 of 4 iterations.
+    """
     flaps = len(course.episodes) > 1 and course.share >= SEARCH.flapping_share
-    least = min(settings.min_iterations, len(course.active))
+    most_of_it = int(np.ceil(settings.min_share * len(course.active)))
+    least = min(settings.min_iterations, most_of_it)
     return int(course.active.sum()) >= least and (course.share >= settings.min_share or flaps)
 
 

@@ -114,3 +114,37 @@ def test_bursts_of_most_ranks_of_a_stage_name_no_node(job):
 
     report = job(layout=Layout(pp=2, dp=8), iterations=18, work=throttled).report()
     assert not [one for one in report.findings if one.owner == Owner.NODE]
+
+
+def test_a_row_is_not_quiet_while_its_peers_have_bursts():
+    """Some have bursts in most iterations and raise the median, below which the others fall."""
+    random = np.random.default_rng(2)
+    value = 0.002 * random.standard_normal((16, 30))
+    hits = random.random(30) < 0.6
+    for row in range(4, 8):
+        value[row, hits] += random.uniform(0.15, 0.4, int(hits.sum()))
+    value[:4, hits] -= 0.1  # as against a median that the bursts raise
+    known = np.arange(16) == 6
+    assert sorted(one.row for one in bursts(value, known, 0.01, 0.01)) == [4, 5, 7]
+
+
+def test_pauses_of_a_host_in_the_middle_of_the_pipeline_are_its_own(job):
+    """Of a stage between the ends, which has layers only; of the last one, undecided."""
+    layout = Layout(pp=3, dp=4)
+    middle, last = (
+        job(layout=layout, hosts=4, iterations=20, gap_ms=_pressed(range(first, first + 4)))
+        for first in (4, 8)
+    )
+    assert [one.owner for one in middle.report().findings] == [Owner.NODE]
+    assert [one.owner for one in last.report().findings] == [Owner.UNDECIDED]
+
+
+def test_the_mate_of_a_throttled_rank_waits_for_it(job):
+    """Nobody recorded the reductions in which rank 2 waits for rank 3 of its TP group."""
+
+    def throttled(slot):
+        hit = slot.iteration in (4, 7, 11, 13) and slot.microbatch in (2, 5)
+        return {3: 1.5, 2: 1.3}.get(slot.rank, 1.0) if hit else 1.0
+
+    findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
+    assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}

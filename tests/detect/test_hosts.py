@@ -57,3 +57,38 @@ def test_host_that_is_a_stage_may_have_gaps_of_its_own(job):
     report = job(layout=Layout(pp=4, dp=4), hosts=4, gap_ms=gaps).report()
     (finding,) = report.findings
     assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.UNDECIDED)
+
+
+def test_host_that_is_a_stage_and_changes_inside_the_trace_is_named(job):
+    """The stage has gaps of 5 % anyhow, as a stage may; from iteration 12 on the host adds 10 %."""
+
+    def gaps(slot):
+        return (14.0 if slot.iteration < 12 else 40.0) if slot.rank in range(4, 8) else 8.0
+
+    report = job(layout=Layout(pp=4, dp=4), hosts=4, gap_ms=gaps).report()
+    (finding,) = [one for one in report.findings if one.cause == Cause.HOST]
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.NODE)
+    assert finding.first_iteration == 12 and finding.onset_in_trace
+
+
+def test_host_of_one_tp_group_that_changes_is_not_named(job):
+    """All of a TP group wait for one of it where nobody records that."""
+
+    def gaps(slot):
+        return 35.0 if slot.rank in range(4, 8) and slot.iteration >= 12 else 4.0
+
+    report = job(layout=Layout(pp=4, tp=4), hosts=4, gap_ms=gaps).report()
+    assert not [one for one in report.findings if "changed inside" in " ".join(one.evidence)]
+
+
+def test_one_slow_rank_of_a_hosts_only_tp_group_is_no_slow_host(job):
+    """Its mates wait for it, between passes and inside them, where nobody records that."""
+
+    def slower(slot):
+        if slot.name == "optimizer" or not 4 <= slot.rank < 8:
+            return 1.0
+        return 1.5 if slot.rank == 5 else 1.4
+
+    gaps = lost_by(range(4, 8), 20.0)
+    report = job(layout=Layout(tp=4, dp=4), hosts=4, work=slower, gap_ms=gaps).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE and len(one.ranks) > 1]

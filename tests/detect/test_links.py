@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from detect import Cause, Verdict
+from detect import Cause, Owner, Verdict
+from detect.causes.links import _guilty_end, _Units
+from detect.observe.observations import Transfers
+from detect.stats.persistence import Course
+from detect.stats.search import Suspect
 from megascan.topology import Layout
 
 
@@ -65,3 +70,33 @@ def test_losses_below_the_clocks_error_are_not_links(job):
 
     report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
     assert report.verdict == Verdict.HEALTHY
+
+
+def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
+    """The pair 0-4 takes twice as long; of 4's other group a little more, of 0's not."""
+    members = ((0, 1, 2, 3), (0, 4), (4, 5, 6, 7))
+    transfers = Transfers(
+        members=members, kinds=("ep all_to_all of 9 MB", "dp all_reduce of 9 MB"),
+        kind=np.array([0, 1, 0]), size_bytes=np.full(3, 9_000_000),
+        transfer_ns=np.ones((3, 4)), total_ns=np.ones(3), late_ns=np.zeros((8, 4)),
+        quick_ns=np.zeros((8, 4)),
+    )  # fmt: skip
+    units = _Units(
+        members=members, unit=np.arange(3), transfers=transfers, crosses=np.zeros(3, bool)
+    )
+    course = Course(np.ones(4, bool), float(np.log(2.0)), 0.01, 1.0, ((0, 3),))
+    worst = Suspect(row=1, course=course, q_value=1e-6)
+    assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
+    assert _guilty_end(units, np.array([0.0, 0.7, 0.0]), (0, 4), worst) == (0, 4)
+    assert _guilty_end(units, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
+
+
+def test_one_slow_rail_of_two_hosts_names_both_ends(job):
+    """The same GPU of both hosts; their neighbours' rails are fine."""
+
+    def transfer(rank, peer, iteration):
+        return 2.0 if (rank, peer) == (1, 9) else 1.0
+
+    report = job(layout=Layout(tp=2, dp=4, pp=2), hosts=8, transfer=transfer).report()
+    (finding,) = report.findings
+    assert finding.ranks == (1, 9) and finding.owner == Owner.NODE

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from detect import Cause, Owner, Verdict
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 
@@ -60,3 +64,48 @@ def test_loaders_of_different_stages_are_undecided(job):
 
     report = job(layout=Layout(pp=4), device="cuda", loading_ms=slow).report()
     assert [one.owner for one in report.findings if one.cause == Cause.LOADER] == [Owner.UNDECIDED]
+
+
+def _on_cpu(timeline, *, reduces):
+    """Times of a CPU job, of which rank 1 spends a half of its backward passes off its core; it
+    `reduces` its gradients beside them, or not.
+    """
+    spans = timeline.spans.to_pylist()
+    collectives = []
+    for span in spans:
+        if span["kind"] not in ("compute", "optimizer"):
+            continue
+        away = span["rank"] == 1 and span["name"] == "backward"
+        span["self_cpu_ns"] = span["cpu_ns"] = span["self_ns"] // (2 if away else 1)
+        if away and reduces:
+            half = span["duration_ns"] // 2
+            collectives.append(
+                span | {
+                    "kind": "collective", "name": "all_reduce", "op": "all_reduce",
+                    "group": "dp@0", "track": 4, "start_ns": span["start_ns"] + half,
+                    "duration_ns": half + 1, "self_ns": -1, "cpu_ns": -1, "self_cpu_ns": -1,
+                }
+            )  # fmt: skip
+    ordered = sorted(
+        [*spans, *collectives], key=lambda one: (one["rank"], one["start_ns"], -one["duration_ns"])
+    )
+    return replace(timeline, spans=pa.Table.from_pylist(ordered, schema=timeline.spans.schema))
+
+
+def test_waiting_for_reductions_beside_a_pass_is_not_stolen(job):
+    sound = job(layout=Layout(dp=4), device="cpu", iterations=6).timeline()
+    waits = observe(_on_cpu(sound, reduces=True))
+    assert np.abs(waits.stolen_ns).max() < 1e6
+    stolen = observe(_on_cpu(sound, reduces=False))
+    assert (stolen.stolen_ns[1] > 50e6).all() and stolen.stolen_ns[0].max() == 0.0
+
+
+def test_loaders_that_share_slow_storage_have_their_turns(job):
+    """Every loader has its long iterations; one has some more of them."""
+    turns = np.random.default_rng(5).random((4, 64))
+
+    def slow(slot):
+        return 9.0 if turns[slot.rank, slot.iteration] < (0.8 if slot.rank == 2 else 0.3) else 1.0
+
+    report = job(layout=Layout(dp=4), loading_ms=slow).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from detect import Cause, Owner
+from dataclasses import replace
+
+import numpy as np
+
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import Transfers
+from detect.observe.window import steady
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -54,3 +62,70 @@ def test_messages_that_are_all_slow_name_nobody(job):
 def test_latency_of_short_messages_is_no_bandwidth(job):
     report = job(layout=Layout(pp=4, dp=4), hosts=4, transfer=crossing({2}, 2.0)).report()
     assert not any("network" in one.headline for one in report.findings)
+
+
+def _ring(units):
+    """Transfers of rings: (members, bytes, ms of a message) each, of one iteration."""
+    kinds = sorted({size for _, size, _ in units})
+    return Transfers(
+        members=tuple(members for members, _, _ in units),
+        kinds=tuple(f"dp all_reduce of {size} bytes" for size in kinds),
+        kind=np.array([kinds.index(size) for _, size, _ in units]),
+        size_bytes=np.array([size for _, size, _ in units]),
+        transfer_ns=np.array([[time_ms * 1e6] for _, _, time_ms in units]),
+        total_ns=np.array([time_ms * 1e6 for _, _, time_ms in units]),
+        late_ns=np.zeros((16, 1)),
+        quick_ns=np.zeros((16, 1)),
+    )
+
+
+def _with_rings(job, slow_ms):
+    """TP4 x PP2 x DP2 on 4 hosts: rings of 0-1 and 2-3, whose stages hold unlike parameters; the
+    second takes `slow_ms`, the messages between hosts 1 and 3 three times the others'.
+    """
+    timeline = job(
+        layout=Layout(tp=4, pp=2, dp=2), hosts=4, message_bytes=MEGABYTE,
+        transfer=lambda one, other, iteration: 3.0 if {one // 4, other // 4} == {1, 3} else 1.0,
+    ).timeline()  # fmt: skip
+    seen = steady(observe(timeline), DetectorSettings())
+    messages = seen.transfers
+    rings = _ring(
+        [((rank, rank + 4), 100 * MEGABYTE, 10.0) for rank in range(4)]
+        + [((rank, rank + 4), 160 * MEGABYTE, slow_ms) for rank in range(8, 12)]
+    )
+    num_iterations = len(seen.iterations)
+    both = replace(
+        messages,
+        members=(*messages.members, *rings.members),
+        kinds=(*messages.kinds, *rings.kinds),
+        kind=np.concatenate([messages.kind, rings.kind + len(messages.kinds)]),
+        size_bytes=np.concatenate([messages.size_bytes, rings.size_bytes]),
+        transfer_ns=np.concatenate(
+            [messages.transfer_ns, np.repeat(rings.transfer_ns, num_iterations, axis=1)]
+        ),
+        total_ns=np.concatenate([messages.total_ns, rings.total_ns]),
+    )
+    return judge(replace(seen, transfers=both, costs=None), DetectorSettings())
+
+
+def test_rings_of_unlike_sizes_tell_which_end_is_slow(job):
+    """Messages accuse 1 and 3 alike; the ring of 3 is slow by the byte, that of 1 is not."""
+    report = _with_rings(job, 48.0)
+    (finding,) = report.findings
+    assert (finding.owner, finding.ranks) == (Owner.NODE, (12, 13, 14, 15))
+
+
+def test_a_ring_that_is_longer_by_its_size_accuses_nobody_more(job):
+    report = _with_rings(job, 16.0)
+    assert not any("network" in one.headline for one in report.findings)
+
+
+def test_what_cannot_be_seen_of_a_network_is_said(job):
+    """Hosts 0 and 1 are a chain's ends: of messages between them alone nothing is left over."""
+    ring = job(layout=Layout(pp=2, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
+    assert any("a slow network of one host" in note for note in ring.report().notes)
+    chain = job(layout=Layout(pp=3, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
+    notes = chain.report().notes
+    assert any("a slow network of n01 cannot be seen here" in note for note in notes)
+    far = job(layout=Layout(pp=4, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
+    assert not any("cannot be seen here" in note for note in far.report().notes)

@@ -110,3 +110,23 @@ def test_one_of_two_processes_on_shared_cores(job, ratio, owner):
 
     (finding,) = job(layout=Layout(tp=2), device="cpu", work=slower).report().findings
     assert (finding.ranks, finding.owner) == ((1,), owner)
+
+
+def test_a_change_on_even_data_is_the_devices_and_on_uneven_ones_undecided(job):
+    """Passes slower by 8 % from iteration 10 on, the optimizer as ever; one rank a replica."""
+    random = np.random.default_rng(4)
+    lengths = np.exp(0.15 * random.standard_normal((8, 64, 8)))
+
+    def slower(slot):
+        is_pass = slot.name in ("forward", "backward")
+        return 1.08 if is_pass and slot.rank == 3 and slot.iteration >= 10 else 1.0
+
+    def uneven(slot):
+        long = lengths[slot.rank, slot.iteration, slot.microbatch]
+        return slower(slot) * (long if slot.name != "optimizer" else 1.0)
+
+    (even,) = job(layout=Layout(dp=8), work=slower).report().findings
+    assert (even.ranks, even.owner) == ((3,), Owner.NODE)
+    assert any("data are not the reason" in one for one in even.evidence)
+    found = job(layout=Layout(dp=8), work=uneven).report().findings
+    assert not [one for one in found if one.owner == Owner.NODE]
