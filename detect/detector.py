@@ -24,9 +24,8 @@ from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
-from detect.observe.observations import Observations
+from detect.observe.observations import Observations, one_row_a_worker, steady
 from detect.observe.optable import observe_op_table
-from detect.observe.window import one_row_a_worker, steady
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text

@@ -97,7 +97,7 @@ class Recorder:
         self._shares = shares
         self._limits = limits
         self._request = Request()
-        self._spots: list[Spot] = []
+        self._spots: list[Spot] | None = None
         self._every = 1
         self._over_budget = 0
         self._is_broken = False
@@ -166,6 +166,8 @@ class Recorder:
             self._open.enter_context(inside)
             inside.restart(iteration)
         if self._is_due:
+            if self._spots is None:
+                self._spots = self._spots_of(request)
             looking = Capture(self._spots, self._take, gradients=request.gradients)
             self._open.enter_context(looking)
 
@@ -186,7 +188,7 @@ class Recorder:
             )
             return
         self._request, self._every, self._over_budget = request, 1, 0
-        self._spots = self._spots_of(request)
+        self._spots = None
 
     def _spots_of(self, request: Request) -> list[Spot]:
         wanted = set(request.places)

@@ -45,8 +45,8 @@ from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.power import planted_power
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import host_advice, starvation
+from detect.observe.devices import REASONS_NAME, peculiar_reasons
 from detect.observe.observations import BACKWARD, FORWARD, PHASE_NAMES, Members, Observations, Work
-from detect.observe.readings import REASONS_NAME, peculiar_reasons
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual

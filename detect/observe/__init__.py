@@ -3,12 +3,11 @@
 Fed by `megascan.timeline` (aligned, matched spans) or an op table; feeds `detect.causes` and
 `detect.stats` with matrices by (rank, iteration).
 
-    observations.py  the result: records whose fields declare their axes, and `cut`
+    observations.py  the result: records whose fields declare their axes; warm-up left out
     extract.py       timeline to observations           optable.py    the same from an op table
     spans.py         what lies in which span, gaps      work.py       own times of passes, layers
     stalls.py        devices that stand still           transfers.py  communication by edge, group
-    readings.py      clock, power, temperature          window.py     warm-up left out
-    hosts.py         which ranks share a host
+    devices.py       hosts, clock, power, temperature
 
 Start reading at observations.py, then extract.py.
 """

@@ -17,10 +17,9 @@ from functools import partial
 import numpy as np
 
 from detect.costs import ReplayedCosts
-from detect.observe.hosts import are_guessed, hosts_of
+from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
-from detect.observe.readings import typical_readings
 from detect.observe.segments import segments_of
 from detect.observe.spans import (
     WORK_NAMES,
@@ -28,6 +27,7 @@ from detect.observe.spans import (
     axis_of,
     enclosed_time,
     uncovered_time,
+    waiting_time,
 )
 from detect.observe.stalls import (
     Pieces,
@@ -39,7 +39,6 @@ from detect.observe.stalls import (
     within_stalls,
 )
 from detect.observe.transfers import transfers_of
-from detect.observe.waiting import waiting_time
 from detect.observe.work import (
     LAYER_NAMES,
     OwnTimes,

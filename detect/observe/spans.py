@@ -1,7 +1,8 @@
 """The span table as arrays: each span's place in the matrices, what lies in what, what none covers.
 
 `SpanIndex` gives every span its row (rank) and slot (iteration). Spans of all ranks are put on one
-axis, one rank after the other, so that "which pass holds this collective" is one sorted search:
+axis, one rank after the other, so that "which pass holds this collective" is one sorted search,
+and so is how long a rank only waits:
 
     rank 0 |── forward ──|── backward ──|   rank 1 |── forward ──|── backward ──|
               └ gc: starts in the forward pass of rank 0            └ reduction: ...
@@ -16,8 +17,8 @@ import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD
 from detect.thresholds import WINDOW
-from megascan.arrays import Flags, Floats, Integers
-from megascan.schema import Phase
+from megascan.arrays import Cover, Flags, Floats, Integers, united
+from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
 from megascan.timeline import Timeline, equals, is_sampled, numbers
 from megascan.vocabulary import CountsAs, names_of
 
@@ -143,3 +144,55 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
     flat = row[1:][same] * num_iterations + slot[1:][same]
     total = np.bincount(flat, weights=gap[same], minlength=num_ranks * num_iterations)
     return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
+
+
+def waiting_time(index: SpanIndex) -> Floats | None:
+    """Return the time in which a rank does nothing but wait for others, (rank, iteration) ns.
+
+    Synchronous communication keeps its rank from everything else, so all of its waiting counts.
+    What waits beside computing counts only where nothing is computed:
+
+        compute       |── own ──|           |── own ──|
+        synchronous             |── wait ──|
+        overlapped         |────── wait ──────────────────── |
+        waiting                 |▒▒▒▒▒▒▒▒▒▒|          |▒▒▒▒▒▒|
+
+    None where no communication is split.
+    """
+    wait = numbers(index.table, "wait_ns")
+    waits = equals(index.table, "kind", *COMMUNICATION_KINDS) & (wait >= 0) & index.counts
+    if not waits.any():
+        return None
+    start, end = axis_of(index)
+    beside = numbers(index.table, "track") == Track.OVERLAPPED
+    works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
+    alone = _Layer(start[waits & ~beside], (start + wait)[waits & ~beside])
+    busy = _Layer(start[works], end[works])
+    covered = alone.with_more(busy)
+    either = covered.with_more(_Layer(start[waits & beside], (start + wait)[waits & beside]))
+    low, high = _iterations(index, start, end)
+    length = alone.within(low, high) + either.within(low, high) - covered.within(low, high)
+    return np.asarray(length.reshape(index.shape), dtype=np.float64)
+
+
+class _Layer:
+    """A union of intervals."""
+
+    def __init__(self, start: Integers, end: Integers) -> None:
+        self._start, self._end = united(start, end)
+
+    def with_more(self, other: _Layer) -> _Layer:
+        return _Layer(np.r_[self._start, other._start], np.r_[self._end, other._end])
+
+    def within(self, low: Integers, high: Integers) -> Integers:
+        return Cover.of(self._start, self._end).length_within(low, high)
+
+
+def _iterations(index: SpanIndex, start: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """Begin and end of each (rank, iteration), flat; the same moment where nothing was recorded."""
+    cell = (index.row * index.shape[1] + index.slot)[index.counts]
+    low = np.full(index.shape[0] * index.shape[1], np.iinfo(np.int64).max)
+    high = np.zeros(len(low), dtype=np.int64)
+    np.minimum.at(low, cell, start[index.counts])
+    np.maximum.at(high, cell, end[index.counts])
+    return np.minimum(low, high), high

@@ -5,10 +5,11 @@ dependency graph with traced and ideal weights (`graph`). From it `metrics` comp
 `megascan whatif` and what mending single ranks saves; `render` writes text, JSON and the heat map,
 `ideal` the timeline of the ideal run. `path` walks back through it: the chain of operations that
 determines a step's end, put into words by `path_text`. Start reading at `graph`.
+
+This package gives what a verdict's costs need; the rest is taken from its own modules.
 """
 
 from detect.whatif.graph import Replay
-from detect.whatif.ideal import ideal_timeline
 from detect.whatif.metrics import (
     Saving,
     WhatIf,
@@ -19,35 +20,20 @@ from detect.whatif.metrics import (
     worst_ranks,
 )
 from detect.whatif.optable import OpTable, is_op_table, read_op_table, replay_of_op_table
-from detect.whatif.path import CriticalPath, Share, critical_path, pieces
-from detect.whatif.path_text import link_text, path_to_json, render_path
-from detect.whatif.render import heat_map_png, heat_map_svg, render_text, to_json
 from detect.whatif.traced import replay_of_timeline
 
 __all__ = [
-    "CriticalPath",
     "OpTable",
     "Replay",
     "Saving",
-    "Share",
     "WhatIf",
     "analyze",
-    "critical_path",
-    "heat_map_png",
-    "heat_map_svg",
-    "ideal_timeline",
     "is_op_table",
-    "link_text",
-    "path_to_json",
-    "pieces",
     "read_op_table",
-    "render_path",
-    "render_text",
     "replay_of_op_table",
     "replay_of_timeline",
     "saved_by_fixing",
     "savings_of",
     "savings_of_standouts",
-    "to_json",
     "worst_ranks",
 ]

@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from megascan.cli.output import require, stage
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
-from megascan.export import Hop, Mark, Selection
 from megascan.header import Json
 from megascan.parallel import Kept, Workers, workers_here
 from megascan.schema import NOT_APPLICABLE, Kind
@@ -34,6 +33,7 @@ from megascan.timeline import ShardedTimeline, Timeline, equals, numbers
 if TYPE_CHECKING:
     from aggregate import Sums
     from detect import DetectorSettings, Finding, Report
+    from megascan.export import Hop, Mark, Selection
     from megascan.timeline import Trace
 
 
@@ -133,6 +133,8 @@ def add_selection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def selection_from(arguments: argparse.Namespace) -> Selection:
     """Return the selection asked for; raise UsageError for what cannot be understood."""
+    from megascan.export import Selection
+
     return Selection(
         ranks=_numbers(arguments.ranks, "--ranks"),
         iterations=_numbers(arguments.iterations, "--iterations"),
@@ -288,6 +290,8 @@ def marks_of(report: Report, ends: pa.Table) -> list[Mark]:
 
 
 def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> Mark:
+    from megascan.export import Mark
+
     return Mark(
         rank=rank,
         start_ns=int(start_ns),
@@ -299,7 +303,9 @@ def _mark(finding: Finding, rank: int, start_ns: np.int64, end_ns: np.int64) -> 
 
 def chain_of(timeline: Timeline) -> list[Hop]:
     """Draw the critical path of every iteration that can be replayed."""
-    from detect.whatif import critical_path, pieces, replay_of_timeline
+    from detect.whatif import replay_of_timeline
+    from detect.whatif.path import critical_path, pieces
+    from megascan.export import Hop
 
     with stage("walking back from the ends of iterations"):
         path = critical_path(replay_of_timeline(timeline))

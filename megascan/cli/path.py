@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, walk back, print, write what was asked for."""
     require("detect")
-    from detect.whatif import critical_path, path_to_json, render_path
+    from detect.whatif.path import critical_path
+    from detect.whatif.path_text import path_to_json, render_path
 
     check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
     replay = _replay(arguments)
@@ -48,12 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
-    from detect.whatif import (
-        is_op_table,
-        read_op_table,
-        replay_of_op_table,
-        replay_of_timeline,
-    )
+    from detect.whatif import is_op_table, read_op_table, replay_of_op_table, replay_of_timeline
 
     if is_op_table(arguments.path):
         return replay_of_op_table(read_op_table(arguments.path))

@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, write what was asked for."""
     require("detect")
-    from detect.whatif import analyze, render_text, savings_of, savings_of_standouts
+    from detect.whatif import analyze, savings_of, savings_of_standouts
+    from detect.whatif.render import render_text
 
     _check(arguments)
     replay, timeline, findings = _replayed(arguments.path, arguments)
@@ -114,7 +115,8 @@ def _write(
     arguments: argparse.Namespace, result: WhatIf, savings: list[Saving], timeline: Timeline | None
 ) -> list[Path]:
     """Write the files asked for and return their names."""
-    from detect.whatif import heat_map_png, heat_map_svg, ideal_timeline, to_json
+    from detect.whatif.ideal import ideal_timeline
+    from detect.whatif.render import heat_map_png, heat_map_svg, to_json
 
     if arguments.json:
         write_json(arguments.json, to_json(result, savings), force=arguments.force)

@@ -9,8 +9,7 @@ import numpy as np
 from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers
-from detect.observe.window import steady
+from detect.observe.observations import Transfers, steady
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20

@@ -13,7 +13,7 @@ from megascan.config import TraceConfig, add_trace_arguments
 from megascan.errors import ConfigError, InputError
 from megascan.header import RankHeader, WindowRecord
 from megascan.schema import Kind
-from megascan.tracer.layers import LayerTurns
+from megascan.tracer.tracer import LayerTurns
 
 WINDOW = {"run_id": "r", "window": 0, "first_iteration": 1, "last_iteration": 2, "num_spans": 0}
 

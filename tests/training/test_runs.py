@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from aggregate import build_timeline
-from detect.whatif import critical_path, replay_of_timeline
+from detect.whatif import replay_of_timeline
+from detect.whatif.path import critical_path
 from megascan.reader import read_trace
 from megascan.timeline import numbers
 

@@ -12,20 +12,16 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect.whatif import (
-    Replay,
-    WhatIf,
-    analyze,
+from detect.whatif import Replay, WhatIf, analyze, replay_of_timeline, saved_by_fixing, worst_ranks
+from detect.whatif.ideal import ideal_timeline
+from detect.whatif.render import (
+    colours,
+    heat_grid,
     heat_map_png,
     heat_map_svg,
-    ideal_timeline,
     render_text,
-    replay_of_timeline,
-    saved_by_fixing,
     to_json,
-    worst_ranks,
 )
-from detect.whatif.render import colours, heat_grid
 from megascan.schema import Kind
 from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.timeline import TIMELINE_SCHEMA, Timeline, codes, numbers

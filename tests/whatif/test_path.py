@@ -11,19 +11,10 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect.whatif import (
-    CriticalPath,
-    Replay,
-    Share,
-    critical_path,
-    path_to_json,
-    pieces,
-    read_op_table,
-    render_path,
-    replay_of_op_table,
-    replay_of_timeline,
-)
+from detect.whatif import Replay, read_op_table, replay_of_op_table, replay_of_timeline
 from detect.whatif.graph import sweep
+from detect.whatif.path import CriticalPath, Share, critical_path, pieces
+from detect.whatif.path_text import path_to_json, render_path
 from megascan.reader import read_timeline
 from megascan.schema import Track
 from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace

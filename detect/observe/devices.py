@@ -1,17 +1,24 @@
-"""Device readings (clock, power, temperature, reasons for a lowered clock), one set a rank.
+"""Where ranks run, and how their devices fare: hosts, clocks, power, temperature.
 
-Ranks record a sample of each counter at every window; what counts is the median over the windows,
-and of the mask of reasons the bits that are set in more than half of them.
+Launchers number the ranks host by host and give the n-th of a host its n-th device:
 
-Example: reasons 0x4, 0x44, 0x44 over three windows are 0x44: power cap, and thermal slowdown.
+    rank     0  1  2  3  4  5  6  7
+    device   0  1  2  3  0  1  2  3        two hosts, #0 and #1
+
+So a trace that names no hosts tells them all the same, if all of its ranks keep to that.
+
+Ranks record a sample of each counter of their device at every window; what counts is the median
+over the windows, and of the mask of reasons for a lowered clock the bits that are set in more than
+half of them: 0x4, 0x44, 0x44 over three windows are 0x44, power cap and thermal slowdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from megascan.header import RankHeader
 from megascan.timeline import Timeline
 
 REASONS_NAME = "clock_event_reasons"
@@ -29,6 +36,25 @@ REASONS = {
 """Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason…)."""
 USUAL_REASONS = 0x1 | 0x4
 """A device under full load runs at its power limit, and rests between steps: no fault."""
+
+
+def hosts_of(headers: Mapping[int, RankHeader]) -> dict[int, str]:
+    """Return the name of each rank's host; by the devices where none is named, "" if unknown."""
+    named = {rank: header.host for rank, header in headers.items()}
+    if any(named.values()):
+        return named
+    devices = {rank: header.device.index for rank, header in headers.items()}
+    size = max(devices.values(), default=0) + 1
+    regular = all(rank % size == device for rank, device in devices.items())
+    numbers = {rank: rank // size for rank in devices}
+    if size < 2 or not regular or len(set(numbers.values())) < 2:
+        return named
+    return {rank: f"#{number}" for rank, number in numbers.items()}
+
+
+def are_guessed(headers: Mapping[int, RankHeader]) -> bool:
+    """Return whether hosts are told by the numbers of devices."""
+    return not any(header.host for header in headers.values()) and any(hosts_of(headers).values())
 
 
 def typical_readings(timeline: Timeline) -> dict[int, dict[str, float]]:
