@@ -424,6 +424,10 @@ class _Hosts:
         0.1, "share of the effect", Origin.BENCHMARK,
         "that the optimizer shows where data, or the partition, may make all passes longer",
     )  # fmt: skip
+    least_rise_share: float = limit(
+        0.5, "share of the rise", Origin.CONVENTION,
+        "over other hosts that each rank of a host shows, and its own times as they were recorded",
+    )  # fmt: skip
     starving_log: float = limit(
         0.15, "log", Origin.BENCHMARK,
         "by which the optimizer's many short kernels are slower on a host that launches late",

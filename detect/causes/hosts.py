@@ -248,13 +248,31 @@ def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Chang
     errors = sigma * [np.sqrt(1 / len(before) + 1 / len(after)) for before, after in parts]
     place = int(np.argmax(rises / errors))
     first, rise, error = place + least, float(rises[place]), float(errors[place])
-    by_row = robust.mean(over[:, first:], axis=1) - robust.mean(over[:, :first], axis=1)
-    if not (by_row[sides.own] >= 0.5 * rise).all():
+    if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
+        return None
+    # where a fault of others has ended, a sound host is slower than before beside them
+    as_recorded = float(np.median(_rise(_recorded(sides, name), first)[sides.own]))
+    if not as_recorded >= HOSTS.least_rise_share * rise:
         return None
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
     course = Course(active, rise, error, 1.0, ((first, length - 1),))
     return _Change(name=name, test=_Test(rise, error, p_value), course=course)
+
+
+def _rise(values: Floats, first: int) -> Floats:
+    """Return (row,) how much higher (row, iteration) values are from place `first` on."""
+    return np.asarray(
+        robust.mean(values[:, first:], axis=1) - robust.mean(values[:, :first], axis=1)
+    )
+
+
+def _recorded(sides: _Sides, name: str) -> Floats:
+    """Return a channel as it was recorded, (row, iteration), compared with nobody."""
+    seen = sides.seen
+    if name == COMPUTE:
+        return robust.median(seen.work.log_ns, axis=2)
+    return np.asarray(seen.lost(LOST[name]) / float(np.median(seen.iteration_ns)))
 
 
 def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:

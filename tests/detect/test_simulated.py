@@ -51,6 +51,17 @@ def test_lookalikes_name_no_node(layout, kind):
     assert on_nodes(report_of(layout, imbalance=imbalance)) == []
 
 
+@pytest.mark.parametrize("last", [8, 10])
+def test_the_host_beside_a_fault_that_ends_is_not_named(last):
+    """Rank 5 recovers inside the trace: beside its host the stage's other one is slower then."""
+    layout = Layout(pp=2, dp=4)
+    report = report_of(
+        layout, f"rank=5,kind=compute,factor=1.3,from=1,to={last}", num_layers=4,
+        num_microbatches=4, ranks_per_host=2,
+    )  # fmt: skip
+    assert on_nodes(report) == [((5,), "compute")]
+
+
 def test_slow_link_names_the_pair():
     layout = Layout(tp=2, pp=2, dp=2)
     report = report_of(layout, "rank=1,kind=link,peer=5,factor=2", costs=communication_heavy)

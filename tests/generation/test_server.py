@@ -207,7 +207,7 @@ def test_a_listening_rank_that_is_killed_takes_the_job_with_it(
 ) -> None:
     flags = ["--load-hf", models["gpt2"].folder, "--pipeline-model-parallel-size", 2]
     flags += ["--tokenizer-type", "NullTokenizer", "--vocab-size", 200]
-    kill_in_mid_request(serve(*flags, num_ranks=2, python=ranks.PYTHON), 0)
+    kill_in_mid_request(serve(*flags, num_ranks=2, own_launcher=True), 0)
 
 
 def kill_in_mid_request(server: Running, rank: int) -> str:
