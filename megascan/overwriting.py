@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from megascan.errors import OutputError
 
@@ -37,6 +38,92 @@ def _is(path: Path, status: os.stat_result) -> bool:
         return os.path.samestat(status, path.stat())
     except OSError:
         return False
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise OutputError, before any work is done, when a file must not or cannot be written.
+
+    For an existing file without `force`, for a device or a pipe whatever `force` says, and for a
+    folder that is not there or cannot be written.
+    """
+    folder = target_of(path).parent
+    _check_name(path, force=force)
+    if not folder.is_dir():
+        raise OutputError(f"{path}: the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{path}: the folder {folder} cannot be written to; choose another place")
+
+
+def target_of(path: Path) -> Path:
+    """Return the file that a name stands for: what links lead to is written, and the links stay.
+
+    Raises OutputError for links that lead nowhere but to themselves.
+    """
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OutputError(f"{path}: is a link that leads to itself; choose another name")
+    return target
+
+
+@contextmanager
+def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Open a file that gets its name only when it is complete.
+
+    The bytes go to `.<name>.part` next to it, are synced and renamed, so that a full disk or a
+    killed process leaves no half file under the final name; the leftover of such a process is
+    overwritten. Raises OutputError as `check_free`, and for everything the file system refuses.
+    """
+    check_free(path, force=force)
+    target = target_of(path)
+    partial, ours = partial_of(target), None
+    try:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
+            ours = os.fstat(file.fileno())
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if not _is(partial, ours):
+            raise OutputError(
+                f"{path}: another process is writing it, too; wait for that one, or give another "
+                "name"
+            )
+        _check_name(path, force=force)
+        partial.replace(target)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written ({error.strerror or error}); "
+            "free some space or choose another place"
+        ) from error
+    finally:
+        if ours is not None and _is(partial, ours):
+            _remove_quietly(partial)
+
+
+def partial_of(path: Path) -> Path:
+    """Return the name that a file has until it is complete."""
+    return path.with_name(f".{path.name}.part")
+
+
+def _check_name(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            f"{path}: is a device or a pipe, and a file would take its place; give the name of a "
+            "file (--force does not allow this)"
+        )
+    if path.exists() and not force:
+        raise OutputError(f"{path}: exists already; pass --force to replace it")
+
+
+def _remove_quietly(partial: Path) -> None:
+    try:
+        partial.unlink(missing_ok=True)
+    except OSError:
+        return  # the reason it cannot be removed is the error being reported
 
 
 def check_can_be_made(folder: Path) -> None:

@@ -73,7 +73,7 @@ def _check_place(file: Path) -> None:
 
     A new one is made by what is booked: an input that is refused leaves no empty history.
     """
-    from megascan.export import check_free
+    from megascan.overwriting import check_free
     from megascan.watch.history import History
 
     check_free(file, force=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megascan.errors import InputError, MissingError, OutputError, UsageError
 from megascan.header import Json
-from megascan.overwriting import check_not_read
+from megascan.overwriting import check_free, check_not_read, replacing
 
 
 def require(name: str) -> None:
@@ -102,11 +102,9 @@ def check_outputs(outputs: Iterable[Path | None], *, read: Sequence[Path], force
 
     `outputs` are the files asked for (None for a flag that was not given), `read` the files and
     trace folders that the command reads. UsageError when two outputs are one file; OutputError as
-    `megascan.export.check_free`, and, whatever `force` says, for a file that is read: named
+    `megascan.overwriting.check_free`, and, whatever `force` says, for a file that is read: named
     another way, through a link, or as one of a folder's rank files or of its earlier runs'.
     """
-    from megascan.export import check_free
-
     wanted = [path for path in outputs if path is not None]
     named: dict[str, Path] = {}
     for path in wanted:
@@ -135,9 +133,7 @@ def _check_not_read(output: Path, read: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file whole or not at all; OutputError as `megascan.export.check_free`."""
-    from megascan.export.writing import replacing  # heavy; most commands write nothing
-
+    """Write a file whole or not at all; OutputError as `megascan.overwriting.check_free`."""
     with replacing(path, force=force) as file:
         file.write(content)
 

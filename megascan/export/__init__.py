@@ -13,7 +13,6 @@ commands.
 from megascan.export.chain import Hop
 from megascan.export.drawing import Drawing, Mark, Selection
 from megascan.export.writing import (
-    check_free,
     format_of,
     leftovers,
     write_timeline,
@@ -24,7 +23,6 @@ __all__ = [
     "Hop",
     "Mark",
     "Selection",
-    "check_free",
     "format_of",
     "leftovers",
     "write_timeline",

@@ -12,7 +12,7 @@ import pytest
 
 from megascan.cli.main import main
 from megascan.errors import report_errors
-from megascan.export.writing import replacing
+from megascan.overwriting import replacing
 from megascan.simulate import folder as folders
 from training import sample_corpus
 

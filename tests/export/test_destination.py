@@ -13,8 +13,9 @@ import time
 import pytest
 
 from megascan.errors import OutputError, UsageError
-from megascan.export import check_free, leftovers, write_timeline
-from megascan.export.writing import Encoding, FileFormat, format_of, replacing
+from megascan.export import leftovers, write_timeline
+from megascan.export.writing import Encoding, FileFormat, format_of
+from megascan.overwriting import check_free, replacing
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path
     path = tmp_path / "t.json"
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from megascan.export.writing import replacing\n"
+        "from megascan.overwriting import replacing\n"
         "with replacing(Path(sys.argv[1]), force=False) as file:\n"
         "    file.write(b'half'); file.flush(); print('ready', flush=True); time.sleep(60)\n"
     )
