@@ -107,7 +107,7 @@ def _check_options(options: argparse.Namespace) -> None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is {value}, expected a number from {lowest} on")
     if options.json not in (None, "-"):
-        from megascan.export import check_free  # heavy; probes ask for no file
+        from megascan.overwriting import check_free
 
         check_free(Path(options.json), force=options.force)
 
