@@ -40,9 +40,13 @@ class Cost:
     high: float
 
 
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 def round_us(matrix: torch.Tensor, events: Sequence[torch.cuda.Event]) -> float:
     """Time of all kernels on the device, an event behind each if there are any."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = _event(), _event()
     out = torch.empty_like(matrix)
     torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
     begin.record()
@@ -52,13 +56,13 @@ def round_us(matrix: torch.Tensor, events: Sequence[torch.cuda.Event]) -> float:
             events[number].record()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3
+    return float(begin.elapsed_time(end)) * 1e3
 
 
 def cost_of(size: int) -> Cost:
     """Alternate rounds with and without events, each compared with its neighbour."""
     matrix = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_KERNELS)]
+    events = [_event() for _ in range(NUM_KERNELS)]
     for _ in range(3):
         round_us(matrix, events)
     pairs = [(round_us(matrix, ()), round_us(matrix, events)) for _ in range(NUM_ROUNDS)]

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ MIB = 2**20
 
 def boundaries(profile: torch.profiler.profile) -> list[tuple[str, int, int]]:
     """Actions with the bytes allocated since the profile began, before and after each."""
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events: Sequence[Any] = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     moments: list[tuple[int, str, int]] = []
     for event in events:
         if event.name() == "[memory]":
@@ -103,7 +104,7 @@ def run_rank(out: str) -> None:
             found[name] = boundaries(profile)
             return reports
 
-        executor.Step.do = named  # type: ignore[method-assign]
+        executor.Step.do = named  # type: ignore[method-assign,assignment]
         executor.Executor.__call__ = profiled  # type: ignore[method-assign,assignment]
         for name, job in jobs.items():  # noqa: B007 - `profiled` asks for it
             chunks = job.sizes.virtual_pipeline_size

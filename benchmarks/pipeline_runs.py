@@ -266,7 +266,7 @@ def _message_s(diaries: Sequence[dict[str, object]]) -> float:
     """From the begin of a send to the end of a receive that somebody stood waiting for."""
     left = dict(entry for diary in diaries for entry in diary["sent"])  # type: ignore[attr-defined]
     waited = [entry for diary in diaries for entry in diary["waited"]]  # type: ignore[attr-defined]
-    return statistics.median(came_s - left[name] for name, came_s in waited)
+    return float(statistics.median(came_s - left[name] for name, came_s in waited))
 
 
 def _edges_s(diaries: Sequence[dict[str, object]]) -> float:
@@ -274,7 +274,7 @@ def _edges_s(diaries: Sequence[dict[str, object]]) -> float:
     times: Sequence[Sequence[float]] = [diary["last_s"] for diary in diaries]  # type: ignore[misc]
     ends: Sequence[float] = diaries[0]["ends_s"]  # type: ignore[assignment]
     after = [end - max(row) for end, row in zip(ends, zip(*times, strict=True), strict=True)]
-    return statistics.median(after[WARM_UP:])
+    return float(statistics.median(after[WARM_UP:]))
 
 
 def predicted_s(scene: Scene, case: Case) -> float:

@@ -32,7 +32,7 @@ def main(forward_s: float, dies_after: int, arguments: Sequence[str]) -> int:
         time.sleep(max(0.0, forward_s - (time.perf_counter() - begin_s)))
         return output
 
-    helper.forward = slept
+    helper.forward = slept  # type: ignore[assignment]
     return helper.main(arguments)
 
 

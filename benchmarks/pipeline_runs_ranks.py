@@ -101,7 +101,7 @@ class _Diary:
                 self.waited.append((self._name(message), end_s))
             return tensor
 
-        executor.Step.do = watched_do  # type: ignore[method-assign]
+        executor.Step.do = watched_do  # type: ignore[method-assign,assignment]
         channels.Outbox.send = watched_send  # type: ignore[method-assign,assignment]
         channels.Inbox.take = watched_take  # type: ignore[method-assign,assignment]
 
@@ -227,8 +227,8 @@ class _Bench:
         WeightGradients.compute = sleeper.stretch_weights(compute)  # type: ignore[method-assign]
         self.sends = _LateSends(channels.start)
         channels.start = self.sends.start  # type: ignore[assignment]
-        dynamic.start = self.sends.start  # type: ignore[attr-defined]
-        loop.run_schedule = self._timed(loop.run_schedule)  # type: ignore[attr-defined]
+        dynamic.start = self.sends.start  # type: ignore[attr-defined,assignment]
+        loop.run_schedule = self._timed(loop.run_schedule)  # type: ignore[attr-defined,assignment]
         add = TrainingLog.add
 
         def note(log: TrainingLog, result: object, consumed: int) -> None:

@@ -126,7 +126,8 @@ def _paired(
     clock: Callable[[], float] = time.process_time,
 ) -> str:
     """Time of `one` over `other`, neighbours compared: median, 95 % interval, time of `other`."""
-    ones, others = [], []
+    ones: list[float] = []
+    others: list[float] = []
     for _ in range(rounds + 2):
         for run, times in ((other, others), (one, ones)):
             begun = clock()
@@ -211,8 +212,8 @@ def _training() -> Iterator[Figure]:
 
     def step() -> torch.Tensor:
         model.zero_grad()
-        loss = model(tokens, positions, None, labels=tokens).mean()
-        loss.backward()
+        loss: torch.Tensor = model(tokens, positions, None, labels=tokens).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     places = ("residual", "attention_out", "fc2", "neurons", "qkv")

@@ -90,7 +90,7 @@ def main() -> None:
     flags += ["--scope", "--scope-budget", "100", "--probe-interval", "1", "--trace-dir", folder]
     job = parse_job(flags, launch)
     Alternating.clock = CpuClock() if job.device == "cpu" else GpuClock()
-    scope.ScopeCallback, scope.ProbeCallback = Alternating, Timed  # type: ignore[misc]
+    scope.ScopeCallback, scope.ProbeCallback = Alternating, Timed  # type: ignore[misc,assignment]
     with job.joined():
         job.train()
         times = Alternating.clock.lengths_ms()[NUM_WARMUP:]

@@ -171,7 +171,7 @@ def _leave_out_planting() -> None:
     """Take the formula for the least slowdown that would be found: no finding depends on it, and to
     plant slowdowns until they are found takes half of a verdict's time.
     """
-    compute.planted_power = lambda inquiry, first, slow, judged: Power(first, first)
+    compute.planted_power = lambda inquiry, first, slow, judged: Power(first, first)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

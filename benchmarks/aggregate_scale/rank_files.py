@@ -61,8 +61,9 @@ class ScaleJob:
 def write_rank_files(job: ScaleJob, folder: Path) -> int:
     """Write a rank file a rank into a new folder; the number of spans in them."""
     trace = simulated(job, iterations=1)
-    wanted = -(-job.num_spans // trace.spans.num_rows)
-    iterations = max(1, min(wanted, job.most_simulated // trace.spans.num_rows))
+    num_rows = int(trace.spans.num_rows)
+    wanted = -(-job.num_spans // num_rows)
+    iterations = max(1, min(wanted, job.most_simulated // num_rows))
     if iterations > 1:
         trace = simulated(job, iterations)
     num_repeats = -(-wanted // iterations)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from megascan.cli import options
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -67,8 +69,7 @@ class StopWatch:
 def main(arguments: list[str]) -> int:
     """Run the command; its exit code."""
     report, by, words = Path(arguments[0]), arguments[1], arguments[2:]
-    workers = importlib.import_module("megascan.cli.options")
-    workers.WORTH_PROCESSES_BYTES = {"processes": 0, "threads": sys.maxsize}[by]
+    options.WORTH_PROCESSES_BYTES = {"processes": 0, "threads": sys.maxsize}[by]
     watch = StopWatch()
     command = watch.timed("command", importlib.import_module("megascan.cli.main").main)
     imported = watch.timed("import", importlib.import_module)

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aggregate import build_timeline
 from benchmarks.detection.baselines import RULES, spans_of
 from benchmarks.grounds.ground import Case, Planted
 from detect import Finding, detect
 from megascan.errors import MegaScanError
-from megascan.header import Json
 from megascan.reader import read_trace
 
 DUE_COST = 1.05
@@ -104,7 +104,7 @@ class Outcome:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, record: dict[str, Json]) -> Outcome:
+    def from_json(cls, record: dict[str, Any]) -> Outcome:
         """Return the outcome that `to_json` wrote down."""
         values = dict(record)
         values["planted"] = tuple(
@@ -131,7 +131,9 @@ def judge_case(
     case: Case, planted: tuple[Planted, ...], folder: Path, *, with_baselines: bool
 ) -> Outcome:
     """Read the traced files in `folder` as the commands do, judge them, and keep what was said."""
-    verdict, findings, power, error, named = "", (), None, "", {}
+    verdict, power, error = "", None, ""
+    findings: tuple[Named, ...] = ()
+    named: dict[str, tuple[int, ...]] = {}
     try:
         timeline = build_timeline(read_trace(folder))
         report = detect(timeline)

@@ -28,7 +28,7 @@ from training.pipeline.split_backward import WeightGradients, split_backward
 from training.pipeline.timing import Stopwatch
 from training.step import ForwardBackward
 
-HELPER = ("-m", "training.helper")
+HELPER: tuple[str, ...] = ("-m", "training.helper")
 """What Python runs to be a helper."""
 
 HELPER_WAIT_S = 120.0
