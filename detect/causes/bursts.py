@@ -157,12 +157,19 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
 
 
 def bursts(
-    value: Floats, known: Flags, rate: float, least_share: float, least_hit: float = 0.0
+    value: Floats,
+    known: Flags,
+    rate: float,
+    least_share: float,
+    least_hit: float = 0.0,
+    *,
+    num_tests: int | None = None,
 ) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
+    `num_tests` rows are tested in all, where these are not all of them.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -171,22 +178,23 @@ def bursts(
     usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
     hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
     lost = np.where(hits, excess, 0.0)
+    counts, share = hits.sum(axis=1), lost.mean(axis=1)
+    is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
+    is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
+    candidates = np.flatnonzero(is_burst & ~is_small & ~known)
     found: list[_Burst] = []
     excluded = known.copy()
-    for row in np.argsort(-lost.mean(axis=1)).tolist():
-        num_hits = int(hits[row].sum())
-        is_burst = BURSTS.min_hits <= num_hits <= BURSTS.max_hit_share * num_iterations
-        is_small = lost[row].mean() < least_share or lost[row].sum() < least_hit * num_hits
-        if excluded[row] or not is_burst or is_small:
-            continue
-        others = ~excluded
-        others[row] = False
-        other_hits, num_others = int(hits[others].sum()), int(others.sum()) * num_iterations
+    hits_left = int(counts[~known].sum())
+    for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
+        num_hits = int(counts[row])
+        other_hits = hits_left - num_hits
+        num_others = int((~excluded).sum() - 1) * num_iterations
         q_value = _chance(num_hits, num_iterations, other_hits, num_others)
-        q_value *= num_rows / (len(found) + 1)
+        q_value *= (num_tests or num_rows) / (len(found) + 1)
         alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
         if q_value <= rate and alone:
-            excluded[row] = True
+            excluded[row], hits_left = True, other_hits
+            others = ~excluded
             found.append(
                 _Burst(
                     row=row, hits=hits[row], excess=lost[row], q_value=min(1.0, q_value),
@@ -205,7 +213,8 @@ def _over_own_level(value: Floats, known: Flags) -> Floats:
     over = value - robust.median(value[~known], axis=0)
     seen = np.isfinite(over).any(axis=1)
     quiet = np.zeros(len(over))
-    quiet[seen] = np.nanquantile(over[seen], BURSTS.quiet_share, axis=1)
+    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # that one is quick
+    quiet[seen] = quantile(over[seen], BURSTS.quiet_share, axis=1)
     quiet = np.maximum(quiet, 0.0)
     return np.asarray(np.nan_to_num(over - quiet[:, None]))
 
@@ -347,16 +356,16 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
     few pauses for a proof, the host has enough. Most ranks of the host, of several TP groups, must
     have some: in one TP group all wait for one, and one rank's pauses are its own.
     """
-    hosts = np.array(seen.members.hosts)
-    names = np.unique(hosts)
+    names, host = np.unique(seen.members.hosts, return_inverse=True)
     if len(names) < 2 or Cause.HOST not in seen.lost_ns or known.any():
         return None
     over = _over_own_level(_lost_share(seen, (Cause.HOST,)), known)
     usual = float(robust.median(robust.spread(over, axis=1)))
     hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
-    lost = np.stack([np.where(hits, over, 0.0)[hosts == name].max(axis=0) for name in names])
+    lost = np.zeros((len(names), over.shape[1]))
+    np.maximum.at(lost, host, np.where(hits, over, 0.0))
     row = int(np.argmax(lost.mean(axis=1)))
-    rows = np.flatnonzero(hosts == names[row])
+    rows = np.flatnonzero(host == row)
     hit = hits[rows].any(axis=1)
     members = seen.members
     groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
@@ -505,14 +514,27 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
 
 
+def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> list[_Burst]:
+    """Return the bursts of some rows, compared with each other only."""
+    num_rows = len(value)
+    return [
+        replace(
+            one, row=int(rows[one.row]), others=mask_of(rows[one.others].tolist(), num_rows)
+        )
+        for one in bursts(
+            value[rows], known[rows], rate, BURSTS.least_share, num_tests=num_rows
+        )
+    ]  # fmt: skip
+
+
 def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:
     """Return rows that pause; loading is compared where it has to be done alone."""
     places = _places(seen)
     found = bursts(_lost_share(seen, (Cause.GC, Cause.HOST)), known, rate, BURSTS.least_share)
     loading = _lost_share(seen, (Cause.LOADER,))
     for place_number in np.unique(places):
-        elsewhere = places != place_number
-        found += bursts(loading, known | elsewhere, rate, BURSTS.least_share)
+        rows = np.flatnonzero(places == place_number)
+        found += _bursts_among(rows, loading, known, rate)
     if found or known.any():
         return found
     lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)

@@ -36,7 +36,7 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -147,9 +147,14 @@ class _Field:
     work: Work
     groups: list[Integers]
     across_stages: bool
+    known: dict[bytes, Residuals] = field(default_factory=dict)
+    """By who is excluded: whoever is found was compared so in the search."""
 
     def compare(self, members: Members, excluded: Flags) -> Residuals:
-        return compare_within(self.work, members, self.groups, excluded)
+        key = excluded.tobytes()
+        if key not in self.known:
+            self.known[key] = compare_within(self.work, members, self.groups, excluded)
+        return self.known[key]
 
 
 def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:

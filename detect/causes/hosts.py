@@ -34,14 +34,19 @@ length of a replica's documents begin in the middle of a trace. The host's ranks
 charged with the number of splits. In one TP group all wait for one, so its change says nothing, and
 experts may get other tokens from one iteration to the next.
 
+Whoever leaves out one host's ranks moves what the rows of their places are compared with, and
+nothing else. So every channel is compared once with all hosts in it, and for each host only where
+it has ranks (`_Channel`).
+
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from scipy import special
@@ -53,7 +58,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.persistence import Course
-from detect.stats.residuals import deviations, stage_groups
+from detect.stats.residuals import stage_groups
 from detect.text import counted, milliseconds, times
 from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
 from megascan.arrays import Flags, Floats, Integers
@@ -114,13 +119,134 @@ class _Change:
     course: Course
 
 
+@dataclass(frozen=True)
+class _Over:
+    """What rows exceed others by in one channel."""
+
+    value: Floats
+    """(row, iteration); NaN where a row has nobody to be compared with."""
+    level: Floats
+    """(row,): of the whole window."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Rows that do the same, and whom they are compared with: of `candidates`, (row,) flags each,
+    the first with a control row in it.
+    """
+
+    rows: Integers
+    candidates: tuple[Flags, ...]
+
+    def peers(self, control: Flags) -> Flags:
+        """Return the control rows to compare with, (row,); none where no candidate has any."""
+        found = (one & control for one in self.candidates)
+        return next((one for one in found if one.any()), np.zeros_like(control))
+
+
+class _Channel:
+    """A quantity of every row less the median of those control rows that do the same.
+
+    `value` is (row, iteration), or (row, iteration, operation), of which the median counts; `level`
+    makes one number of a row's iterations.
+    """
+
+    def __init__(
+        self,
+        value: Floats,
+        places: Sequence[_Place],
+        control: Flags,
+        level: Callable[[Floats], Floats],
+    ) -> None:
+        self._value, self._places, self._control, self._level = value, places, control, level
+        self._peers = np.stack([place.peers(control) for place in places])
+        over = np.full(value.shape[:2], np.nan)
+        for place, peers in zip(places, self._peers, strict=True):
+            over[place.rows] = self._beyond(place.rows, peers)
+        self._everybody = _Over(over, level(over))
+
+    def without(self, own: Flags) -> _Over:
+        """Return what rows exceed those control rows by that are not a host's `own`, (row,)."""
+        over, level = self._everybody.value.copy(), self._everybody.level.copy()
+        control = self._control & ~own
+        moved = np.zeros(len(over), dtype=bool)
+        for number in np.flatnonzero(self._peers[:, own].any(axis=1)).tolist():
+            place = self._places[number]
+            over[place.rows] = self._beyond(place.rows, place.peers(control))
+            moved[place.rows] = True
+        level[moved] = self._level(over[moved])
+        return _Over(over, level)
+
+    def _beyond(self, rows: Integers, peers: Flags) -> Floats:
+        beyond = self._value[rows] - robust.median(self._value[peers], axis=0)
+        return beyond if beyond.ndim == 2 else robust.median(beyond, axis=2)
+
+
+class _Channels:
+    """All channels of some observations; `control` (row,) are ranks of hosts not found so far."""
+
+    def __init__(self, seen: Observations, control: Flags) -> None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+        everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
+        mean = partial(robust.mean, axis=1)
+        self._by_name = {OPTIMIZER: _Channel(optimizer, _places(seen), control, mean)}
+        for name, cause in LOST.items():
+            lost, places = seen.lost(cause) / step_ns, _places(seen, everybody)
+            self._by_name[name] = _Channel(lost, places, control, mean)
+        stages = [
+            _Place(rows, (mask_of(rows.tolist(), len(control)),))
+            for rows in stage_groups(seen.members)
+        ]
+        self._passes = _Channel(seen.work.log_ns, stages, control, robust.centre)
+        self._layers = None
+        if seen.layers is not None:
+            of_all = [_Place(np.arange(len(control)), (everybody,))]
+            self._layers = _Channel(seen.layers.log_ns, of_all, control, robust.centre)
+
+    def without(self, own: Flags, *, by_layers: bool) -> dict[str, _Over]:
+        """Return what rows exceed those control rows by that are not a host's `own`, by channel.
+
+        Passes are compared within stages, or `by_layers` of all stages: {} without any traced.
+        """
+        compute = self._layers if by_layers else self._passes
+        found = {} if compute is None else {COMPUTE: compute.without(own)}
+        return found | {name: one.without(own) for name, one in self._by_name.items()}
+
+
+def _places(seen: Observations, everybody: Flags | None = None) -> list[_Place]:
+    """Return the rows of each stage and TP rank, compared among themselves, or with their stage.
+
+    With `everybody` (row,), a stage without control rows is compared with those of all stages.
+    """
+    stage, tp = seen.members.stage, seen.members.place["tp"]
+    found = []
+    for one, other in sorted({*zip(stage.tolist(), tp.tolist(), strict=True)}):
+        of_stage = stage == one
+        rows = of_stage & (tp == other)
+        last = () if everybody is None else (everybody,)
+        found.append(_Place(np.flatnonzero(rows), (rows, of_stage, *last)))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
     """The ranks of one host, and those of other hosts that it is compared with."""
 
     seen: Observations
+    host: Integers
+    """(row,): a number for the host of each."""
     own: Flags
     control: Flags
+    channels: _Channels
+
+    @cached_property
+    def over(self) -> dict[str, _Over]:
+        """Return what each row exceeds the others by, channel by channel.
+
+        Computing is compared by layers of all stages where the host holds a whole one.
+        """
+        return self.channels.without(self.own, by_layers=self.lacks_peers(self.own))
 
     def lacks_peers(self, rows: Flags) -> bool:
         """Return whether some stage of these rows has no row to compare with."""
@@ -149,20 +275,21 @@ class _Sides:
 
 def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
     """Return the hosts that are slow as a whole, the clearest first."""
-    hosts = np.array(inquiry.seen.members.hosts)
-    names = [one for one in np.unique(hosts) if int((hosts == one).sum()) >= HOSTS.min_ranks]
-    if len(np.unique(hosts)) < 2:
+    names, host = np.unique(inquiry.seen.members.hosts, return_inverse=True)
+    if len(names) < 2:
         return []
+    large = np.flatnonzero(np.bincount(host) >= HOSTS.min_ranks).tolist()
     found: list[SlowHost] = []
-    excluded = np.zeros(len(hosts), dtype=bool)
-    for _ in names:
-        left = [hosts == name for name in names if not excluded[hosts == name].any()]
-        sides = [
-            _Sides(seen=inquiry.seen, own=own, control=~own & ~excluded)
+    excluded = np.zeros(len(host), dtype=bool)
+    for _ in large:
+        left = [own for one in large if not excluded[own := host == one].any()]
+        channels = _Channels(inquiry.seen, ~excluded)
+        sides = (  # one at a time: each holds all rows
+            _Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
             for own in left
-            if int((~own & ~excluded).sum()) >= HOSTS.min_control
-        ]
-        judged = [_judge(inquiry, one, len(names)) for one in sides]
+            if int((control := ~own & ~excluded).sum()) >= HOSTS.min_control
+        )
+        judged = [_judge(inquiry, one, len(large)) for one in sides]
         best = min((one for one in judged if one), key=lambda one: one.q_value, default=None)
         if best is None:
             break
@@ -173,8 +300,7 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
 
 def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     """Compare one host with the others in every channel; None where nothing stands out."""
-    channels = _channels(sides)
-    tests = dict(_tests(sides, channels))
+    tests = dict(_tests(sides))
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
@@ -184,7 +310,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
-    change = None if is_shown else _change(inquiry, sides, channels, num_tests)
+    change = None if is_shown else _change(inquiry, sides, num_tests)
     if change is not None:
         named, is_shown = (LOST.get(change.name, Cause.COMPUTE), change.test), True
     if named is None:
@@ -208,9 +334,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     )
 
 
-def _change(
-    inquiry: Inquiry, sides: _Sides, channels: Mapping[str, Floats], num_tests: int
-) -> _Change | None:
+def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
     """Return the clearest lasting change of the host inside the window, None where there is none.
 
     The floors are those of levels; that of lost time is the higher one.
@@ -223,18 +347,19 @@ def _change(
     found = [
         one
         for name, least in floors.items()
-        if (one := _split_in_time(sides, name, channels[name], lasts)) is not None
+        if name in sides.over
+        and (one := _split_in_time(sides, name, lasts)) is not None
         and one.test.effect >= least
         and one.test.p_value * num_tests <= rate
     ]
     return max(found, key=lambda one: one.test.effect, default=None)
 
 
-def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Change | None:
+def _split_in_time(sides: _Sides, name: str, lasts: int) -> _Change | None:
     """Split the window where the host's ranks, (row, iteration) over the others, rise most; the
     later part has `lasts` iterations at least.
     """
-    least = PERSISTENCE.min_normal
+    least, over = PERSISTENCE.min_normal, sides.over[name].value
     series = robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
     length = len(series)
     if length < least + lasts or not np.isfinite(series).all():
@@ -251,7 +376,7 @@ def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Chang
     if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
         return None
     # where a fault of others has ended, a sound host is slower than before beside them
-    as_recorded = float(np.median(_rise(_recorded(sides, name), first)[sides.own]))
+    as_recorded = float(np.median(_rise(_recorded(sides, name), first)))
     if not as_recorded >= HOSTS.least_rise_share * rise:
         return None
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
@@ -268,11 +393,11 @@ def _rise(values: Floats, first: int) -> Floats:
 
 
 def _recorded(sides: _Sides, name: str) -> Floats:
-    """Return a channel as it was recorded, (row, iteration), compared with nobody."""
+    """Return a channel as the host's ranks recorded it, (row, iteration), compared with nobody."""
     seen = sides.seen
     if name == COMPUTE:
-        return robust.median(seen.work.log_ns, axis=2)
-    return np.asarray(seen.lost(LOST[name]) / float(np.median(seen.iteration_ns)))
+        return robust.median(seen.work.log_ns[sides.own], axis=2)
+    return np.asarray(seen.lost(LOST[name])[sides.own] / float(np.median(seen.iteration_ns)))
 
 
 def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
@@ -342,53 +467,12 @@ def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
     return bool(((inquiry.slow | inquiry.named) & ~sides.own).any())
 
 
-def _tests(sides: _Sides, channels: Mapping[str, Floats]) -> Iterator[tuple[str, _Test]]:
+def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
     """Yield the test of every channel that the trace has on both sides."""
-    for name, over in channels.items():
-        level = robust.centre(over) if name == COMPUTE else robust.mean(over, axis=1)
-        test = _test(sides, level, is_log=name not in LOST)
+    for name, over in sides.over.items():
+        test = _test(sides, over.level, is_log=name not in LOST)
         if test is not None:
             yield name, test
-
-
-def _channels(sides: _Sides) -> dict[str, Floats]:
-    """Return what each row exceeds the others by, (row, iteration), channel by channel."""
-    seen = sides.seen
-    with np.errstate(divide="ignore", invalid="ignore"):
-        optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
-    step_ns = float(np.median(seen.iteration_ns))
-    channels = {COMPUTE: _compute_over(sides), OPTIMIZER: _over(sides, optimizer, lonely=False)}
-    for name, cause in LOST.items():
-        channels[name] = _over(sides, seen.lost(cause) / step_ns, lonely=True)
-    return channels
-
-
-def _compute_over(sides: _Sides) -> Floats:
-    """Log ratio of each row's passes; by layers of all stages where the host holds a whole one."""
-    seen = sides.seen
-    work, groups = seen.work, stage_groups(seen.members)
-    if sides.lacks_peers(sides.own):
-        if seen.layers is None:
-            return np.full_like(seen.busy_ns, np.nan)
-        work, groups = seen.layers, [np.arange(len(sides.own))]
-    return robust.median(deviations(work, groups, ~sides.control), axis=2)
-
-
-def _over(sides: _Sides, value: Floats, *, lonely: bool) -> Floats:
-    """Return (row, iteration) less the median of control rows that do the same.
-
-    `lonely`: a stage without control rows is compared with those of all stages.
-    """
-    place, control = sides.seen.members.place, sides.control
-    over = np.full_like(value, np.nan)
-    for stage, tp in {*zip(place["pp"].tolist(), place["tp"].tolist(), strict=True)}:
-        rows = (place["pp"] == stage) & (place["tp"] == tp)
-        candidates = [control & rows, control & (place["pp"] == stage)]
-        candidates += [control] if lonely else []
-        peers = next((one for one in candidates if one.any()), None)
-        if peers is not None:
-            over[rows] = value[rows] - robust.median(value[peers], axis=0)
-    return over
 
 
 def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
@@ -401,8 +485,9 @@ def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
     usual = HOSTS.spread_log if is_log else HOSTS.spread_share
     spread = max(float(np.std(others, ddof=1)), usual)
     error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
-    hosts = np.array(sides.seen.members.hosts)[sides.control & known]
-    means = [float(np.mean(others[hosts == name])) for name in np.unique(hosts)]
+    host = sides.host[sides.control & known]
+    num_ranks = np.bincount(host)
+    means = (np.bincount(host, weights=others) / np.maximum(num_ranks, 1))[num_ranks > 0]
     if len(means) >= HOSTS.min_control:
         by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
         if by_hosts > error:

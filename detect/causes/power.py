@@ -16,7 +16,8 @@ A device that computes slower by a factor takes that much longer in its passes, 
 in the optimizer, which is bound by memory (`POWER.optimizer_share`).
 
 A rank that is not found at any factor of the ladder (it has no peer, or next to no iterations) says
-nothing of the others' power: it is left out and told, as long as others are found.
+nothing of the others' power: it is left out and told, as long as others are found. Who is found at
+one factor is found at larger ones, so only a rank that is not found is tried at the largest.
 
 Limits: the formula's factor is the first rung, and what is planted holds throughout the window.
 """
@@ -24,7 +25,7 @@ Limits: the formula's factor is the first rung, and what is planted holds throug
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,33 +52,63 @@ class Power:
     """Rows that were tried and are found at no factor, where others are."""
 
 
+LARGEST_EFFECT = float(np.log(POWER.blind_ratio))
+"""Log slowdown at the end of the ladder."""
+
+
 def planted_power(inquiry: Inquiry, first: float, slow: Flags, judged: Judged) -> Power:
     """Climb the ladder from log slowdown `first`; `slow` rows (row,) are not sound, nor tried."""
-    largest = float(np.log(POWER.blind_ratio))
-    tried = _tried(inquiry, slow)
-    rows = [row for row in tried if _blamed_at(inquiry, row, largest, judged) is not None]
-    unseen = tuple(row for row in tried if row not in rows) if rows else ()
-    found, effect = float("inf"), first
-    while rows and effect < largest:
+    trial, tried = _Trial(inquiry, judged), _tried(inquiry, slow)
+    rows, found, effect = tried.copy(), float("inf"), first
+    while rows and effect < LARGEST_EFFECT:
         is_named = True
         for row in list(rows):
-            owner = _blamed_at(inquiry, row, effect, judged)
+            owner = trial.blamed(row, effect)
             if owner is Owner.NODE:
+                continue
+            if owner is None and not trial.can_be_found(row):
+                rows.remove(row)
                 continue
             rows.sort(key=lambda one: one != row)  # who is not named now is tried first next time
             is_named = False
             if owner is None or np.isfinite(found):
                 break
         else:
-            found = min(found, effect)
-        if is_named:
-            return Power(found, effect, unseen)
+            found = min(found, effect) if rows else found
+        if rows and is_named:
+            return Power(found, effect, trial.unseen(tried))
         effect *= POWER.rung_ratio
-    return Power(found, float("inf"), unseen)
+    return Power(found, float("inf"), trial.unseen(tried))
 
 
-def _blamed_at(inquiry: Inquiry, row: int, effect: float, judged: Judged) -> Owner | None:
-    return judged(replace(inquiry, seen=_slowed(inquiry.seen, row, effect)), row)
+@dataclass
+class _Trial:
+    """Slowdowns that are planted one at a time, and what has come of them."""
+
+    inquiry: Inquiry
+    judged: Judged
+    found: dict[int, bool] = field(default_factory=dict)
+    """By row: whether it is found at some factor, as far as is known."""
+
+    def blamed(self, row: int, effect: float) -> Owner | None:
+        """Return whom the slowness of a row is blamed on, None where it is not found."""
+        owner = self.judged(
+            replace(self.inquiry, seen=_slowed(self.inquiry.seen, row, effect)), row
+        )
+        if owner is not None:
+            self.found[row] = True
+        return owner
+
+    def can_be_found(self, row: int) -> bool:
+        """Return whether a row is found at any factor: at the largest, if at none before."""
+        if row not in self.found:
+            self.found[row] = self.blamed(row, LARGEST_EFFECT) is not None
+        return self.found[row]
+
+    def unseen(self, rows: list[int]) -> tuple[int, ...]:
+        """Return the rows that are found at no factor; none where nobody is found."""
+        unseen = tuple(row for row in rows if not self.can_be_found(row))
+        return unseen if len(unseen) < len(rows) else ()
 
 
 def _tried(inquiry: Inquiry, slow: Flags) -> list[int]:

@@ -70,12 +70,56 @@ def scattered_stretches(
     sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
     sound = value[~excluded]
     num_known = int(np.isfinite(sound).sum())
-    return [
-        _scattered(
-            row, value[row], _Others(sound, num_known, not excluded[row]), sigma, min_iterations
-        )
-        for row in range(len(value))
-    ]
+    heaps = _Heaps.of(value)
+    sigmas = np.minimum(sigma, LIMITS.heaps_widen_ratio * heaps.scatter)
+    found: list[Stretch | None] = [None] * len(value)
+    for row in np.flatnonzero(heaps.are_apart(sigmas, min_iterations)).tolist():
+        others = _Others(sound, num_known, not excluded[row])
+        found[row] = _scattered(row, value[row], heaps, others, float(sigmas[row]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Heaps:
+    """The two heaps that each row's known values fall into, (row,): sizes and means."""
+
+    num_known: Integers
+    num_low: Integers
+    low: Floats
+    high: Floats
+    scatter: Floats
+    """Standard deviation of the values about the mean of their heap."""
+
+    @classmethod
+    def of(cls, value: Floats) -> _Heaps:
+        """Split (row, iteration) where that explains most of a row's variance."""
+        ordered = np.sort(np.where(np.isfinite(value), value, np.nan), axis=1)  # NaN last
+        known = np.isfinite(ordered)
+        num_known = known.sum(axis=1)
+        sums = np.cumsum(np.where(known, ordered, 0.0), axis=1)
+        size, below, total = np.arange(1, value.shape[1]), sums[:, :-1], sums[:, -1:]
+        rest = num_known[:, None] - size
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = (total - below) / rest - below / size
+            explained = np.where(rest > 0, size * rest * gap**2, -np.inf)
+        num_low = np.argmax(explained, axis=1) + 1 if len(size) else np.ones_like(num_known)
+        of_low = np.take_along_axis(sums, num_low[:, None] - 1, axis=1)[:, 0]
+        num_high = np.maximum(num_known - num_low, 1)
+        low, high = of_low / num_low, (total[:, 0] - of_low) / num_high
+        is_low = np.arange(value.shape[1]) < num_low[:, None]
+        within = ordered - np.where(is_low, low[:, None], high[:, None])
+        scatter = np.sqrt(robust.mean(within**2, axis=1))
+        return cls(num_known, num_low, low, high, scatter)
+
+    def are_apart(self, sigma: Floats, min_iterations: int) -> Flags:
+        """Return which rows are slow in enough iterations, by enough, (row,).
+
+        `sigma` (row,) is what single iterations vary by.
+        """
+        num_high = self.num_known - self.num_low
+        enough = (num_high >= min_iterations) & (self.num_low >= LIMITS.min_normal)
+        least = np.maximum(LIMITS.apart_sigmas * sigma, self.high / 2)
+        return np.asarray(enough & (self.high > 0) & (self.high - self.low >= least))
 
 
 @dataclass(frozen=True)
@@ -95,46 +139,26 @@ class _Others:
         return int((self.sound > level).sum()) - self.is_sound * num_own
 
 
-def _scattered(
-    row: int, series: Floats, others: _Others, sigma: float, min_iterations: int
-) -> Stretch | None:
-    known = np.sort(series[np.isfinite(series)])
-    compared = others.num_known - others.is_sound * len(known)
-    compared = compared or len(known)  # of a pair: its own iterations
-    if len(known) < min_iterations + LIMITS.min_normal:
-        return None
-    split = _split(known)
-    normal, slow = float(np.mean(known[:split])), float(np.mean(known[split:]))
-    if len(known) - split < min_iterations or split < LIMITS.min_normal:
-        return None
-    within = np.concatenate([known[:split] - normal, known[split:] - slow])
-    sigma = min(sigma, LIMITS.heaps_widen_ratio * float(np.std(within)))
-    if slow <= 0 or slow - normal < max(LIMITS.apart_sigmas * sigma, slow / 2):
-        return None
-    middle = (slow + normal) / 2
-    hits = int((known > middle).sum())
-    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
-    p_value = float(special.bdtrc(hits - 1, len(known), rate)) * len(known) * 2
+def _scattered(row: int, series: Floats, heaps: _Heaps, others: _Others, sigma: float) -> Stretch:
+    """Return the evidence of a row, (iteration,), whose heaps are apart."""
+    num_known, slow, normal = int(heaps.num_known[row]), heaps.high[row], heaps.low[row]
+    compared = others.num_known - others.is_sound * num_known
+    compared = compared or num_known  # of a pair: its own iterations
+    middle = float(slow + normal) / 2
     active = np.flatnonzero(series > middle)
+    hits = len(active)
+    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
+    p_value = float(special.bdtrc(hits - 1, num_known, rate)) * num_known * 2
     return Stretch(
         row=row,
         first=int(active[0]),
         last=int(active[-1]),
-        effect=slow,
+        effect=float(slow),
         p_value=min(1.0, p_value),
-        normal=normal,
+        normal=float(normal),
         scattered=True,
         sigma=sigma,
     )
-
-
-def _split(ordered: Floats) -> int:
-    """Return the size of the lower of the two heaps that explain most of the variance."""
-    count = np.arange(1, len(ordered))
-    below = np.cumsum(ordered)[:-1]
-    total = float(ordered.sum())
-    gap = (total - below) / (len(ordered) - count) - below / count
-    return int(count[np.argmax(count * (len(ordered) - count) * gap**2)])
 
 
 @dataclass(frozen=True)
@@ -160,26 +184,26 @@ def best_stretches(
     Rows that are `excluded` do not speak for what healthy rows do. `scattered` looks for rows that
     are slow in single iterations, too.
     """
-    num_rows, num_iterations = value.shape
+    num_iterations = value.shape[1]
     whole = _whole_window(value, noise)
     scores, firsts = _scan(robust.three_point_median(value), noise, min_iterations)
     num_tried = max(1, num_iterations * (num_iterations + 1) // 2)
     p_values = noise.change_p_value(scores) * num_tried * 2
-    result = []
-    for row in range(num_rows):
-        best = whole[row]
+    result = whole.copy()
+    least = LIMITS.clearer_p_ratio * np.array([one.p_value for one in whole])
+    clearer = (p_values < least[:, None]).any(axis=1)
+    for row in np.flatnonzero(clearer).tolist():
         for place in np.argsort(p_values[row]):
             p_value = float(p_values[row, place])
-            if p_value >= LIMITS.clearer_p_ratio * best.p_value:
+            if p_value >= least[row]:
                 break
             found = _verified(value[row], int(firsts[row, place]), min_iterations + int(place))
             if found is not None:
                 effect, normal = found
                 first = int(firsts[row, place])
                 last = first + min_iterations + int(place) - 1
-                best = Stretch(row, first, last, effect, p_value, normal)
+                result[row] = Stretch(row, first, last, effect, p_value, normal)
                 break
-        result.append(best)
     charged = [_charged(one, value, excluded, num_tried, noise) for one in result]
     if not scattered:
         return charged

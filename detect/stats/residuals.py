@@ -168,12 +168,13 @@ def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
 def _without_data(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> tuple[Floats, Data]:
-    """Log times less the data's share; what was asked for last is known."""
+    """Log times less the data's share; what was asked for last, and for nobody slow, is known."""
+    name = "without data" if excluded.any() else "without data, nobody excluded"
     key = (id(members), excluded.tobytes(), *(rows.tobytes() for rows in groups))
-    known = work.derived.get("without data")
+    known = work.derived.get(name)
     if known is None or known[0] != key:
         known = (key, members, _taken_out(work, members, groups, excluded))
-        work.derived["without data"] = known  # with the members, so that no others get their id
+        work.derived[name] = known  # with the members, so that no others get their id
     return cast("tuple[Floats, Data]", known[2])
 
 
