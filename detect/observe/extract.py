@@ -16,11 +16,9 @@ from functools import partial
 
 import numpy as np
 
-from detect.costs import ReplayedCosts
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
-from detect.observe.segments import segments_of
 from detect.observe.spans import (
     WORK_NAMES,
     SpanIndex,
@@ -48,10 +46,12 @@ from detect.observe.work import (
     own_times_of,
     pass_times,
     phases_of,
+    stretches_of,
     work_of,
 )
 from detect.report import Alignment, Cause
 from detect.thresholds import PASSES, STALLS
+from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
@@ -174,10 +174,10 @@ def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work,
     missing = "no forward and backward passes were traced: "
     if np.isfinite(layers.log_ns).any():
         return layers, missing + "transformer layers are compared"
-    segments = segments_of(index) if timeline.layout.pp == 1 else None
-    if segments is None:
+    stretches = stretches_of(index) if timeline.layout.pp == 1 else None
+    if stretches is None:
         return layers, missing + "what ranks compute cannot be compared"
-    return segments, missing + "what lies between communications is compared"
+    return stretches, missing + "what lies between communications is compared"
 
 
 def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats) -> Work:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.costs import ReplayedCosts
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work, place_of
 from detect.report import Cause
 from detect.whatif.optable import OpTable
+from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError
 from megascan.header import Json
