@@ -56,6 +56,7 @@ from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
+from megascan.vocabulary import OPTIMIZER
 
 GUESSED = (
     "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
@@ -68,7 +69,7 @@ def observe(timeline: Timeline) -> Observations:
     index = SpanIndex(timeline)
     members = _members(timeline, index.ranks)
     passes = _Passes.of(index, members)
-    optimizer_rows = index.named(("optimizer",))
+    optimizer_rows = index.named((OPTIMIZER,))
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     stalled = np.nan_to_num(index.summed(passes.rows, passes.stalled_ns))
     stolen = _stolen(index, passes)

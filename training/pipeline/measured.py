@@ -20,6 +20,7 @@ import numpy.typing as npt
 from megascan.errors import ConfigError, InputError
 from megascan.schema import Kind, Phase
 from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.vocabulary import BACKWARD, BACKWARD_WEIGHTS, FORWARD, TRANSFORMER_LAYER, backward_of
 from training.pipeline.costs import (
     INPUT_GRADIENT_RATIO,
     WEIGHT_GRADIENT_RATIO,
@@ -34,10 +35,8 @@ from training.pipeline.validity import check
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-FORWARD_SPAN, BACKWARD_SPAN = "forward", "backward"
-WEIGHTS_SPAN = "backward-weights"
-"""Where it is recorded, the backward span of its microbatch is the gradient of inputs alone."""
-_PASSES = (FORWARD_SPAN, BACKWARD_SPAN, WEIGHTS_SPAN)
+_PASSES = (FORWARD, BACKWARD, BACKWARD_WEIGHTS)
+"""Where the last is recorded, the second of its microbatch is the gradient of inputs alone."""
 _FORWARD, _REPEATED = 0, 3
 _KINDS = (
     ActionKind.FORWARD,
@@ -46,7 +45,6 @@ _KINDS = (
     ActionKind.RECOMPUTE,
 )
 """What passes are; a second forward of a microbatch on its stage repeats the first."""
-_LAYER_SPAN = "transformer_layer"
 _NS = 1e-9
 _NUM_WARMUP_ITERATIONS = 2
 _UNEVEN_RATIO = 0.05
@@ -480,8 +478,8 @@ def _layers(
     """Layers of each stage and the usual cost of one, after the spans of modules."""
     table = timeline.spans
     layer = numbers(table, "layer")
-    forward = np.flatnonzero(equals(table, "name", _LAYER_SPAN) & (layer > 0))
-    backward = np.flatnonzero(equals(table, "name", f"{_LAYER_SPAN}-backward") & (layer > 0))
+    forward = np.flatnonzero(equals(table, "name", TRANSFORMER_LAYER) & (layer > 0))
+    backward = np.flatnonzero(equals(table, "name", backward_of(TRANSFORMER_LAYER)) & (layer > 0))
     if not len(forward) or not len(backward):
         return None, None
     rank = numbers(table, "rank")[forward]
