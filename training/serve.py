@@ -163,7 +163,7 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
 def _build_engine(
     job: GenerationJob, address: Address, callback: GenerationCallback
 ) -> tuple[Engine, Looking | None]:
-    """The engine, and with --scope what looks into its model."""
+    """Build the engine, and with --scope what looks into its model."""
     if not address.has_scope:
         return job.build_engine(callback), None
     from training.generation.scope import Looking
@@ -225,7 +225,7 @@ def _start_server(
 
 
 def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
-    """The endpoints, and under /scope the page."""
+    """Return an application: the endpoints, and under /scope the page."""
     if page is None:
         return app
 

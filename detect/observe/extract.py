@@ -281,7 +281,7 @@ def _is_full(timeline: Timeline) -> bool:
 
 
 def _splits_tensor_groups(index: SpanIndex, timeline: Timeline) -> bool:
-    """Whether self times within a TP (CP, EP) group are the ranks' own.
+    """Return whether self times within a TP (CP, EP) group are the ranks' own.
 
     They are where the group's collectives are traced, and where CPU time is used: a process that
     waits uses none.
@@ -290,7 +290,7 @@ def _splits_tensor_groups(index: SpanIndex, timeline: Timeline) -> bool:
 
 
 def _hides_model_parallel(timeline: Timeline) -> bool:
-    """Whether TP, CP or EP collectives happened inside passes without being recorded."""
+    """Return whether TP, CP or EP collectives happened inside passes without being recorded."""
     layout = timeline.layout
     return layout.tp * layout.cp * layout.ep > 1 and not _is_full(timeline)
 
@@ -312,7 +312,9 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
 
 
 def _iteration_times(index: SpanIndex) -> Floats:
-    """Longest iteration span over the ranks; without such spans, last end less first start."""
+    """Return the longest iteration span over the ranks; without such spans, last end less first
+    start.
+    """
     rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
     longest = np.zeros(index.shape[1])
     if rows.any():

@@ -70,7 +70,9 @@ def _summed(
 
 
 def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
-    """Starts are relative to the step's first, so a step ends with its last operation."""
+    """Return how long each step took: starts are relative to its first, so it ends with its last
+    operation.
+    """
     end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_SECOND
     longest = np.zeros(num_steps)
     np.maximum.at(longest, slot, end)

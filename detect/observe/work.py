@@ -91,7 +91,7 @@ def entangling_modules(index: SpanIndex) -> Flags:
 
 
 def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
-    """Phase of each of the spans by its name."""
+    """Return the phase of each of the spans by its name."""
     code, texts = codes(index.table, "name")
     phase_of_code = np.array([names.get(text, 0) for text in texts], dtype=np.int64)
     return np.asarray(phase_of_code[code[rows]])
@@ -161,7 +161,7 @@ def own_times_of(
 
 
 def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int]) -> Work:
-    """Mean time by (rank, iteration, phase x chunk x microbatch)."""
+    """Return the mean time by (rank, iteration, phase x chunk x microbatch)."""
     phase = phases_of(index, rows, names)
     chunk = np.maximum(numbers(index.table, "chunk")[rows], 0)
     microbatch = np.maximum(numbers(index.table, "microbatch")[rows], 0)
@@ -186,7 +186,9 @@ def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int
 
 
 def layers_of(index: SpanIndex) -> Work | None:
-    """Transformer layers, chunks and layers of a rank averaged; None when not traced or unlike."""
+    """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
+    unlike.
+    """
     rows = layer_spans(index)
     if not rows.any():
         return None
@@ -207,7 +209,9 @@ def layers_of(index: SpanIndex) -> Work | None:
 
 
 def _layers_alike(index: SpanIndex, rows: Flags, time_ns: Floats) -> bool:
-    """False when layers of one rank differ by 15 % and more (dense and expert layers mixed)."""
+    """Return False when layers of one rank differ by 15 % and more (dense and expert layers
+    mixed).
+    """
     layer = numbers(index.table, "layer")[rows]
     forward = equals(index.table, "name", *names_of(CountsAs.LAYER, phases=[Phase.FORWARD]))[rows]
     for row in range(len(index.ranks)):
@@ -339,7 +343,7 @@ def _modules(spans: SpanTimes, marks: Entanglement) -> _Modules:
 
 
 def _parts(modules: _Modules) -> tuple[Floats, Floats]:
-    """Of each module the rank's own time, and its span less the waiting for others."""
+    """Return of each module the rank's own time, and its span less the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
         use = modules.kind == kind
@@ -370,7 +374,8 @@ def _own(modules: _Modules, use: Flags, shortest: float, hidden: float) -> Float
 
 
 def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
-    """Of the modules whose ratio is exact: of each rank the median, of these the lower median.
+    """Return of the modules whose ratio is exact: of each rank the median, of these the lower
+    median.
 
     Where few ranks have any, all modules of the others stand in, unless what is hidden in their
     waits explains the difference.
