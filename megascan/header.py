@@ -333,6 +333,26 @@ class RankHeader:
             ) from error
 
 
+def computed_header(
+    run_id: str, rank: int, layout: Layout, device: Device, clock: ClockOrigin
+) -> RankHeader:
+    """Return the header of a rank that never ran: of a timeline that was computed."""
+    return RankHeader(
+        run_id=run_id,
+        rank=rank,
+        world_size=layout.world_size,
+        layout=layout,
+        coordinates=layout.coordinates(rank),
+        groups={},
+        host="",
+        process_id=0,
+        device=device,
+        backend="",
+        clock=clock,
+        trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowRecord:
     """End mark of a finished window: its iterations and how many spans stand before it.

@@ -85,7 +85,7 @@ def probe_file_name(rank: int) -> str:
 
 
 def header_line(prober: Prober) -> str:
-    """The line that begins a run."""
+    """Return the line that begins a run."""
     record = {
         "schema": SCHEMA,
         "rank": prober.rank,
@@ -98,7 +98,7 @@ def header_line(prober: Prober) -> str:
 
 
 def probe_line(iteration: int, sums: Sequence[str]) -> str:
-    """The line of one probe."""
+    """Return the line of one probe."""
     return json.dumps({"iteration": iteration, "sums": list(sums)}, separators=(",", ":")) + "\n"
 
 
@@ -142,7 +142,7 @@ def _read_file(path: Path) -> tuple[Prober | None, dict[int, tuple[str, ...]]]:
 
 
 def _records(path: Path) -> Iterator[dict[str, object]]:
-    """The lines of a file; a last line that was cut short is left out."""
+    """Return the lines of a file; a last line that was cut short is left out."""
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:

@@ -38,7 +38,6 @@ from megascan.schema import HEADER_EVENT, WINDOW_EVENT, Track
 from megascan.topology import rank_file_name
 
 __all__ = [
-    "RANK_FILE_PATTERNS",
     "DamagedError",
     "LimitedFile",
     "RankFile",
@@ -224,9 +223,6 @@ def _members(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
             yield begin, position, b"".join(parts)
             begin = position
             inflater, parts = zlib.decompressobj(_GZIP_WINDOW), []
-
-
-RANK_FILE_PATTERNS = ("benchmark-data-*.json", "benchmark-data-*.json.gz")
 
 
 def set_earlier_run_aside(path: Path) -> None:

@@ -68,7 +68,7 @@ class Standstill:
         return orjson.dumps({"schema": STANDSTILL_SCHEMA, **asdict(self)})
 
     def to_json(self) -> dict[str, Json]:
-        """For payloads."""
+        """Return it for payloads."""
         return cast("dict[str, Json]", asdict(self) | {"frames": list(self.frames)})
 
 

@@ -162,6 +162,10 @@ def _coordinates(layout: Layout, rank: int) -> Coordinates:
     return layout._place(rank)
 
 
+RANK_FILE_PATTERNS = ("benchmark-data-*.json", "benchmark-data-*.json.gz")
+"""What the names of rank files look like, plain or compressed."""
+
+
 def rank_file_name(layout: Layout, place: Coordinates) -> str:
     """Name of a rank's file in the trace folder.
 

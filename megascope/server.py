@@ -7,14 +7,12 @@ page in the fragment of its address, which no browser sends anywhere, and is era
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -24,11 +22,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megascan.errors import ConfigError, MegaScanError
+from megascan.listening import Gate
 
 _LOG = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
 LARGEST_BODY = 1 << 23
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data: blob:; base-uri 'none';"
      b" form-action 'none'; frame-ancestors 'none'"),
@@ -53,8 +51,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str]) -> None:
         self._app = app
-        self._token = token.encode()
-        self._hosts = _LOOPBACK | set(hosts)
+        self._gate = Gate(hosts, token, "open the address that was printed")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with 401 or 403."""
@@ -66,40 +63,12 @@ class Guard:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        refusal = self._refusal(scope)
+        asks = "/api/" in scope["path"]
+        refusal = self._gate.refusal(scope["headers"], asks_token=asks)
         if refusal is not None:
-            await refusal(scope, receive, guarded)
+            await _error(refusal.reason, refusal.status)(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if _name_of(host) not in self._hosts:
-            return _error("Host is no name of this server; ask by its own address", 403)
-        if origin is not None and _place_of(origin) != host:
-            return _error("Origin is another site's; its pages may not ask this server", 403)
-        if "/api/" not in scope["path"]:
-            return None
-        kind, _, given = headers.get(b"authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token):
-            return _error("the token is missing or wrong; open the address that was printed", 401)
-        return None
-
-
-def _name_of(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _place_of(origin: str) -> str:
-    """Return the host and port of an Origin; empty when it is malformed."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
 
 
 def _error(text: str, status: int) -> Response:
@@ -157,20 +126,6 @@ async def _read_body(request: Request) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise ConfigError("the body must be an object")
     return body
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Take a port; ConfigError when it cannot be had."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port} ({error}); choose another --port or --host"
-        ) from error
-    return listening
 
 
 def address_of(listening: socket.socket, token: str) -> str:

@@ -158,5 +158,5 @@ def _item(index: MetadataIndex, part: ShardedTensor | ShardedObject) -> WriteIte
 
 
 def _shape(part: ShardedTensor) -> torch.Size:
-    """The shape of a tensor in the checkpoint, where layers and experts are axes."""
+    """Return the shape of a tensor in the checkpoint, where layers and experts are axes."""
     return torch.Size([*(1 for _ in range(part.prepend_axis_num)), *part.local_shape])

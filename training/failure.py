@@ -1,4 +1,4 @@
-"""End a job that cannot go on with one sentence, from the rank that knows why.
+"""End a job that cannot go on with one sentence, from the rank that knows why (`carry_out`).
 
 `refusals_as_errors` turns what Megatron-Core itself refuses into such a sentence.
 """
@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -52,6 +52,19 @@ def end_alone(launch: Launch, error: MegaScanError) -> int:
     else:
         _say(str(error))
     return error.exit_code
+
+
+def carry_out(launch: Launch, work: Callable[[], object]) -> int:
+    """Do a rank's work together with the others; return the exit code, 0 where it was done."""
+    try:
+        work()
+    except MegaScanError as error:
+        return end_alone(launch, error)
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        return end_left_alone(launch)
+    return 0
 
 
 def is_lost_connection(error: RuntimeError) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from megascan.errors import ConfigError, InputError, MegaScanError, report_errors
 from training.arguments import TrainerParser
 from training.distributed import Launch, read_launch
-from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.failure import carry_out, end_alike
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 from training.generation.request import Answer, Request, Sampling
 from training.generation.text import TextStream
@@ -48,16 +48,12 @@ def main(arguments: Sequence[str]) -> int:
         job, wish = _parse(arguments, launch)
     except MegaScanError as error:
         return end_alike(launch, error)
-    try:
+
+    def generate() -> None:
         with job.joined():
             _generate(job, wish)
-    except MegaScanError as error:
-        return end_alone(launch, error)
-    except RuntimeError as error:
-        if not is_lost_connection(error):
-            raise
-        return end_left_alone(launch)
-    return 0
+
+    return carry_out(launch, generate)
 
 
 def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Wish]:

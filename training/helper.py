@@ -83,7 +83,7 @@ class Orders:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The job has ended, or let this helper go."""
+        """End: the job has ended, or lets this helper go."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -186,7 +186,7 @@ class Helper:
         return built
 
     def _help(self, step: int, microbatches: Sequence[int]) -> int:
-        """One step; ends early when the job has gone on to the next one."""
+        """Help with one step; end early when the job has gone on to the next one."""
         from training.pipeline.reception import Frame, FrameKind
 
         times_s: list[float] = []

@@ -17,13 +17,7 @@ from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
 from training.distributed import Launch, read_launch
-from training.failure import (
-    end_alike,
-    end_alone,
-    end_interrupted,
-    end_left_alone,
-    is_lost_connection,
-)
+from training.failure import carry_out, end_alike, end_interrupted
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,15 +36,7 @@ def _train(arguments: Sequence[str], launch: Launch) -> int:
     from training.job import parse_job  # heavy; Ctrl-C is heard by then
 
     job = parse_job(arguments, launch)
-    try:
-        job.run()
-    except MegaScanError as error:
-        return end_alone(launch, error)
-    except RuntimeError as error:
-        if not is_lost_connection(error):
-            raise
-        return end_left_alone(launch)
-    return 0
+    return carry_out(launch, job.run)
 
 
 if __name__ == "__main__":

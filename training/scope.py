@@ -60,7 +60,7 @@ class ScopeSettings:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> ScopeSettings:
-        """From the flags that `add_scope_arguments` declares."""
+        """Make it from the flags that `add_scope_arguments` declares."""
         return cls(
             folder=arguments.trace_dir,
             is_armed=arguments.scope,
@@ -110,7 +110,7 @@ def scope_callbacks(
     vocab_size: int,
     done: int,
 ) -> list[Callback]:
-    """The callbacks that the flags ask for; `done` iterations were trained before."""
+    """Return the callbacks that the flags ask for; `done` iterations were trained before."""
     made: list[Callback] = []
     if settings.is_armed:
         made.append(ScopeCallback(settings, sizes, chunks, first_iteration=done + 1))
@@ -202,7 +202,7 @@ class ScopeCallback(Callback):
 
 
 def _described(sizes: Sizes) -> dict[str, int]:
-    """The model's sizes, for the page."""
+    """Return the model's sizes, for the page."""
     return {
         "num_layers": sizes.num_layers,
         "hidden_size": sizes.hidden_size,
@@ -250,7 +250,7 @@ class ProbeCallback(Callback):
 
 
 def layout_of(sizes: Sizes) -> Layout:
-    """The job's layout, as rank files declare it."""
+    """Return the job's layout, as rank files declare it."""
     from megascan.topology import Layout
 
     return Layout(
@@ -293,7 +293,7 @@ def _compute_fixed_tokens(
 
 
 def _fixed_microbatch(sizes: Sizes, device: str, vocab_size: int) -> Microbatch:
-    """Tokens that visit the vocabulary in great strides; the same on every rank."""
+    """Make tokens that visit the vocabulary in great strides; the same on every rank."""
     import torch
     from megatron.core.utils import get_batch_on_this_cp_rank
 

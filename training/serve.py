@@ -16,7 +16,6 @@ import argparse
 import os
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,22 +25,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from megascan.errors import (
-    ConfigError,
-    InputError,
-    MegaScanError,
-    MissingError,
-    UsageError,
-    report_errors,
-)
+from megascan.errors import ConfigError, MegaScanError, report_errors
+from megascan.listening import listen, require_server, token_for
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
 from training.distributed import Launch, read_launch
-from training.failure import end_alike, end_alone, end_left_alone, is_lost_connection
+from training.failure import carry_out, end_alike
 from training.generation.callback import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
 if TYPE_CHECKING:
+    import socket
+
     import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -50,8 +45,6 @@ if TYPE_CHECKING:
     from training.generation.service import Service
     from training.generation.web.chat_template import ChatTemplate
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_SHORTEST_TOKEN = 16
 _END_S = 3
 """Time that clients have to hear that the server ends."""
 _KEEP_ALIVE_S = 75
@@ -79,20 +72,17 @@ def main(arguments: Sequence[str]) -> int:
         job, address = _parse(arguments, launch)
     except MegaScanError as error:
         return end_alike(launch, error)
-    try:
-        listening = _listen(address) if launch.rank == 0 else None
+
+    def serve() -> None:
+        # before the model is loaded: a port that is taken is said at once
+        listening = listen(address.host, address.port) if launch.rank == 0 else None
         with job.joined():
             if listening is None:
                 _compute(job, address)
             else:
                 _serve(job, address, listening)
-    except MegaScanError as error:
-        return end_alone(launch, error)
-    except RuntimeError as error:
-        if not is_lost_connection(error):
-            raise
-        return end_left_alone(launch)
-    return 0
+
+    return carry_out(launch, serve)
 
 
 def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Address]:
@@ -125,58 +115,16 @@ def _parse(arguments: Sequence[str], launch: Launch) -> tuple[GenerationJob, Add
         help="serve MegaScope's page beside the endpoints: look into the model while it speaks",
     )  # fmt: skip
     given = parser.parse_args(arguments)
-    _require_server()
+    require_server()
     job = read_job(given, launch)
     if given.max_open_rows < 1:
         raise ConfigError(f"--max-open-rows is {given.max_open_rows}, but must be at least 1")
-    if given.host not in _LOOPBACK and given.token_file is None:
-        raise UsageError(
-            f"--host {given.host} lets other machines ask: give --token-file, a file with a token "
-            "that they must send"
-        )
-    token = None if given.token_file is None else _read_token(given.token_file)
+    token = token_for(given.host, given.token_file)
     name = given.served_model_name or job.source.name
     return job, Address(
         host=given.host, port=given.port, token=token, name=name, max_waiting=given.max_open_rows,
         has_scope=given.scope,
     )  # fmt: skip
-
-
-def _require_server() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingError(
-            f'the package {error.name} is not installed: pip install "megascan[serve]"'
-        ) from error
-
-
-def _read_token(file: Path) -> str:
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the token in {file} ({error}); mend --token-file") from error
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
-        raise InputError(
-            f"{file} must hold one word of at least {_SHORTEST_TOKEN} letters; write a random one"
-        )
-    return token
-
-
-def _listen(address: Address) -> socket.socket:
-    """Take the port before the model is loaded: a taken one is said at once."""
-    try:
-        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((address.host, address.port))
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen on {address.host} port {address.port} ({error}); choose another --port "
-            "or --host"
-        ) from error
-    return listening
 
 
 def _compute(job: GenerationJob, address: Address) -> None:
@@ -215,7 +163,7 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
 def _build_engine(
     job: GenerationJob, address: Address, callback: GenerationCallback
 ) -> tuple[Engine, Looking | None]:
-    """The engine, and with --scope what looks into its model."""
+    """Build the engine, and with --scope what looks into its model."""
     if not address.has_scope:
         return job.build_engine(callback), None
     from training.generation.scope import Looking
@@ -277,7 +225,7 @@ def _start_server(
 
 
 def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
-    """The endpoints, and under /scope the page."""
+    """Return an application: the endpoints, and under /scope the page."""
     if page is None:
         return app
 

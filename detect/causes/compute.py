@@ -205,13 +205,13 @@ def _usual(inquiry: Inquiry, field: _Field) -> Usual:
 
 
 def _is_cache_effect(slow: SlowRow) -> bool:
-    """Passes of a CPU process that are a little slower while its optimizer is not."""
+    """Return whether passes of a CPU process are a little slower while its optimizer is not."""
     effect = slow.suspect.course.effect
     return effect < np.log(LIMITS.cache_ratio) and slow.optimizer < LIMITS.cache_share * effect
 
 
 def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
-    """Why the neighbours on a CPU may be the reason, as a sentence; None where they are not.
+    """Return why the neighbours on a CPU may be the reason, as a sentence; None where they are not.
 
     CPU time grows with cold caches after sleeping, with memory shared by neighbours, and most with
     a second thread on the core. A slow core slows the optimizer as well.
@@ -260,7 +260,7 @@ def _describe(
 
 
 def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
-    """Effect floor of compute: higher where communication is mixed into the CPU time."""
+    """Return the effect floor of compute: higher where communication is mixed into the CPU time."""
     return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
 
 
@@ -426,7 +426,7 @@ def _alone_on_its_stage(slow: SlowRow) -> _Decision:
 
 
 def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """Why the slowness need not be the node's, as a sentence; None where it is."""
+    """Return why the slowness need not be the node's, as a sentence; None where it is."""
     where = _of_position(inquiry.seen.members, found, slow)
     if where is not None:
         return f"{where}: that may be the work of the place as well as the device"
@@ -455,7 +455,7 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
 
 
 def _of_position(members: Members, found: ComputeSearch, slow: SlowRow) -> str | None:
-    """How the place of the rank within its replica may explain it, None where it does not.
+    """Return how the place of the rank within its replica may explain it, None where it does not.
 
     All ranks of the place, in the job or in the stage, are slow alike by a little; of a place that
     occurs once, only the first counts.

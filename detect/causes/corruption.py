@@ -59,7 +59,9 @@ def num_compared(probes: Probes) -> int:
 
 
 def _replicas(probes: Probes) -> list[list[int]]:
-    """Ranks that must have the same bits: alike on all axes but data, on devices of one kind."""
+    """Return ranks that must have the same bits: alike on all axes but data, on devices of one
+    kind.
+    """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, prober in sorted(probes.probers.items()):
         at = prober.coordinates
@@ -68,7 +70,7 @@ def _replicas(probes: Probes) -> list[list[int]]:
 
 
 def _alike(ranks: Sequence[int], point: Point, probers: Mapping[int, Prober]) -> list[list[int]]:
-    """Ranks of a group by what they hold: at experts those with the same share of them."""
+    """Return ranks of a group by what they hold: at experts those with the same share of them."""
     if not point.is_of_experts:
         return [list(ranks)]
     shares: dict[int, list[int]] = defaultdict(list)
@@ -137,7 +139,9 @@ def _compare(
 
 
 def _order(prober: Prober, number: int) -> tuple[int, int]:
-    """Where a point stands in the model: its layer, and its place among the layer's points."""
+    """Return where a point stands in the model: its layer, and its place among the layer's
+    points.
+    """
     layer = prober.points[number].layer
     first = next(at for at, point in enumerate(prober.points) if point.layer == layer)
     return layer, number - first
@@ -146,7 +150,9 @@ def _order(prober: Prober, number: int) -> tuple[int, int]:
 def _blamed(
     wrong: Mapping[int, list[int]], probers: Mapping[int, Prober]
 ) -> Iterator[tuple[tuple[int, ...], Point, int]]:
-    """Ranks to name with their earliest point and the number of points at which they differ."""
+    """Return ranks to name with their earliest point and the number of points at which they
+    differ.
+    """
     by_replica: dict[int, list[int]] = defaultdict(list)
     for rank in wrong:
         by_replica[_replica_of(rank, probers[rank])].append(rank)

@@ -88,7 +88,9 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
 
 
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
-    """Whether the row stands out among the ranks that share every microbatch with it (TP, CP)."""
+    """Return whether the row stands out among the ranks that share every microbatch with it (TP,
+    CP).
+    """
     mates = mates_of(members, row)
     effects = np.nan_to_num(passes.by_phase)
     own = effects[:, row]
@@ -123,7 +125,9 @@ def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
 
 
 def _on_the_same_data(members: Members, row: int) -> Integers:
-    """Rows that long data, or hidden waiting in the TP group, would slow as well as this one."""
+    """Return rows that long data, or hidden waiting in the TP group, would slow as well as this
+    one.
+    """
     if members.layout.ep > 1:
         return np.array([row])
     mates = members.replica == members.replica[row]

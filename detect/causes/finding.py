@@ -11,7 +11,7 @@ of its peers in a step of 110 ms saves 20 ms: cost 110 / 90 = 1.22.
 
 Limits: a pipeline's order of operations is not replayed, so two slow ranks that hide behind each
 other look cheaper than they are, and excess that lands in a bubble dearer. Where the dependency
-graph can be replayed (`detect.costs`), that answer is taken.
+graph can be replayed (`detect.whatif.savings`), that answer is taken.
 """
 
 from __future__ import annotations

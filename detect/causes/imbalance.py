@@ -218,7 +218,9 @@ def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
 
 
 def _saved(seen: Observations, total: Floats, others: Floats) -> Floats:
-    """Steps shrink by what the stage is above the mean stage, once a microbatch."""
+    """Return what is saved: steps shrink by what the stage is above the mean stage, once a
+    microbatch.
+    """
     all_stages = np.concatenate([total[None], others.sum(axis=1)])
     num_microbatches = int(seen.work.microbatch.max()) + 1
     lost = np.maximum(total - all_stages.mean(axis=0), 0.0)
@@ -304,7 +306,9 @@ def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> t
 
 
 def _lasts(deviation: Floats) -> bool:
-    """Whether who is long now is long in the next iteration: a rank that changed, no data."""
+    """Return whether who is long now is long in the next iteration: a rank that changed, no
+    data.
+    """
     level = robust.mean(deviation, axis=2)
     now, then = level[:, :-1], level[:, 1:]
     use = np.isfinite(now) & np.isfinite(then)
@@ -316,7 +320,9 @@ def _correlation(one: Floats, other: Floats) -> float:
 
 
 def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats, Integers]:
-    """Longest over mean replica, the time between them, and which is longest, (iteration,) each."""
+    """Return the longest over mean replica, the time between them, and which is longest,
+    (iteration,) each.
+    """
     busy = np.where(faulty[:, None], np.nan, seen.busy_ns)
     replicas = np.unique(seen.members.replica)
     by_stage = []
@@ -331,7 +337,9 @@ def _uneven_replicas(seen: Observations, faulty: Flags) -> tuple[Floats, Floats,
 
 
 def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
-    """A heavy stage; undecided where a lone rank is slower by the same ratio at everything."""
+    """Report a heavy stage; undecided where a lone rank is slower by the same ratio at
+    everything.
+    """
     rows = seen.members.rows_of_stage(heavy.stage)
     ranks = tuple(rank for row in rows for rank in seen.members.workers[row])
     last = heavy.stage == int(seen.members.stage.max())
@@ -402,7 +410,7 @@ def _who_is_longest(skew: SequenceSkew) -> str:
 
 
 def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
-    """Uneven sequences; no rank is named, because none keeps it."""
+    """Report uneven sequences; no rank is named, because none keeps it."""
     spread = percent(float(np.exp(skew.spread)))
     where = (
         "ranks of the same replica are slow on the same microbatches"

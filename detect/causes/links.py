@@ -182,7 +182,7 @@ def _is_isolated(
 
 
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
-    """Whether the lost time exceeds what clock errors could feign."""
+    """Return whether the lost time exceeds what clock errors could feign."""
     actual, normal = _times(units, suspect)
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
 
@@ -369,7 +369,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
 
 
 def _woken_late(seen: Observations, row: int) -> str | None:
-    """Why a late exit need not be the connection's on CPUs of one host; None elsewhere."""
+    """Return why a late exit need not be the connection's on CPUs of one host; None elsewhere."""
     members = seen.members
     others = {members.hosts[one] for one in members.rows_of_stage(int(members.stage[row]))}
     if members.device_kind != "cpu" or others != {members.hosts[row]}:

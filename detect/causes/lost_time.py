@@ -146,7 +146,7 @@ def _mean_share(suspect: Suspect) -> float:
 
 
 def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
-    """Whether a row loses more than its peers in nearly any two of their iterations.
+    """Return whether a row loses more than its peers in nearly any two of their iterations.
 
     Two rows show no rate at which sound ones have bursts; such times have heavy tails, and one
     long pause of the one is no level. `excluded` rows are suspects, too, and no peers.

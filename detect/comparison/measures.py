@@ -35,9 +35,10 @@ from detect.text import place, ranks_of
 from detect.thresholds import DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
-from megascan.schema import Kind
+from megascan.schema import Kind, Phase
 from megascan.timeline import Timeline, codes, equals, numbers
 from megascan.topology import Layout
+from megascan.vocabulary import BACKWARD, FORWARD, OPTIMIZER, CountsAs, names_of
 
 MEDIAN_LOSS = 1.2533
 """Standard error of a median over that of a mean, sqrt(pi / 2)."""
@@ -136,7 +137,9 @@ def q_values(p_values: Floats) -> Floats:
     return result
 
 
-LAYER = "transformer_layer"
+_PASSES = (Phase.FORWARD, Phase.BACKWARD)
+_LAYERS = names_of(CountsAs.LAYER, phases=[Phase.FORWARD])
+_ALIKE_EVERYWHERE = names_of(CountsAs.LAYER, CountsAs.MODULE, phases=_PASSES)
 
 
 @dataclass(frozen=True, order=True)
@@ -239,7 +242,7 @@ def roles_of_observations(seen: Observations) -> dict[Role, RoleTimes]:
             roles[Role(stage, -1, name)] = RoleTimes(members.ranks[rows], time_ns, float(use.sum()))
         optimizer = seen.optimizer_ns[rows]
         if np.isfinite(optimizer).any():
-            roles[Role(stage, -1, "optimizer")] = RoleTimes(members.ranks[rows], optimizer, 1.0)
+            roles[Role(stage, -1, OPTIMIZER)] = RoleTimes(members.ranks[rows], optimizer, 1.0)
     return roles
 
 
@@ -247,7 +250,7 @@ def layers_of_all_stages(roles: dict[Role, RoleTimes]) -> dict[Role, RoleTimes]:
     """Return layers and their modules with the ranks of all stages together: all do the same."""
     pooled: dict[str, list[RoleTimes]] = {}
     for role, times in roles.items():
-        if role.name.removesuffix("-backward") in (LAYER, "attention", "mlp"):
+        if role.name in _ALIKE_EVERYWHERE:
             pooled.setdefault(role.name, []).append(times)
     return {
         Role(-1, -1, name): RoleTimes(
@@ -260,7 +263,7 @@ def layers_of_all_stages(roles: dict[Role, RoleTimes]) -> dict[Role, RoleTimes]:
 
 
 AXES = ("dp", "pp", "vpp", "cp", "ep", "tp")
-DEPENDS_ON_REPLICAS = ("optimizer",)
+DEPENDS_ON_REPLICAS = (OPTIMIZER,)
 """A distributed optimizer steps a share of the parameters that shrinks with DP."""
 COUNTS_ALIKE = 1e-6
 
@@ -304,7 +307,7 @@ def comparable(before: Side, after: Side) -> Comparable:
     shared = [
         (role, old_roles[role], new_roles[role])
         for role in sorted(set(old_roles) & set(new_roles))
-        if not (role.stage in changed_stages and role.name in ("forward", "backward", "optimizer"))
+        if not (role.stage in changed_stages and role.name in (FORWARD, BACKWARD, OPTIMIZER))
     ]
     only = sorted({role.name for role in set(old_roles) ^ set(new_roles)})
     if only:
@@ -353,9 +356,9 @@ def _other_layers(
     """Return the stages whose number of layers changed: (stage, before, after)."""
     found = []
     for role in sorted(set(old) & set(new)):
-        if role.name != LAYER or role.stage < 0:
+        if role.name not in _LAYERS or role.stage < 0:
             continue
-        passes = Role(role.stage, role.chunk, "forward")
+        passes = Role(role.stage, role.chunk, FORWARD)
         if passes not in old or passes not in new:
             continue
         then = old[role].count / old[passes].count

@@ -6,8 +6,8 @@ Fed by `megascan.timeline` (aligned, matched spans) or an op table; feeds `detec
     observations.py  the result: records whose fields declare their axes; warm-up left out
     extract.py       timeline to observations           optable.py    the same from an op table
     spans.py         what lies in which span, gaps      work.py       own times of passes, layers
-    stalls.py        devices that stand still           transfers.py  communication by edge, group
-    devices.py       hosts, clock, power, temperature
+    kernels.py       the same from a profile's kernels  transfers.py  communication by edge, group
+    stalls.py        devices that stand still           devices.py    hosts, clock, power
 
 Start reading at observations.py, then extract.py.
 """

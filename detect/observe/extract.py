@@ -16,11 +16,9 @@ from functools import partial
 
 import numpy as np
 
-from detect.costs import ReplayedCosts
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
-from detect.observe.segments import segments_of
 from detect.observe.spans import (
     WORK_NAMES,
     SpanIndex,
@@ -48,14 +46,17 @@ from detect.observe.work import (
     own_times_of,
     pass_times,
     phases_of,
+    stretches_of,
     work_of,
 )
 from detect.report import Alignment, Cause
 from detect.thresholds import PASSES, STALLS
+from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.header import Json
 from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
 from megascan.timeline import Completeness, Timeline, codes, equals, numbers
+from megascan.vocabulary import OPTIMIZER
 
 GUESSED = (
     "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
@@ -68,7 +69,7 @@ def observe(timeline: Timeline) -> Observations:
     index = SpanIndex(timeline)
     members = _members(timeline, index.ranks)
     passes = _Passes.of(index, members)
-    optimizer_rows = index.named(("optimizer",))
+    optimizer_rows = index.named((OPTIMIZER,))
     optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
     stalled = np.nan_to_num(index.summed(passes.rows, passes.stalled_ns))
     stolen = _stolen(index, passes)
@@ -174,10 +175,10 @@ def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work,
     missing = "no forward and backward passes were traced: "
     if np.isfinite(layers.log_ns).any():
         return layers, missing + "transformer layers are compared"
-    segments = segments_of(index) if timeline.layout.pp == 1 else None
-    if segments is None:
+    stretches = stretches_of(index) if timeline.layout.pp == 1 else None
+    if stretches is None:
         return layers, missing + "what ranks compute cannot be compared"
-    return segments, missing + "what lies between communications is compared"
+    return stretches, missing + "what lies between communications is compared"
 
 
 def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats) -> Work:
@@ -280,7 +281,7 @@ def _is_full(timeline: Timeline) -> bool:
 
 
 def _splits_tensor_groups(index: SpanIndex, timeline: Timeline) -> bool:
-    """Whether self times within a TP (CP, EP) group are the ranks' own.
+    """Return whether self times within a TP (CP, EP) group are the ranks' own.
 
     They are where the group's collectives are traced, and where CPU time is used: a process that
     waits uses none.
@@ -289,7 +290,7 @@ def _splits_tensor_groups(index: SpanIndex, timeline: Timeline) -> bool:
 
 
 def _hides_model_parallel(timeline: Timeline) -> bool:
-    """Whether TP, CP or EP collectives happened inside passes without being recorded."""
+    """Return whether TP, CP or EP collectives happened inside passes without being recorded."""
     layout = timeline.layout
     return layout.tp * layout.cp * layout.ep > 1 and not _is_full(timeline)
 
@@ -311,7 +312,9 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
 
 
 def _iteration_times(index: SpanIndex) -> Floats:
-    """Longest iteration span over the ranks; without such spans, last end less first start."""
+    """Return the longest iteration span over the ranks; without such spans, last end less first
+    start.
+    """
     rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
     longest = np.zeros(index.shape[1])
     if rows.any():

@@ -96,11 +96,11 @@ class Members:
         return self.place["dp"]
 
     def row(self, rank: int) -> int:
-        """Row of a global rank."""
+        """Return the row of a global rank."""
         return int(np.flatnonzero(self.ranks == rank)[0])
 
     def rows_of_stage(self, stage: int) -> Integers:
-        """Rows of one pipeline stage: a role's peers."""
+        """Return rows of one pipeline stage: a role's peers."""
         return np.flatnonzero(self.stage == stage)
 
     def coordinates(self, row: int) -> dict[str, int]:
@@ -110,7 +110,7 @@ class Members:
 
 
 def place_of(coordinates: list[Coordinates]) -> dict[str, Integers]:
-    """Coordinates of the rows by axis."""
+    """Return coordinates of the rows by axis."""
     return {
         axis: np.array([getattr(place, axis) for place in coordinates], dtype=np.int64)
         for axis in ("tp", "cp", "ep", "dp", "pp")

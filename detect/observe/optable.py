@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.costs import ReplayedCosts
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work, place_of
 from detect.report import Cause
 from detect.whatif.optable import OpTable
+from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError
 from megascan.header import Json
@@ -70,7 +70,9 @@ def _summed(
 
 
 def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
-    """Starts are relative to the step's first, so a step ends with its last operation."""
+    """Return how long each step took: starts are relative to its first, so it ends with its last
+    operation.
+    """
     end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_SECOND
     longest = np.zeros(num_steps)
     np.maximum.at(longest, slot, end)

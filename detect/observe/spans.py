@@ -56,7 +56,7 @@ class SpanIndex:
         return len(self.ranks), len(self.iterations)
 
     def named(self, names: Iterable[str]) -> Flags:
-        """Spans of these names that belong to an iteration."""
+        """Return spans of these names that belong to an iteration."""
         return equals(self.table, "name", *names) & self.counts
 
     def _has_cpu_time(self) -> bool:
@@ -66,7 +66,9 @@ class SpanIndex:
         return len(cpu) > 0 and bool((cpu > 0).mean() > WINDOW.cpu_time_share)
 
     def self_time(self, rows: Flags) -> Floats:
-        """Self time of the spans, CPU time where the ranks share cores and it was measured."""
+        """Return the self time of the spans, CPU time where the ranks share cores and it was
+        measured.
+        """
         column = "self_cpu_ns" if self.uses_cpu_time else "self_ns"
         return np.maximum(numbers(self.table, column)[rows], 0).astype(np.float64)
 
@@ -94,7 +96,7 @@ class SpanTimes(Protocol):
 
 
 def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
-    """Starts and ends, (span,) each, on one axis on which ranks follow each other."""
+    """Return starts and ends, (span,) each, on one axis on which ranks follow each other."""
     if not len(spans.start):
         return spans.start, spans.start
     origin = int(spans.start.min())
@@ -104,7 +106,7 @@ def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
 
 
 def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
-    """For each `inner` span the number of the `outer` span it starts in, -1 for none.
+    """Return for each `inner` span the number of the `outer` span it starts in, -1 for none.
 
     Numbers count the `outer` spans in the order of the table; those of one rank must not overlap.
     """
@@ -119,7 +121,7 @@ def enclosing(spans: SpanTimes, outer: Flags, inner: Flags) -> Integers:
 
 
 def enclosed_time(spans: SpanTimes, outer: Flags, inner: Flags, time_ns: Floats) -> Floats:
-    """For each `outer` span, the summed `time_ns` of the `inner` spans that start in it."""
+    """Return for each `outer` span, the summed `time_ns` of the `inner` spans that start in it."""
     owner = enclosing(spans, outer, inner)
     total = np.zeros(int(outer.sum()))
     np.add.at(total, owner[owner >= 0], time_ns[owner >= 0])

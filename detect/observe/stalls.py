@@ -149,14 +149,14 @@ def _usual_rest(
 
 
 def _lowest_by(key: Integers, values: Floats) -> Floats:
-    """For each value the lowest of the values of its key."""
+    """Return for each value the lowest of the values of its key."""
     lowest = np.full(int(key.max(initial=0)) + 1, np.inf)
     np.minimum.at(lowest, key, values)
     return np.asarray(lowest[key])
 
 
 def _median_by(key: Integers, values: Floats) -> Floats:
-    """For each value the median of the values of its key."""
+    """Return for each value the median of the values of its key."""
     order = np.lexsort((values, key))
     ordered = key[order]
     first = group_starts(ordered)
@@ -198,7 +198,7 @@ class HostTime:
 
 
 def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> HostTime:
-    """What the loading of data costs; `phase` is that of each pass."""
+    """Return what the loading of data costs; `phase` is that of each pass."""
     if index.is_cpu:
         inside = enclosed_time(index, passes, data, index.self_time(data))
         return HostTime(_wall_time(index, data), inside)
@@ -217,7 +217,7 @@ def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) 
 
 
 def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> HostTime:
-    """What garbage collection costs."""
+    """Return what garbage collection costs."""
     lost = index.duration[gc].astype(np.float64)
     if not index.is_cpu:
         start, end = axis_of(index)
@@ -327,7 +327,7 @@ class _Cover:
         return np.maximum(free, 0).astype(np.float64)
 
     def _covered(self, at: Integers) -> Integers:
-        """Covered time from the beginning up to `at`."""
+        """Return the covered time from the beginning up to `at`."""
         if not len(self._begin):
             return np.zeros_like(at)
         place = np.searchsorted(self._begin, at, side="right") - 1

@@ -60,7 +60,7 @@ class _Labels:
 
 
 def transfers_of(index: SpanIndex, timeline: Timeline) -> Transfers | None:
-    """Transfers of all matched communication; None without any."""
+    """Return transfers of all matched communication; None without any."""
     found = _operations(index)
     if found is None:
         return None
@@ -115,7 +115,7 @@ def _kinds(
     members: list[tuple[int, ...]],
     unit: Integers,
 ) -> tuple[Integers, tuple[str, ...]]:
-    """What makes operations comparable: axis, operation, bytes, members, hosts crossed."""
+    """Return what makes operations comparable: axis, operation, bytes, members, hosts crossed."""
     hosts = hosts_of(timeline.headers)
     crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
     width = np.array([len(ranks) for ranks in members])
@@ -144,7 +144,7 @@ def _kinds(
 
 
 def bytes_text(size_bytes: float) -> str:
-    """805306368 as "805 MB", decimal; small sizes to the byte."""
+    """Return 805306368 as "805 MB", decimal; small sizes to the byte."""
     for unit, size in (("GB", 10**9), ("MB", 10**6)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"
@@ -174,11 +174,11 @@ class _Lateness:
     time_ns: Floats
 
     def by_iteration(self, index: SpanIndex) -> Floats:
-        """(rank, iteration)"""
+        """Return values by (rank, iteration)."""
         return _summed(index, self.rows, self.time_ns)
 
     def by_unit(self, index: SpanIndex, members: list[tuple[int, ...]]) -> tuple[LateIn, ...]:
-        """Mean over the iterations by rank and edge or group."""
+        """Return the mean over the iterations by rank and edge or group."""
         cell = index.row[self.rows] * len(members) + self.unit
         names, number = np.unique(cell, return_inverse=True)
         total = np.bincount(number.reshape(-1), weights=self.time_ns, minlength=len(names))
@@ -190,7 +190,7 @@ class _Lateness:
 
 
 def _summed(index: SpanIndex, rows: Integers, time_ns: Floats) -> Floats:
-    """Times of spans by (rank, iteration)."""
+    """Return times of spans by (rank, iteration)."""
     num_ranks, num_iterations = index.shape
     flat = index.row[rows] * num_iterations + index.slot[rows]
     total = np.bincount(flat, weights=time_ns, minlength=num_ranks * num_iterations)
@@ -198,7 +198,7 @@ def _summed(index: SpanIndex, rows: Integers, time_ns: Floats) -> Floats:
 
 
 def _operation_of(found: _Operations) -> Integers:
-    """Operation of each of the spans, -1 for none."""
+    """Return the operation of each of the spans, -1 for none."""
     place = np.arange(len(found.rows))
     operation = np.searchsorted(found.starts, place, side="right") - 1
     end = (found.starts + found.sizes)[np.maximum(operation, 0)]
@@ -208,7 +208,7 @@ def _operation_of(found: _Operations) -> Integers:
 def _lateness(
     index: SpanIndex, found: _Operations, labels: _Labels, operation: Integers
 ) -> _Lateness:
-    """Late exits, less what the clocks of the group's members may feign."""
+    """Return late exits, less what the clocks of the group's members may feign."""
     known = operation >= 0
     rows, operation = found.rows[known], operation[known]
     unit = labels.unit[operation]
@@ -218,7 +218,7 @@ def _lateness(
 
 
 def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels: _Labels) -> Floats:
-    """Of each edge or group, by how much its clocks contradict cause and effect, ns.
+    """Return of each edge or group, by how much its clocks contradict cause and effect, ns.
 
     Nobody leaves an all-to-all kind of operation before its last member has arrived; where a
     trace says so, clocks disagree by as much at least.
@@ -236,7 +236,7 @@ def _clock_errors(index: SpanIndex, rows: Integers, operation: Integers, labels:
 
 
 def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
-    """Medians by (unit, kind) and iteration."""
+    """Return medians by (unit, kind) and iteration."""
     operation = _operation_of(found)
     known = operation >= 0
     late = _lateness(index, found, labels, operation)
@@ -265,7 +265,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
 
 
 def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
-    """Median of the values of each cell; NaN where there are none."""
+    """Return the median of the values of each cell; NaN where there are none."""
     order = np.lexsort((values, cell))
     ordered, place = values[order], cell[order]
     edges = group_starts(place)
@@ -276,7 +276,7 @@ def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
 
 
 def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> Flags:
-    """Rows whose kind makes up a noticeable part of its axis's transfer time."""
+    """Return rows whose kind makes up a noticeable part of its axis's transfer time."""
     axis = np.array([name.partition(" ")[0] for name in kinds])
     by_kind = np.bincount(kind, weights=total, minlength=len(kinds))
     by_axis = {name: float(by_kind[axis == name].sum()) for name in np.unique(axis)}

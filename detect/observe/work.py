@@ -23,6 +23,8 @@ the lead, so f comes out whatever h and k are, even where the transfer hides all
 
 Limit: in a TP group that has no equal anywhere in the job, k comes from the suspects themselves.
 CPU runs do not need this: a thread that waits uses no CPU time.
+
+Where no passes are marked, work is what lies between communications (`stretches_of`).
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Work
-from detect.observe.spans import SpanIndex, SpanTimes, enclosed_time, enclosing
+from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
 from detect.stats import robust
 from detect.thresholds import PASSES
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, united
 from megascan.schema import Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import (
@@ -89,7 +91,7 @@ def entangling_modules(index: SpanIndex) -> Flags:
 
 
 def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
-    """Phase of each of the spans by its name."""
+    """Return the phase of each of the spans by its name."""
     code, texts = codes(index.table, "name")
     phase_of_code = np.array([names.get(text, 0) for text in texts], dtype=np.int64)
     return np.asarray(phase_of_code[code[rows]])
@@ -159,7 +161,7 @@ def own_times_of(
 
 
 def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int]) -> Work:
-    """Mean time by (rank, iteration, phase x chunk x microbatch)."""
+    """Return the mean time by (rank, iteration, phase x chunk x microbatch)."""
     phase = phases_of(index, rows, names)
     chunk = np.maximum(numbers(index.table, "chunk")[rows], 0)
     microbatch = np.maximum(numbers(index.table, "microbatch")[rows], 0)
@@ -184,7 +186,9 @@ def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int
 
 
 def layers_of(index: SpanIndex) -> Work | None:
-    """Transformer layers, chunks and layers of a rank averaged; None when not traced or unlike."""
+    """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
+    unlike.
+    """
     rows = layer_spans(index)
     if not rows.any():
         return None
@@ -205,7 +209,9 @@ def layers_of(index: SpanIndex) -> Work | None:
 
 
 def _layers_alike(index: SpanIndex, rows: Flags, time_ns: Floats) -> bool:
-    """False when layers of one rank differ by 15 % and more (dense and expert layers mixed)."""
+    """Return False when layers of one rank differ by 15 % and more (dense and expert layers
+    mixed).
+    """
     layer = numbers(index.table, "layer")[rows]
     forward = equals(index.table, "name", *names_of(CountsAs.LAYER, phases=[Phase.FORWARD]))[rows]
     for row in range(len(index.ranks)):
@@ -337,7 +343,7 @@ def _modules(spans: SpanTimes, marks: Entanglement) -> _Modules:
 
 
 def _parts(modules: _Modules) -> tuple[Floats, Floats]:
-    """Of each module the rank's own time, and its span less the waiting for others."""
+    """Return of each module the rank's own time, and its span less the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
         use = modules.kind == kind
@@ -368,7 +374,8 @@ def _own(modules: _Modules, use: Flags, shortest: float, hidden: float) -> Float
 
 
 def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
-    """Of the modules whose ratio is exact: of each rank the median, of these the lower median.
+    """Return of the modules whose ratio is exact: of each rank the median, of these the lower
+    median.
 
     Where few ranks have any, all modules of the others stand in, unless what is hidden in their
     waits explains the difference.
@@ -397,3 +404,85 @@ def _middle(values: dict[int, float], *, upper: bool = False) -> float:
     """Lower median of the values, or the upper one."""
     ordered = sorted(values.values())
     return ordered[(len(ordered) - (0 if upper else 1)) // 2]
+
+
+def stretches_of(index: SpanIndex) -> Work | None:
+    """Return the stretches between communications, (rank, iteration, number); None without any.
+
+    For traces in which no passes are marked. A trainer that marks only its communication still
+    shows what its ranks compute: all of it lies between one communication and the next, and ranks
+    of one stage communicate in the same order.
+
+        rank 0   |── 1 ──| all_reduce |── 2 ──| all_reduce |──────── 3 ────────| optimizer |
+        rank 1   |─── 1 ───| all_red. |─── 2 ───| all_red. |───────── 3 ──────────| optimizer |
+
+    So the n-th stretch that nothing covers is an operation. The longest of a microbatch follows the
+    loss: the backward pass. Communication inside it may be hidden, and so is the waiting in it; the
+    stretches of the forward pass are the rank's own.
+
+    Limit: with pipeline stages a stretch may hold waiting for a message that nobody recorded. Such
+    traces are not read this way.
+    """
+    begin, end = _stretches(index)
+    if not len(begin):
+        return None
+    cell, since = _cells(index, end)
+    known = cell >= 0
+    cell, length = cell[known], (end - np.maximum(begin, since))[known].astype(np.float64)
+    starts = group_starts(cell)
+    count = group_lengths(starts, len(cell))
+    if not len(count):
+        return None
+    usual = int(np.median(count))  # an iteration with another number of them is not comparable
+    number = np.arange(len(cell)) - np.repeat(starts, count)
+    kept = np.repeat(count == usual, count)
+    log_ns = np.full((index.shape[0] * index.shape[1], usual), np.nan)
+    log_ns[cell[kept], number[kept]] = np.log(np.maximum(length[kept], 1.0))
+    return _without_trifles(log_ns.reshape(*index.shape, usual))
+
+
+def _stretches(index: SpanIndex) -> tuple[Integers, Integers]:
+    """Return begin and end, on the axis of all ranks, of what no communication or host span
+    covers.
+    """
+    covers = index.counts & ~equals(index.table, "kind", Kind.ITERATION, Kind.COMPUTE)
+    start, end = axis_of(index)
+    low, high = united(start[covers], end[covers])
+    return high[:-1], low[1:]
+
+
+def _cells(index: SpanIndex, end: Integers) -> tuple[Integers, Integers]:
+    """Return rank and iteration of each stretch as one number, and when that iteration began.
+
+    -1 for a stretch that ends between two iterations.
+    """
+    start, stop = axis_of(index)
+    rows = np.flatnonzero(index.counts)
+    cell = (index.row * index.shape[1] + index.slot)[rows]
+    size = index.shape[0] * index.shape[1]
+    low = np.full(size, np.iinfo(np.int64).max)
+    high = np.full(size, -1, dtype=np.int64)
+    np.minimum.at(low, cell, start[rows])
+    np.maximum.at(high, cell, stop[rows])
+    order = np.argsort(low)
+    place = np.searchsorted(low[order], end, side="left") - 1
+    found = order[np.maximum(place, 0)]
+    inside = (place >= 0) & (end <= high[found])
+    return np.where(inside, found, -1), low[found]
+
+
+def _without_trifles(log_ns: Floats) -> Work | None:
+    """Leave out stretches that take next to nothing, and tell backward passes by their length."""
+    seen: Flags = np.asarray(np.isfinite(log_ns).any(axis=(0, 1)))
+    typical = np.zeros(len(seen))
+    typical[seen] = np.exp(np.nanmedian(log_ns[:, :, seen], axis=(0, 1)))
+    kept = typical >= PASSES.least_segment_share * typical.sum()
+    if not kept.any():
+        return None
+    lasting = typical[kept]
+    is_backward = lasting > PASSES.backward_ratio * np.median(lasting)
+    return Work(
+        log_ns=log_ns[:, :, kept],
+        phase=np.where(is_backward, BACKWARD, FORWARD).astype(np.int64),
+        microbatch=np.cumsum(np.r_[0, is_backward[:-1]]).astype(np.int64),
+    )

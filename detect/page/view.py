@@ -35,7 +35,8 @@ from detect.text import (
     render_text,
     times,
 )
-from detect.whatif.metrics import Saving, WhatIf
+from detect.whatif.metrics import WhatIf
+from detect.whatif.savings import Saving
 from megascan.errors import listed
 from megascan.header import Json
 from megascan.timeline import Timeline

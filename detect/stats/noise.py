@@ -44,7 +44,7 @@ def rank_correlation(one: Floats, other: Floats) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Places in order, equal values sharing their mean place."""
+    """Return places in order, equal values sharing their mean place."""
     _, number, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return np.asarray((last - (count - 1) / 2.0)[number.reshape(-1)])
@@ -193,7 +193,7 @@ def estimate_noise(value: Floats, excluded: Flags, usual: Usual) -> Noise:
 
 
 def _own(value: Floats, again: float) -> Floats:
-    """Of each rank, (rank,); NaN in short windows.
+    """Return of each rank, (rank,); NaN in short windows.
 
     From its steps, which a change hardly touches, or from its level, which odd iterations hardly
     touch, whichever is less.
@@ -219,13 +219,15 @@ def _pooled(value: Floats, again: float) -> float:
 
 
 def _burst_size(value: Floats) -> float:
-    """Root mean square within a row, the median row's: large where bursts are everybody's."""
+    """Return the root mean square within a row, the median row's: large where bursts are
+    everybody's.
+    """
     centred = value - robust.mean(value, axis=1)[:, None]
     return float(np.nan_to_num(robust.median(np.sqrt(robust.mean(centred**2, axis=1)))))
 
 
 def _between(sound: Floats, explained: float, usual: Usual) -> tuple[float, float]:
-    """Lasting spread of sound ranks and its degrees of freedom.
+    """Return the lasting spread of sound ranks and its degrees of freedom.
 
     What the ranks show beyond their noise in time, weighed against what is usual: the variance of
     few ranks says little (a moderated variance, Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1)).

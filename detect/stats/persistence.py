@@ -311,13 +311,15 @@ def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, In
 
 
 def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
-    """[low, high) around stretches: as long again on either side, as far as the window goes."""
+    """Return [low, high) around stretches: as long again on either side, as far as the window
+    goes.
+    """
     reach = max(length, LIMITS.min_outside)
     return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
 
 
 def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | None:
-    """Levels (inside, beside) of a stretch that the original values confirm, None otherwise.
+    """Return levels (inside, beside) of a stretch that the original values confirm, None otherwise.
 
     It must be above the peers, most of it above the middle, and most of it new.
     """
@@ -367,7 +369,7 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
 def _two_state_path(
     series: Floats, normal: float, slow: float, sigma: float, penalty: float
 ) -> Flags:
-    """Viterbi path between two levels, normal noise clipped at 4 sigma."""
+    """Return the Viterbi path between two levels, normal noise clipped at 4 sigma."""
     costs = zip(
         _cost(series, normal, sigma).tolist(), _cost(series, slow, sigma).tolist(), strict=True
     )  # plain numbers: an array is slow to ask one by one
@@ -386,7 +388,9 @@ def _two_state_path(
 
 
 def _cost(series: Floats, level: float, sigma: float) -> Floats:
-    """Half squared distance in sigmas; bounded, so that one odd iteration is no change of state."""
+    """Return half the squared distance in sigmas; bounded, so that one odd iteration is no change
+    of state.
+    """
     distance = np.nan_to_num((series - level) / sigma)
     return np.minimum(0.5 * distance**2, LIMITS.max_cost)
 

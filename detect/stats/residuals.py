@@ -41,14 +41,14 @@ class Residuals:
 
 
 def stage_groups(members: Members) -> list[Integers]:
-    """Rows of each pipeline stage."""
+    """Return rows of each pipeline stage."""
     return [members.rows_of_stage(int(stage)) for stage in np.unique(members.stage)]
 
 
 def compare_within(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
 ) -> Residuals:
-    """Residuals of every rank against the ranks of its group that are not `excluded`.
+    """Return residuals of every rank against the ranks of its group that are not `excluded`.
 
     An excluded rank (a fault that is already known) is nobody's peer but is still compared.
     """
@@ -78,8 +78,9 @@ def compare_within(
 
 
 def peer_groups(work: Work, members: Members) -> list[Integers]:
-    """Rows that are compared with each other: of a stage, or where data would blur that of a stage
-    and replica, whose ranks (TP, CP) work on the same data."""
+    """Return rows that are compared with each other: of a stage, or where data would blur that of a
+    stage and replica, whose ranks (TP, CP) work on the same data.
+    """
     groups = stage_groups(members)
     if data_of(work, members, groups).level_error == 0.0:
         return groups
@@ -104,7 +105,7 @@ def deviations(work: Work, groups: list[Integers], excluded: Flags) -> Floats:
 def data_effects(
     work: Work, members: Members, groups: list[Integers], excluded: Flags, centred: bool = True
 ) -> Floats:
-    """What the rest of its replica says about each operation of a rank.
+    """Return what the rest of its replica says about each operation of a rank.
 
     (rank, iteration, operation) in logarithms: +0.3 where the other stages and TP ranks of the
     replica took 30 % longer than other replicas did on this microbatch. NaN without such ranks.
@@ -160,7 +161,7 @@ class Data:
 
 
 def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
-    """What the work of all ranks, whoever is slow, tells of the data."""
+    """Return what the work of all ranks, whoever is slow, tells of the data."""
     nobody = np.zeros(len(members), dtype=bool)
     return _without_data(work, members, groups, nobody)[1]
 
@@ -204,7 +205,7 @@ def _taken_out(
 
 
 def _group_level(by_phase: Floats, groups: list[Integers], excluded: Flags) -> Floats:
-    """What all ranks of a group of four and more have in common, (phase, rank, 1).
+    """Return what all ranks of a group of four and more have in common, (phase, rank, 1).
 
     Where data vary, a fault moves the group's median and with it all other ranks alike.
     """
@@ -218,7 +219,7 @@ def _group_level(by_phase: Floats, groups: list[Integers], excluded: Flags) -> F
 
 
 def _faults_are_told_apart(members: Members, excluded: Flags) -> bool:
-    """Whether a lasting fault cannot pass for data: three replicas, or three ranks in each.
+    """Return whether a lasting fault cannot pass for data: three replicas, or three ranks in each.
 
     With two replicas of two ranks each, one slow rank and the opposite one look the same.
     """
@@ -230,7 +231,7 @@ def _faults_are_told_apart(members: Members, excluded: Flags) -> bool:
 
 
 def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: float) -> Floats:
-    """What all ranks of a replica have in common over the window, (phase, rank, 1).
+    """Return what all ranks of a replica have in common over the window, (phase, rank, 1).
 
     Data effects are centred, so that a lasting fault of one rank does not pass for data of the
     others; the little that a replica's data happen to be longer over the whole window therefore
@@ -249,7 +250,7 @@ def _data_level(by_phase: Floats, members: Members, excluded: Flags, reach: floa
 
 
 def _slope(cause: Floats, outcome: Floats) -> float:
-    """Regression through the origin of centred values; 0 where they hardly correlate."""
+    """Return the slope of centred values through the origin; 0 where they hardly correlate."""
     centred = outcome - robust.median(outcome.reshape(len(outcome), -1), axis=1).reshape(-1, 1, 1)
     use = np.isfinite(cause) & np.isfinite(centred)
     x, y = cause[use], centred[use]
@@ -265,7 +266,8 @@ def _slope(cause: Floats, outcome: Floats) -> float:
 
 
 def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Floats:
-    """What a (TP, CP, EP) position costs wherever it occurs, (phase, rank, 1): the job's own doing.
+    """Return what a (TP, CP, EP) position costs wherever it occurs, (phase, rank, 1): the job's own
+    doing.
 
     With three replicas and more the position's median within its stage; with fewer, what all ranks
     of the position in all stages and replicas have in common, if they agree.
@@ -290,7 +292,9 @@ def _position_effect(by_phase: Floats, members: Members, excluded: Flags) -> Flo
 
 
 def _agreed(level: Floats) -> Floats:
-    """The least of the levels (phase, rank) where two and more are slow alike, 0 otherwise."""
+    """Return the least of the levels (phase, rank) where two and more are slow alike, 0
+    otherwise.
+    """
     typical = robust.mean(level, axis=0)
     typical = typical[np.isfinite(typical)]
     if len(typical) < 2 or not typical.min() >= DATA.alike_share * typical.max() > 0:

@@ -9,7 +9,7 @@ from megascan.arrays import Flags, Floats, Integers
 
 
 def median(values: Floats, axis: int | None = None) -> Floats:
-    """Median of what is there; NaN where there is nothing.
+    """Return the median of what is there; NaN where there is nothing.
 
     The same numbers as numpy's `nanmedian`, which takes ten times as long for short rows.
     """
@@ -32,7 +32,7 @@ def median(values: Floats, axis: int | None = None) -> Floats:
 
 
 def mean(values: Floats, axis: int | None = None) -> Floats:
-    """Mean of what is there; NaN where there is nothing.
+    """Return the mean of what is there; NaN where there is nothing.
 
     The same numbers as numpy's `nanmean`, which warns of the latter.
     """
@@ -44,7 +44,8 @@ def mean(values: Floats, axis: int | None = None) -> Floats:
 
 
 def centre(values: Floats) -> Floats:
-    """Mean of the middle third and a little more along the last axis; NaN where there is nothing.
+    """Return the mean of the middle third and a little more along the last axis; NaN where there is
+    nothing.
 
     A third of the samples may be anything, and it wastes less than a median does: of n samples
     n // 3 are left out at either end.
@@ -58,7 +59,7 @@ def centre(values: Floats) -> Floats:
 
 
 def spread(values: Floats, axis: int | None = None) -> Floats:
-    """Standard deviation estimated by the median absolute deviation."""
+    """Return the standard deviation estimated by the median absolute deviation."""
     centre = median(values, axis=axis)
     if axis is not None:
         centre = np.expand_dims(centre, axis)
@@ -66,7 +67,7 @@ def spread(values: Floats, axis: int | None = None) -> Floats:
 
 
 def leave_one_out_median(values: Floats) -> Floats:
-    """For each entry the median of the other entries of its column; NaN where there is none.
+    """Return for each entry the median of the other entries of its column; NaN where there is none.
 
     `values` is (member, sample). A suspect is thereby never part of its own expectation, which
     with two to four members matters more than any threshold. One sort serves all members: taking
@@ -92,7 +93,7 @@ def leave_one_out_median(values: Floats) -> Floats:
 
 
 def expected_from_others(values: Floats, excluded: Flags) -> Floats:
-    """Median of the other members that are not `excluded`, (member, sample).
+    """Return the median of the other members that are not `excluded`, (member, sample).
 
     Excluded members (known faults) are expected to be like all the others.
     """
@@ -111,7 +112,7 @@ def _without(ordered: Floats, own: Integers, index: Integers) -> Floats:
 
 
 def step_noise(series: Floats) -> Floats:
-    """Noise of each row of (row, iteration) from differences of neighbours.
+    """Return the noise of each row of (row, iteration) from differences of neighbours.
 
     A step in the series (a fault that begins) touches one difference only. A mean of squares, large
     ones cut, is twice as exact as a median deviation; that one bounds it where steps are many.
@@ -125,7 +126,7 @@ def step_noise(series: Floats) -> Floats:
 
 
 def repetition(series: Floats) -> float:
-    """Lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
+    """Return the lag-1 correlation r of noise in (row, iteration), 0 to 1, of all rows together.
 
     For noise that repeats itself from one iteration to the next, squared differences over two
     iterations are (1 + r) times those over one. Large ones are cut, and a change that lasts is left
@@ -149,14 +150,14 @@ def repetition(series: Floats) -> float:
 
 
 def _lasting(series: Floats, steps: Floats, limit: float) -> Flags:
-    """Which large steps lead to another level: the medians of three on either side differ."""
+    """Mark large steps that lead to another level: the medians of three on either side differ."""
     smooth = np.pad(three_point_median(series), ((0, 0), (1, 1)), mode="edge")
     change = np.abs(smooth[:, 3:] - smooth[:, :-3])
     return np.asarray((np.abs(steps) > limit) & (change > limit))
 
 
 def three_point_median(series: Floats) -> Floats:
-    """Running median of three along the last axis: single odd iterations vanish."""
+    """Return the running median of three along the last axis: single odd iterations vanish."""
     if series.shape[-1] < 3:
         return series
     padded = np.concatenate([series[..., :1], series, series[..., -1:]], axis=-1)

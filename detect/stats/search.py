@@ -70,7 +70,7 @@ class SearchTask:
     """Values may be low for good reasons too: of four rows two high ones are not at fault."""
 
     def closed(self, excluded: Flags) -> Flags:
-        """Rows that may not be taken out next."""
+        """Return rows that may not be taken out next."""
         closed = excluded | self.forbidden
         for rows in self.groups:
             most = (
@@ -98,7 +98,7 @@ class _View:
 
 
 def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
-    """All rows of one class that are slow."""
+    """Find all rows of one class that are slow."""
     order: list[int] = []
     num_accepted = 0
     views = [_view(task, settings, order)]  # without the first 0, 1, 2, … of them
@@ -133,7 +133,9 @@ def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> 
 def _clearest(
     view: _View, closed: Flags, task: SearchTask, settings: DetectorSettings
 ) -> int | None:
-    """Next row to take out: the least probable one that is above the floor and persists."""
+    """Return the next row to take out: the least probable one that is above the floor and
+    persists.
+    """
     rows = [one for one in view.stretches if not closed[one.row] and one.effect > 0]
     for one in sorted(rows, key=lambda each: (each.p_value, -each.effect)):
         if one.effect >= SEARCH.near_floor_share * task.floor / 2 and _qualifies(
@@ -149,7 +151,8 @@ def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettin
 
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:
-    """Long enough, and most of the time between onset and end (less when it flaps).
+    """Return whether it lasts long enough, and most of the time between onset and end (less when it
+    flaps).
 
     Of a short window most of it is enough: 3 of 4 iterations.
     """
@@ -160,7 +163,9 @@ def _persists(course: Course, settings: DetectorSettings) -> bool:
 
 
 def _reaches(course: Course, floor: float, between: float) -> bool:
-    """Whether the effect may be as large as the floor, given its error and the rank's own level."""
+    """Return whether the effect may be as large as the floor, given its error and the rank's own
+    level.
+    """
     reach = course.effect + SEARCH.interval_sigmas * float(np.hypot(course.standard_error, between))
     return reach >= floor and course.effect >= SEARCH.near_floor_share * floor
 
@@ -168,7 +173,7 @@ def _reaches(course: Course, floor: float, between: float) -> bool:
 def _suspects(
     view: _View, rows: list[int], task: SearchTask, settings: DetectorSettings
 ) -> list[Suspect]:
-    """The rows that hold once all of them are out of each other's peers."""
+    """Return the rows that hold once all of them are out of each other's peers."""
     found = []
     ordered = sorted(rows, key=lambda row: (view.stretches[row].p_value, row))
     for number, row in enumerate(ordered, 1):

@@ -7,7 +7,7 @@ only, the last part before its end, because in an ideal run nobody waits for a s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,19 @@ import pyarrow as pa
 from detect.whatif.graph import Graph, Node, Replay, sweep
 from detect.whatif.traced import GC, HOST
 from megascan.arrays import Floats, Integers
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
-from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Granularity, Kind, Track
+from megascan.header import ClockOrigin, Device, RankHeader, computed_header
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
 from megascan.topology import Layout
+from megascan.vocabulary import BACKWARD, BATCH_GENERATOR, FORWARD, OPTIMIZER, RECV, SEND
 
 _STEP_SPACING = 1.1
 _NS_PER_S = 1e9
 _KINDS = {
-    "forward-compute": (Kind.COMPUTE, "forward", Track.COMPUTE),
-    "backward-compute": (Kind.COMPUTE, "backward", Track.COMPUTE),
-    "optimizer": (Kind.OPTIMIZER, "optimizer", Track.COMPUTE),
-    "data-loading": (Kind.DATA, "batch-generator", Track.HOST),
+    "forward-compute": (Kind.COMPUTE, FORWARD, Track.COMPUTE),
+    "backward-compute": (Kind.COMPUTE, BACKWARD, Track.COMPUTE),
+    "optimizer": (Kind.OPTIMIZER, OPTIMIZER, Track.COMPUTE),
+    "data-loading": (Kind.DATA, BATCH_GENERATOR, Track.HOST),
     GC: (Kind.GC, "gc", Track.HOST),
     HOST: (Kind.HOST, "host", Track.HOST),
 }
@@ -99,7 +100,7 @@ def _drawn(node: Node) -> _Drawn:
     if node.is_local:
         return _Drawn(Kind.OPTIMIZER, node.optype, Track.COMPUTE)
     first, _, second = node.optype.partition("-")
-    if second in ("send", "recv"):
+    if second in (SEND, RECV):
         name = f"{second}_{first}"
         return _Drawn(Kind.P2P, name, Track.COMMUNICATION, op=second, direction=first)
     return _Drawn(Kind.COLLECTIVE, node.optype, Track.COMMUNICATION, op=node.optype)
@@ -189,21 +190,9 @@ def _plain_ranks(replay: Replay) -> Integers:
 
 
 def _plain_headers(layout: Layout, ranks: Integers) -> dict[int, RankHeader]:
-    header = RankHeader(
-        run_id="ideal",
-        rank=0,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(0),
-        groups={},
-        host="",
-        process_id=0,
-        device=Device(kind="cuda", name=""),
-        backend="",
-        clock=ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0),
-        trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
-    )
+    clock = ClockOrigin(domain="ideal", source="replay", origin_unix_ns=0)
+    device = Device(kind="cuda", name="")
     return {
-        int(rank): replace(header, rank=int(rank), coordinates=layout.coordinates(int(rank)))
-        for rank in ranks.ravel()
+        rank: computed_header("ideal", rank, layout, device, clock)
+        for rank in ranks.ravel().tolist()
     }

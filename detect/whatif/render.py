@@ -19,7 +19,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from detect.whatif.metrics import Saving, Share, WhatIf
+from detect.whatif.metrics import Share, WhatIf
+from detect.whatif.savings import Saving
 from megascan.arrays import Floats
 from megascan.header import Json
 

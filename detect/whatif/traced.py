@@ -23,15 +23,19 @@ import numpy as np
 
 from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Partition, Replay, partition_of
 from detect.whatif.marks import BEGIN, COMMUNICATION, END, SpanColumns, Stack, stack_marks
+from megascan import vocabulary
 from megascan.arrays import Flags, Floats, Integers, group_starts
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
-from megascan.vocabulary import LOSS_SYNC
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
 DATA, HOST, GC = "data-loading", "host", "gc"
-PASS_TYPES = {"forward": FORWARD, "backward": BACKWARD, "backward-weights": BACKWARD}
+PASS_TYPES = {
+    vocabulary.FORWARD: FORWARD,
+    vocabulary.BACKWARD: BACKWARD,
+    vocabulary.BACKWARD_WEIGHTS: BACKWARD,
+}
 
 
 NO_MARK, END_OF_ITERATION = -1, -2
@@ -216,7 +220,7 @@ class _Walk:
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
         group = spans.group[row].partition("@")[0]
-        if spans.name[row] == LOSS_SYNC:
+        if spans.name[row] == vocabulary.LOSS_SYNC:
             group = "dp"
         op = spans.op[row] or spans.name[row]
         direction = spans.direction[row]

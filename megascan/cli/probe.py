@@ -103,7 +103,7 @@ def _sweep(arguments: argparse.Namespace) -> tuple[Probes, dict[int, str]]:
 
 
 def _words(finding: Finding, names: dict[int, str]) -> str:
-    """A finding in words; of this host's devices by their names."""
+    """Put a finding into words; of this host's devices by their names."""
     if not names[finding.ranks[0]]:
         return "\n".join(
             [f"WRONG BITS: {finding.headline}", *(f"   {line}" for line in finding.evidence),

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from detect import DetectorSettings
     from detect.detector import Examination
     from detect.page import PageInputs
-    from detect.whatif import Replay, Saving, WhatIf
+    from detect.whatif import Replay, Saving
+    from detect.whatif.metrics import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -122,7 +123,8 @@ def _replayed(
     make: Callable[[], Replay], examined: Examination
 ) -> tuple[WhatIf | None, list[Saving], str]:
     """Return figures and savings of the replay, or why there is none."""
-    from detect.whatif import analyze, savings_of
+    from detect.whatif import savings_of
+    from detect.whatif.metrics import analyze
 
     with stage("replaying the step"):
         try:

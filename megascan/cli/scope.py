@@ -16,10 +16,8 @@ import secrets
 from pathlib import Path
 
 from megascan.cli.output import check_folder, require, say
-from megascan.errors import InputError, MissingError, UsageError
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_SHORTEST_TOKEN = 16
+from megascan.errors import InputError
+from megascan.listening import listen, require_server, token_for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     require("megascope")
-    try:
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise MissingError(
-            f'the package {error.name} is not installed: pip install "megascan[serve]"'
-        ) from error
+    require_server()
+    import uvicorn
+
     from megascope.folder_page import FolderPage
-    from megascope.server import address_of, build_app, listen
+    from megascope.server import address_of, build_app
 
     folder: Path = arguments.folder
     check_folder(folder, "give the --trace-dir of a job with --scope")
-    if arguments.host not in _LOOPBACK and arguments.token_file is None:
-        raise UsageError(f"--host {arguments.host} lets other machines ask: give --token-file")
-    token = _token(arguments.token_file)
+    token = token_for(arguments.host, arguments.token_file) or secrets.token_urlsafe(24)
     listening = listen(arguments.host, arguments.port)
     app = build_app(
         FolderPage(folder, lambda: _verdict(folder)), token=token, hosts=[arguments.host]
@@ -63,20 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _token(file: Path | None) -> str:
-    if file is None:
-        return secrets.token_urlsafe(24)
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the token in {file} ({error}); mend --token-file") from error
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
-        raise InputError(f"{file} must hold one word of at least {_SHORTEST_TOKEN} letters")
-    return token
-
-
 def _verdict(folder: Path) -> list[str]:
-    """What the folder's probes say."""
+    """Return what the folder's probes say."""
     require("detect")
     from detect.causes.corruption import findings_of
     from megascan.probes import read_probes

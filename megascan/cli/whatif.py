@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from detect import Finding
-    from detect.whatif import OpTable, Replay, Saving, WhatIf
+    from detect.whatif import OpTable, Replay, Saving
+    from detect.whatif.metrics import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, print, write what was asked for."""
     require("detect")
-    from detect.whatif import analyze, savings_of, savings_of_standouts
+    from detect.whatif import savings_of
+    from detect.whatif.metrics import analyze, savings_of_standouts
     from detect.whatif.render import render_text
 
     _check(arguments)

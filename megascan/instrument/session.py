@@ -384,7 +384,7 @@ def _budget_of(
 
 
 def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) -> Switch:
-    """What switches an armed run."""
+    """Return what switches an armed run."""
     import torch.distributed as dist
 
     switch = Switch(

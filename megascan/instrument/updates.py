@@ -45,7 +45,7 @@ class Updates(IterationListener):
         ]
 
     def iteration_begins(self) -> None:
-        """Nothing is under way, also if the last update ended with an exception."""
+        """Forget what is under way: the last update may have ended with an exception."""
         for marks in self._open.values():
             marks.clear()
 
@@ -55,11 +55,11 @@ class Updates(IterationListener):
             handle.remove()
 
     def optimizer_step(self, original: Function) -> Function:
-        """`optimizer`: the step of megatron.core's optimizers, chained ones among them."""
+        """Record `optimizer`: the step of megatron.core's optimizers, chained ones among them."""
         return self._outermost(original, OPTIMIZER)
 
     def grad_sync(self, original: Function) -> Function:
-        """`grad-sync`: waiting for, or doing, the reduction of all gradients.
+        """Record `grad-sync`: waiting for, or doing, the reduction of all gradients.
 
         A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
         holds are recorded beside it.

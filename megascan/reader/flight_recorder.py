@@ -54,7 +54,7 @@ class Standing:
         return f"in {what}" if self.is_inside else f"in none, the last was {what}"
 
     def to_json(self) -> dict[str, Json]:
-        """For payloads."""
+        """Return it for payloads."""
         return cast("dict[str, Json]", asdict(self))
 
 

@@ -275,7 +275,9 @@ def _is_gzip(file: BinaryIO) -> bool:
 
 
 def _next_lines(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
-    """Text from `offset` to the last whole window mark within a step, or to the first one."""
+    """Return the text from `offset` to the last whole window mark within a step, or to the first
+    one.
+    """
     file.seek(offset)
     text = b""
     while piece := file.read(max(_STEP_BYTES, len(text))):
@@ -288,7 +290,7 @@ def _next_lines(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
 
 
 def _last_window_end(text: bytes) -> int:
-    """Where the last complete window mark of a text ends; 0 without one."""
+    """Return where the last complete window mark of a text ends; 0 without one."""
     at = text.rfind(_WINDOW_MARK)
     while at >= 0:
         begin, newline = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
@@ -308,7 +310,9 @@ def _is_json(line: bytes) -> bool:
 
 
 def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
-    """Text of complete members from `offset` on, at least one window's if there is one."""
+    """Return the text of complete members from `offset` on, at least one window's if there is
+    one.
+    """
     raw, parts, end = b"", [], offset
     file.seek(offset)
     while piece := file.read(max(_STEP_BYTES, len(raw))):
@@ -323,7 +327,7 @@ def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
 
 
 def _members(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(begin, end, text) of complete gzip members; damage and a torn member end them."""
+    """Return (begin, end, text) of complete gzip members; damage and a torn member end them."""
     begin = 0
     while begin < len(raw):
         inflater = zlib.decompressobj(_GZIP_WINDOW)

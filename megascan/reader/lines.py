@@ -60,6 +60,23 @@ class _Piece:
     torn: bool = False
 
 
+def file_batches(paths: Sequence[Path], most_bytes: int, short_bytes: int) -> Iterator[list[Path]]:
+    """Yield files to be read in one go: together up to `most_bytes`, those above `short_bytes`
+    alone.
+    """
+    batch: list[Path] = []
+    room = most_bytes
+    for path in paths:
+        size = path.stat().st_size
+        if batch and (size > short_bytes or size > room):
+            yield batch
+            batch, room = [], most_bytes
+        batch.append(path)
+        room -= size
+    if batch:
+        yield batch
+
+
 def read_start(path: Path, num_bytes: int) -> bytes:
     """Read the first bytes of a file's (decompressed) content. Raises InputError if unreadable."""
     collected = b""

@@ -27,7 +27,14 @@ from megascan.arrays import Integers
 from megascan.errors import InputError
 from megascan.header import Json, RankHeader, WindowRecord
 from megascan.parallel import Here, Workers, num_workers
-from megascan.reader.lines import Block, EventBlock, parse_block, parsed_blocks, read_all
+from megascan.reader.lines import (
+    Block,
+    EventBlock,
+    file_batches,
+    parse_block,
+    parsed_blocks,
+    read_all,
+)
 from megascan.reader.segments import (
     Segment,
     event_schema,
@@ -217,7 +224,7 @@ class FileRuns:
 def read_rank_files(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
     """Read all runs of all files, the files side by side; by threads of this process."""
     here = workers if isinstance(workers, Here) else Here()
-    batches = list(file_batches(paths))
+    batches = list(file_batches(paths, _TOGETHER_BYTES, _SHORT_BYTES))
     num_threads = (here.num_threads or num_workers()) // max(len(batches), 1)
     read = partial(_read_batch, num_threads=num_threads)
     parts = here.results(read, ((batch,) for batch in batches))
@@ -358,23 +365,6 @@ class _Mark:
     file: int
     line: int
     record: RankHeader | WindowRecord
-
-
-def file_batches(
-    paths: Sequence[Path], most_bytes: int = _TOGETHER_BYTES, short_bytes: int = _SHORT_BYTES
-) -> Iterator[list[Path]]:
-    """Yield rank files to be read in one go: long ones alone, short ones up to some MB."""
-    batch: list[Path] = []
-    room = most_bytes
-    for path in paths:
-        size = path.stat().st_size
-        if batch and (size > short_bytes or size > room):
-            yield batch
-            batch, room = [], most_bytes
-        batch.append(path)
-        room -= size
-    if batch:
-        yield batch
 
 
 def read_short_files(paths: Sequence[Path], templates: Templates) -> list[Segment] | None:

@@ -104,7 +104,7 @@ def faulty_rows(spans: pa.Table, events: pa.Table, rank: int | None) -> list[tup
     """
     micros = events.column("ts").to_numpy() + events.column("dur").to_numpy()
     ranks = numbers(spans, "rank")
-    sorts = {
+    faults = {
         "has no usable ts and dur": ~(np.abs(micros) < LARGEST_MICROS),
         "has a negative duration": numbers(spans, "duration_ns") < 0,
         "has no rank": ranks < 0,
@@ -112,9 +112,9 @@ def faulty_rows(spans: pa.Table, events: pa.Table, rank: int | None) -> list[tup
         "has no name": equals(spans, "name", ""),
     }
     if rank is not None:
-        sorts[f"is a span of another rank than the file's rank {rank}"] = ranks != rank
+        faults[f"is a span of another rank than the file's rank {rank}"] = ranks != rank
     reasons: dict[int, str] = {}
-    for reason, is_bad in sorts.items():
+    for reason, is_bad in faults.items():
         for row in np.flatnonzero(is_bad).tolist():
             reasons.setdefault(row, reason)
     return sorted(reasons.items())

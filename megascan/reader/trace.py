@@ -28,12 +28,11 @@ import pyarrow as pa
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Here, Kept, Workers, num_workers
-from megascan.rankfile import RANK_FILE_PATTERNS
-from megascan.reader.lines import read_start
-from megascan.reader.rank_files import file_batches
+from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, settled_shard
 from megascan.schema import Granularity
 from megascan.timeline import Completeness, Trace, codes, in_order, without
+from megascan.topology import RANK_FILE_PATTERNS
 from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
 
@@ -534,7 +533,8 @@ _NAMES = {
 
 def _hint(folder: Path) -> str:
     """Say where the rank files are when they are one level deeper."""
-    inner = sorted({path.parent.name for path in folder.glob("*/benchmark-data-*.json*")})
+    named = (path for pattern in RANK_FILE_PATTERNS for path in folder.glob(f"*/{pattern}"))
+    inner = sorted({path.parent.name for path in named})
     return f" itself, but there are some in its subfolder {inner[0]}" if inner else ""
 
 
@@ -663,7 +663,7 @@ def read_trace(
 
 
 def _read(path: Path, run: str | None, load: Loader, *, allow_missing_ranks: bool) -> Trace:
-    if run is not None and any((path / run).glob("benchmark-data-*.json*")):
+    if run is not None and (path / run).is_dir() and _matching(path / run, RANK_FILE_PATTERNS):
         return _read(path / run, run, load, allow_missing_ranks=allow_missing_ranks)
     found, files = sniff_folder(path) if path.is_dir() else (sniff(path), [path])
     _check_format(found, path)

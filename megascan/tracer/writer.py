@@ -22,7 +22,6 @@ from typing import TypeAlias
 from megascan.header import RankHeader, WindowRecord
 from megascan.overhead import Activity
 from megascan.rankfile import (
-    RANK_FILE_PATTERNS,
     DamagedError,
     LimitedFile,
     SpanRecord,
@@ -32,7 +31,7 @@ from megascan.rankfile import (
     set_earlier_run_aside,
 )
 from megascan.schema import Granularity, Kind
-from megascan.topology import rank_file_name
+from megascan.topology import RANK_FILE_PATTERNS, rank_file_name
 from megascan.tracer.timer import Mark, Span, Timer, WindowTimes
 
 logger = logging.getLogger("megascan")

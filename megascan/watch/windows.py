@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megascan.header import RankHeader
-from megascan.rankfile import RANK_FILE_PATTERNS
 from megascan.reader.growing import GrowingFile, Wanted, polled
 from megascan.reader.segments import Segment, event_schema
 from megascan.reader.templates import Templates
 from megascan.schema import SPAN_COLUMNS
 from megascan.timeline import numbers
+from megascan.topology import RANK_FILE_PATTERNS
 
 PATIENCE_WINDOWS = 2
 """A rank that lacks a window when others have written so many later ones is absent."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from detect.comparison import Outcome, Side, compare, render_text
 from detect.comparison.changes import Direction, Quantity
+from detect.comparison.measures import Role, RoleTimes, layers_of_all_stages
 from megascan.schema import Granularity
 from megascan.simulate import Imbalance, Noise
 from megascan.topology import Layout
@@ -200,3 +202,12 @@ def test_noise_widens_what_can_be_seen(side: MakeSide) -> None:
     )
     assert noisy.least_visible[Quantity.RANK] > calm.least_visible[Quantity.RANK]
     assert noisy.outcome == Outcome.SAME
+
+
+def test_layers_of_any_kind_are_compared_across_stages() -> None:
+    times = RoleTimes(np.array([0]), np.ones((1, 4)), 2.0)
+    layers = ("transformer_layer", "layer-backward", "attention", "moe", "moe-backward")
+    roles = {
+        Role(stage, 0, name): times for stage in range(2) for name in (*layers, "forward", "loss")
+    }
+    assert {role.name for role in layers_of_all_stages(roles)} == set(layers)

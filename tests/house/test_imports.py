@@ -22,7 +22,7 @@ SEAMS = ("training/scope.py", "training/generation/scope.py")
 # Lower rooms never import higher ones; composers stand above all.
 LEVELS = (
     {"errors", "arrays", "parallel"},
-    {"schema", "overwriting"},
+    {"schema", "overwriting", "listening"},
     {"vocabulary"},
     {"topology"},
     {"header", "clock", "config", "probes"},

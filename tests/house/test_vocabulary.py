@@ -11,7 +11,8 @@ from megascan import vocabulary
 from megascan.instrument.collectives import OPERATIONS as COLLECTIVE_FUNCTIONS
 from megascan.instrument.table import _MODULES, _RECOMPUTED
 from megascan.reader import original
-from megascan.reader.kineto import groups as profile_groups
+from megascan.reader.kineto.communication import operation_name
+from megascan.reader.kineto.document import axis_name
 from megascan.schema import Kind, Phase
 from megascan.simulate import JobModel, compute_bound
 from megascan.simulate.program import compile_job
@@ -100,13 +101,13 @@ def test_a_profiles_names_become_ours():
         "recv": "recv",
         "ncclDevKernel_SendRecv": "",
     }
-    assert {name: profile_groups.operation_name(name) for name in kernels} == kernels
+    assert {name: operation_name(name) for name in kernels} == kernels
     assert is_declared(Kind.P2P, vocabulary.SEND_RECV)
     assert word_of(Kind.COMPUTE, "void cutlass::Kernel2").counts_as is CountsAs.PART
-    assert profile_groups.axis_name("EXPERT_DATA_PARALLEL_GROUP", "7") == "expt_dp"
-    assert profile_groups.axis_name("default_pg", "0") == "world"
-    assert profile_groups.axis_name("mesh_tp", "4") == "tp"
-    assert profile_groups.axis_name("mesh_dp_shard", "5") == "dp-dp_shard"
+    assert axis_name("EXPERT_DATA_PARALLEL_GROUP", "7") == "expt_dp"
+    assert axis_name("default_pg", "0") == "world"
+    assert axis_name("mesh_tp", "4") == "tp"
+    assert axis_name("mesh_dp_shard", "5") == "dp-dp_shard"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from detect.whatif import Replay, analyze
+from detect.whatif import Replay
 from detect.whatif.graph import partition_of
-from detect.whatif.metrics import keep_each_rank, keep_places, lane_classes
+from detect.whatif.metrics import analyze, keep_each_rank, keep_places, lane_classes
 
 Make = Callable[[Sequence[float]], Replay]
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect.whatif import Replay, WhatIf, analyze, replay_of_timeline, saved_by_fixing, worst_ranks
+from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
 from detect.whatif.ideal import ideal_timeline
+from detect.whatif.metrics import WhatIf, analyze, worst_ranks
 from detect.whatif.render import (
     colours,
     heat_grid,

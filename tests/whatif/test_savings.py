@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, Finding, Owner
-from detect.whatif import Replay, analyze, saved_by_fixing, savings_of, savings_of_standouts
-from detect.whatif.metrics import heavy_stages
+from detect.whatif import Replay, saved_by_fixing, savings_of
+from detect.whatif.metrics import analyze, heavy_stages, savings_of_standouts
 from detect.whatif.render import render_text, to_json
 
 MakeReplay = Callable[[Sequence[float]], Replay]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aggregate import build_timeline
-from detect.whatif import analyze, replay_of_timeline, saved_by_fixing
+from detect.whatif import replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
-from detect.whatif.metrics import keep_each_rank, keep_places
+from detect.whatif.metrics import analyze, keep_each_rank, keep_places
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
 from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace

@@ -146,7 +146,7 @@ class CachedAttention(torch.nn.Module):
         return states if wanted is None else states.index_select(0, wanted)
 
     def _decode(self, queries: torch.Tensor, decoding: Decoding) -> torch.Tensor:
-        """One token of each row; gives `(row, head, channel)`."""
+        """Attend with one token of each row; return `(row, head, channel)`."""
         cache = self._state.cache
         keys, values = cache.read(self._layer_number, decoding.slots, decoding.length)
         context = attend(
@@ -160,7 +160,7 @@ class CachedAttention(torch.nn.Module):
         return context[:, :, 0]
 
     def _read(self, queries: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Pieces of prompts; gives `(token, head, channel)`."""
+        """Attend with pieces of prompts; return `(token, head, channel)`."""
         slots = slice(piece.first_slot, piece.first_slot + piece.num_rows)
         length = piece.start + piece.num_tokens
         keys, values = self._state.cache.read(self._layer_number, slots, length)

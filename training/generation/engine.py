@@ -138,7 +138,7 @@ def tabulate(
 
 
 def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
-    """The token of each target: the given one, or one that is chosen."""
+    """Return the token of each target: the given one, or one that is chosen."""
     choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
     if len(choices) == len(targets):
         return choose(logits, choices)
@@ -152,7 +152,7 @@ def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
 
 
 def _score(row: Sequence[float], target: Target) -> TokenScore:
-    """One target's score, with as many alternatives as its own request asked for."""
+    """Return one target's score, with as many alternatives as its own request asked for."""
     wanted = target.row.request.num_logprobs
     if wanted is None or len(row) == 1:
         return TokenScore(token=int(row[0]), logprob=None)

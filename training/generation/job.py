@@ -197,7 +197,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
 
 
 def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None]:
-    """What is loaded, and the tokenizer that comes with it."""
+    """Return what is loaded, and the tokenizer that comes with it."""
     if (given.load is None) == (given.load_hf is None):
         raise UsageError("give either --load, a checkpoint, or --load-hf, a Hugging Face folder")
     if given.bf16 and given.fp32:
@@ -224,7 +224,7 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
 
 
 def _dtype_of(config: Mapping[str, object]) -> str:
-    """The number format that a Hugging Face folder says its weights have."""
+    """Return the number format that a Hugging Face folder says its weights have."""
     named = config.get("dtype") or config.get("torch_dtype")
     return named if named in ("bfloat16", "float16") else "float32"
 

@@ -46,7 +46,7 @@ def _caller(module: torch.nn.Module) -> _Forward:
 
 
 def _block(block: Any) -> _Forward:
-    """All layers of a stage and, on the last one, the norm behind them."""
+    """Run all layers of a stage and, on the last one, the norm behind them."""
     layers = [_caller(layer) for layer in block.layers]
     normalize = None if block.final_layernorm is None else _caller(block.final_layernorm)
 
@@ -61,7 +61,7 @@ def _block(block: Any) -> _Forward:
 
 
 def _layer(layer: Any) -> _Forward:
-    """Attention and MLP, each behind its norm and added to what came in."""
+    """Run attention and MLP, each behind its norm and added to what came in."""
     normalize_first, normalize_second = map(
         _caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
     )
@@ -92,7 +92,7 @@ def _attention(attention: Any) -> _Forward:
 
 
 def _heads(attention: Any) -> _Forward:
-    """Queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
+    """Return queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
     mix = _caller(attention.linear_qkv)
     groups = attention.num_query_groups_per_partition
     channels = attention.hidden_size_per_attention_head
@@ -114,7 +114,7 @@ def _heads(attention: Any) -> _Forward:
 
 
 def _mlp(mlp: Any) -> _Forward:
-    """The two linear layers with the activation, gated or not, between them."""
+    """Run the two linear layers with the activation, gated or not, between them."""
     widen, narrow = _caller(mlp.linear_fc1), _caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
 
@@ -142,7 +142,9 @@ def _mlp(mlp: Any) -> _Forward:
 
 
 def _column(layer: Any) -> _Forward:
-    """Features cut over the tensor-parallel ranks, or gathered when the caller wants them all."""
+    """Return features cut over the tensor-parallel ranks, or gathered when the caller wants them
+    all.
+    """
     own, group, gathers = layer.weight, layer.tp_group, layer.gather_output
     added, given = (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
 
@@ -169,7 +171,7 @@ def _gather(output: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def _row(layer: Any) -> _Forward:
-    """A sum over the tensor-parallel ranks, each of which has a part of the features."""
+    """Return a sum over the tensor-parallel ranks, each of which has a part of the features."""
     weight, bias, group = layer.weight, layer.bias, layer.tp_group
     sums = group.size() > 1 and not layer.explicit_expert_comm
     added, given = (None, bias) if layer.skip_bias_add else (bias, None)
@@ -184,7 +186,7 @@ def _row(layer: Any) -> _Forward:
 
 
 def _rms_norm(norm: Any) -> _Forward:
-    """Features divided by the root of their mean square, times the weight.
+    """Divide features by the root of their mean square, and multiply by the weight.
 
     On the CPU torch computes it in twice as many operations; GPUs have one for all, and in two
     bytes the mean is not exact enough.

@@ -179,7 +179,8 @@ class Scheduler:
 
 
 def _targets(row: Row, first: int, end: int) -> list[Target]:
-    """The positions of a row's share whose logits are needed; `first` is its place in the stream.
+    """Return the positions of a row's share whose logits are needed; `first` is its place in the
+    stream.
 
     Logits at a position tell the next token: those at the last one choose, those before it, in a
     prompt that is to be scored, belong to tokens that are known.

@@ -68,11 +68,11 @@ class Lent:
         return row
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states."""
+        """Return logits of hidden states."""
         return self._engine.stage.unembed(states)
 
     def collect(self, content: bytes) -> list[bytes] | None:
-        """Every rank's bytes on rank 0."""
+        """Bring every rank's bytes to rank 0."""
         return self._engine.exchange.collect(content)
 
     def share(self, content: bytes) -> bytes:
@@ -105,7 +105,7 @@ class Looking(GenerationCallback):
             self._page.deliver(identifier, frame)
 
     def page(self, service: Service, token: str, name: str) -> ASGIApp:
-        """The page's application, on rank 0."""
+        """Return the page's application, on rank 0."""
         job, sizes = self._job, self._job.sizes
         self._page = ModelPage(
             {
@@ -122,7 +122,7 @@ class Looking(GenerationCallback):
         return build_app(self._page, token=token)
 
     def address(self, listening: socket.socket, token: str) -> str:
-        """Where the page is."""
+        """Return where the page is."""
         return address_of(listening, token)
 
     @property

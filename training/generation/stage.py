@@ -35,7 +35,9 @@ class Stage:
         *,
         num_extra_slots: int = 0,
     ) -> None:
-        """`num_extra_slots` of the cache lie behind those of the limits' rows, for others' use."""
+        """Make a stage; `num_extra_slots` of the cache lie behind those of the limits' rows, for
+        others' use.
+        """
         self.device = device
         self.vocab_size = vocab_size
         self._state = StepState()
@@ -55,7 +57,7 @@ class Stage:
             self.model.output_layer.register_forward_pre_hook(self._select, with_kwargs=True)
 
     def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:
-        """Megatron-Core's model, with attention of ours in its layers."""
+        """Return Megatron-Core's model, with attention of ours in its layers."""
         (model,) = build_bare_model(settings, sizes, vocab_size, self.device)
         for layer in model.decoder.layers:
             layer.self_attention.core_attention = CachedAttention(
@@ -132,8 +134,9 @@ class Stage:
 
     @torch.inference_mode()
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they were the
-        last layer's; on the last stage."""
+        """Return logits `(state, vocabulary)` of hidden states `(state, 1, feature)`, as if they
+        were the last layer's; on the last stage.
+        """
         model = self.model
         states = states.to(device=self.device, dtype=model.config.params_dtype)
         self._wanted = None
@@ -156,5 +159,7 @@ class Stage:
         return states
 
     def _is_observed(self) -> bool:
-        """Whether hooks look at the last layer, and are to see all tokens of a step there."""
+        """Return whether hooks look at the last layer, and are to see all tokens of a step
+        there.
+        """
         return any(one._forward_hooks or one._forward_pre_hooks for one in self._end)

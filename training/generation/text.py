@@ -47,7 +47,7 @@ class TextStream:
         return text
 
     def _decode(self, *, is_end: bool) -> str:
-        """Text that the unread tokens add to those read before."""
+        """Return the text that the unread tokens add to those read before."""
         if self._read == len(self._ids):
             return ""
         known = self._tokenizer.detokenize(self._ids[self._start : self._read])
@@ -73,7 +73,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` with which `stop` begins."""
+    """Return how many characters `stop` begins with stand at the end of `text`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 

@@ -47,7 +47,7 @@ def config_of(saved: SavedSettings) -> dict[str, object]:
 
 
 def _describes(config: Mapping[str, object], model: Mapping[str, object]) -> bool:
-    """Whether a configuration stands for exactly this model."""
+    """Return whether a configuration stands for exactly this model."""
     try:
         there, window = describe(_FILE, config), sliding_window(_FILE, config)
     except InputError:
@@ -58,7 +58,7 @@ def _describes(config: Mapping[str, object], model: Mapping[str, object]) -> boo
 
 
 def _token_ids(saved: SavedSettings, original: Mapping[str, object]) -> dict[str, object]:
-    """Ids of special tokens: the original's, else the tokenizer's end."""
+    """Return ids of special tokens: the original's, else the tokenizer's end."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     known = {name: original[name] for name in names if name in original}
     if known or saved.tokenizer is None:
@@ -132,7 +132,7 @@ def _rotation(model: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _character(model: Mapping[str, object]) -> str:
-    """The choices that tell families apart, for a message."""
+    """Return the choices that tell families apart, for a message."""
     names = (
         "normalization", "position_embedding_type", "swiglu", "openai_gelu", "add_bias_linear",
         "add_qkv_bias", "qk_layernorm", "num_experts", "rotary_percent",

@@ -161,7 +161,7 @@ def _read_llama(reader: ConfigReader, family: Family) -> Values:
 
 
 def _skip(reader: ConfigReader, *names: str) -> None:
-    """Keys that say nothing about weights or computation, only of this family."""
+    """Return keys that say nothing about weights or computation, only of this family."""
     for name in names:
         reader.raw(name)
 
@@ -173,7 +173,7 @@ def _whole_share(reader: ConfigReader, name: str, size: int, heads: int) -> int:
 
 
 def _has_biases(reader: ConfigReader, family: Family) -> bool:
-    """Whether all linear layers have a bias; Megatron-Core has it in all or in none."""
+    """Return whether all linear layers have a bias; Megatron-Core has it in all or in none."""
     if family.name == "qwen3":
         reader.require("attention_bias", (False,), False)
     if family.name != "llama":
@@ -186,7 +186,8 @@ def _has_biases(reader: ConfigReader, family: Family) -> bool:
 
 
 def _longest(reader: ConfigReader, family: Family) -> int:
-    """The longest sequence; a sliding window limits it, because within one window nothing slides.
+    """Return the longest sequence; a sliding window limits it, because within one window nothing
+    slides.
 
     Megatron-Core's own attention sees all positions, as a window does up to its size.
     """
@@ -212,7 +213,7 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
 
 
 def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
-    """Rotary embedding; transformers 5 writes ``rope_parameters``, 4 two keys of its own."""
+    """Return rotary embedding; transformers 5 writes ``rope_parameters``, 4 two keys of its own."""
     old = reader.raw("rope_scaling") or {}
     new = reader.raw("rope_parameters") or {}
     if not isinstance(old, dict) or not isinstance(new, dict):

@@ -146,7 +146,7 @@ class _Filling:
 def _fillings_of(
     chunk: GPTModel, weights: Weights, rules: Sequence[Rule], vocab_size: int
 ) -> Iterator[tuple[torch.Tensor, _Filling]]:
-    """What fills the parameters of a chunk; each must be made by exactly one rule."""
+    """Return what fills the parameters of a chunk; each must be made by exactly one rule."""
     from megatron.core import parallel_state
 
     dense = TensorRank(
@@ -192,7 +192,7 @@ def _fillings_of(
 
 
 def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str, Sequence[str]]]:
-    """The parameters of a chunk, layer by layer: rule, name, and the folder's tensors."""
+    """Return the parameters of a chunk, layer by layer: rule, name, and the folder's tensors."""
     for rule in rules:
         is_here = (rule.place is Place.FIRST and chunk.pre_process) or (
             rule.place is Place.LAST and chunk.post_process
@@ -211,7 +211,7 @@ def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str
 
 
 def _experts_of(layer: TransformerLayer) -> Iterable[int]:
-    """The experts of a layer that this rank has, counted over all ranks."""
+    """Return the experts of a layer that this rank has, counted over all ranks."""
     return cast(Iterable[int], layer.mlp.local_expert_indices)
 
 

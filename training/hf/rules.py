@@ -150,7 +150,7 @@ def _separate(tensor: torch.Tensor, attention: Attention) -> list[torch.Tensor]:
 
 
 def _by_group(tensor: torch.Tensor, attention: Attention) -> torch.Tensor:
-    """Rows as (group, row of the group); a view."""
+    """Return rows as (group, row of the group); a view."""
     groups = attention.num_groups
     return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])
 
@@ -177,7 +177,9 @@ def rules_of(model_type: str, values: Mapping[str, object]) -> tuple[Rule, ...]:
 
 
 def _output_rules(model_type: str, untied: bool) -> Iterator[Rule]:
-    """The output layer: weights of its own, or the embedding's where a last stage has a copy."""
+    """Return the rules of the output layer: weights of its own, or the embedding's where a last
+    stage has a copy.
+    """
     embedding = "transformer.wte.weight" if model_type == "gpt2" else "model.embed_tokens.weight"
     source = "lm_head.weight" if untied else embedding
     yield Rule(
@@ -246,7 +248,7 @@ def _llama_rules(values: Mapping[str, object]) -> Iterator[Rule]:
 def _layer(
     name: str, sources: Sequence[str], of_weight: Form, of_bias: Form | None = None
 ) -> Iterator[Rule]:
-    """Rules for the weight of a module of a layer, and for its bias if it has one."""
+    """Return the rules for the weight of a module of a layer, and for its bias if it has one."""
     for suffix, form in (("weight", of_weight), ("bias", of_bias)):
         if form is not None:
             where = tuple(f"model.layers.{{layer}}.{source}.{suffix}" for source in sources)

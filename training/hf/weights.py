@@ -106,7 +106,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _dtypes(file: Path) -> set[str]:
-    """The number formats of a file's weights; constants (masks) are of no interest."""
+    """Return the number formats of a file's weights; constants (masks) are of no interest."""
     if file.suffix == ".bin":
         tensors = _load_torch(file).values()
         return {str(one.dtype).removeprefix("torch.") for one in tensors if one.is_floating_point()}

@@ -125,7 +125,7 @@ def publish_model(made: Path, folder: Path) -> None:
 
 
 def _table(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The head of a file: the size of the table in eight bytes, and the table."""
+    """Return the head of a file: the size of the table in eight bytes, and the table."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, tensor in tensors.items():

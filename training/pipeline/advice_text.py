@@ -93,7 +93,7 @@ def _verdict(advice: Advice) -> Iterator[str]:
 
 
 def _quoted(flags: tuple[str, ...]) -> Iterator[str]:
-    """Flags as they are typed in a shell: layouts hold pipe signs."""
+    """Return flags as they are typed in a shell: layouts hold pipe signs."""
     return (f"'{flag}'" if "|" in flag else flag for flag in flags)
 
 

@@ -65,7 +65,9 @@ def _pipeline_s(model: JobModel, make_plan: MakePlan, layers: tuple[int, ...]) -
 
 
 def _moves(model: JobModel, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Layouts one layer away: from a stage of the busiest ranks to any stage of another rank."""
+    """Return layouts one layer away: from a stage of the busiest ranks to any stage of another
+    rank.
+    """
     shape = model.shape(Circumstances(layers=layers), 1)
     work = [0.0] * shape.num_ranks
     for replica in range(model.job.num_replicas):

@@ -86,7 +86,7 @@ def link_of(shape: PipelineShape, message: Message) -> Link:
 
 
 def links_of(shape: PipelineShape) -> list[Link]:
-    """All links of a pipeline, sorted; stages on the same rank need none."""
+    """Return all links of a pipeline, sorted; stages on the same rank need none."""
     found = set[Link]()
     for stage in range(shape.num_stages - 1):
         one, other = shape.rank_of(stage), shape.rank_of(stage + 1)
@@ -137,11 +137,11 @@ class Channels:
             self._connect()
 
     def outgoing(self) -> Iterator[Channel]:
-        """Channels on which this rank sends."""
+        """Return channels on which this rank sends."""
         return (channel for channel in self.own if channel.link.sender == self.rank)
 
     def incoming(self) -> Iterator[Channel]:
-        """Channels on which this rank receives."""
+        """Return channels on which this rank receives."""
         return (channel for channel in self.own if channel.link.receiver == self.rank)
 
     def _connect(self) -> None:
@@ -160,7 +160,9 @@ class Channels:
 
 
 def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every rank's `ranks` (those of its pipeline, say), once each, in one order on all ranks."""
+    """Return every rank's `ranks` (those of its pipeline, say), once each, in one order on all
+    ranks.
+    """
     everyone: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(ranks))
     return sorted({group for group in everyone if group is not None})
@@ -276,7 +278,7 @@ class Inbox:
 
 
 def transfer_of(operation: Operation, channel: Channel, message: Message, chunk: int) -> Transfer:
-    """One end of a message of a channel."""
+    """Return one end of a message of a channel."""
     return Transfer(
         operation=operation,
         direction="forward" if message.kind is ActionKind.FORWARD else "backward",

@@ -61,7 +61,7 @@ class Disaggregation:
         return sum(helper is not None for helper in self.helper_of) / len(self.helper_of)
 
     def microbatches_of(self, helper: int) -> tuple[int, ...]:
-        """What a helper runs forward, in order."""
+        """Return what a helper runs forward, in order."""
         return tuple(m for m, number in enumerate(self.helper_of) if number == helper)
 
 
@@ -98,7 +98,7 @@ def best_share(
 
 
 def _dealt(num_microbatches: int, share: float, speeds: Sequence[float]) -> tuple[int | None, ...]:
-    """Helper by microbatch: spread as evenly as the share allows, each to who is done first."""
+    """Deal microbatches to helpers as evenly as the share allows, each to who is done first."""
     ends = [0.0] * len(speeds)
     helper_of: list[int | None] = []
     for microbatch in range(num_microbatches):
@@ -113,7 +113,7 @@ def _dealt(num_microbatches: int, share: float, speeds: Sequence[float]) -> tupl
 
 
 def _ends_without_helpers(plan: Plan) -> bool:
-    """Whether all work can be done where each input comes from the stage before."""
+    """Return whether all work can be done where each input comes from the stage before."""
     try:
         order_of_completion(plan)
     except ConfigError:
@@ -158,7 +158,9 @@ class _Step:
         return Disaggregation(plan=plan, helper_of=self.helper_of, pipeline_s=seconds)
 
     def _action(self, name: _Name) -> Action:
-        """What a rank's work is in a plan; of a helped microbatch only the forward with graph."""
+        """Return what a rank's work is in a plan; of a helped microbatch only the forward with
+        graph.
+        """
         if name.what == "graph":
             is_first = self._is_helped(name.microbatch) or self._is_last(name.stage)
             kind = ActionKind.FORWARD if is_first else ActionKind.RECOMPUTE
@@ -225,7 +227,7 @@ class _Step:
 
 
 def _play(works: dict[_Name, _Work]) -> tuple[float, dict[int, list[_Name]]]:
-    """When all work is done, and each doer's order: the most urgent of what can begin."""
+    """Return when all work is done, and each doer's order: the most urgent of what can begin."""
     missing = {name: len(work.after) for name, work in works.items()}
     followers: defaultdict[_Name, list[_Name]] = defaultdict(list)
     for name, work in works.items():

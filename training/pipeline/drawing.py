@@ -7,15 +7,15 @@ rank 1       F0   B0        F1   B1
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
-from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Granularity, Kind, Phase, Track
+from megascan.header import ClockOrigin, Device, RankHeader, computed_header
+from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Phase, Track
 from megascan.timeline import TIMELINE_SCHEMA, Completeness, Timeline
 from megascan.topology import Layout
+from megascan.vocabulary import BACKWARD, BACKWARD_WEIGHTS, FORWARD
 from training.pipeline.costs import even_costs
 from training.pipeline.generators import depth_first
 from training.pipeline.plan import ActionKind, PipelineShape, Placement, Plan
@@ -23,11 +23,11 @@ from training.pipeline.simulator import Prediction, Timed, predict
 from training.pipeline.validity import forward_order, numerics_note
 
 _SPANS = {
-    ActionKind.FORWARD: ("forward", Phase.FORWARD),
-    ActionKind.RECOMPUTE: ("forward", Phase.RECOMPUTE),
-    ActionKind.BACKWARD: ("backward", Phase.BACKWARD),
-    ActionKind.INPUT_GRADIENT: ("backward", Phase.BACKWARD),
-    ActionKind.WEIGHT_GRADIENT: ("backward-weights", Phase.BACKWARD),
+    ActionKind.FORWARD: (FORWARD, Phase.FORWARD),
+    ActionKind.RECOMPUTE: (FORWARD, Phase.RECOMPUTE),
+    ActionKind.BACKWARD: (BACKWARD, Phase.BACKWARD),
+    ActionKind.INPUT_GRADIENT: (BACKWARD, Phase.BACKWARD),
+    ActionKind.WEIGHT_GRADIENT: (BACKWARD_WEIGHTS, Phase.BACKWARD),
 }
 """Names as the tracer gives them to the same work."""
 _NS_PER_S = 1e9
@@ -130,21 +130,9 @@ def _spans(prediction: Prediction, shape: PipelineShape) -> pa.Table:
 
 
 def _headers(layout: Layout, name: str) -> dict[int, RankHeader]:
-    header = RankHeader(
-        run_id=name,
-        rank=0,
-        world_size=layout.world_size,
-        layout=layout,
-        coordinates=layout.coordinates(0),
-        groups={},
-        host="",
-        process_id=0,
-        device=Device(kind="cpu", name=""),
-        backend="",
-        clock=ClockOrigin(domain="predicted", source="simulator", origin_unix_ns=0),
-        trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
-    )
+    clock = ClockOrigin(domain="predicted", source="simulator", origin_unix_ns=0)
+    device = Device(kind="cpu", name="")
     return {
-        rank: replace(header, rank=rank, coordinates=layout.coordinates(rank))
+        rank: computed_header(name, rank, layout, device, clock)
         for rank in range(layout.world_size)
     }

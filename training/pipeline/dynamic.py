@@ -65,7 +65,7 @@ class Arrivals:
         self._error: BaseException | None = None
 
     def outlook(self, message: Message) -> float | None:
-        """0 when a message is there, `SOON_S` when it is announced, None otherwise."""
+        """Return 0 when a message is there, `SOON_S` when it is announced, None otherwise."""
         if message in self._arrived:
             return 0.0
         return SOON_S if message in self._announced else None
@@ -83,7 +83,7 @@ class Arrivals:
             self.changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """A channel is broken: whoever waits is told."""
+        """Tell whoever waits that a channel is broken."""
         with self.changed:
             self._error = error
             self.changed.notify_all()
@@ -130,7 +130,7 @@ class _Receiver:
         threading.Thread(target=self._run, daemon=True, name="pipeline-receiver").start()
 
     def expect(self, number: int) -> None:
-        """So many messages come in this step."""
+        """Expect so many messages in this step."""
         self._due.release(number)
 
     def _run(self) -> None:
@@ -206,7 +206,7 @@ class AnnouncedMail:
         self._outboxes[link].send(message, chunk, tensor)
 
     def post(self, link: Link, message: Message) -> None:
-        """Nothing: a receive is posted when its header comes."""
+        """Do nothing: a receive is posted when its header comes."""
 
     def take(self, link: Link, message: Message) -> torch.Tensor:
         """Wait for a message and hand it over; who sent a gradient has had the output."""
@@ -242,7 +242,7 @@ class _OrderedProgress(Progress):
         self._next = 0
 
     def startable(self, action: Action) -> bool:
-        """As the base class, but for final actions only the next one."""
+        """Return what the base class does, but of final actions only the next one."""
         return self._number.get(action, self._next) == self._next and super().startable(action)
 
     def take(self, action: Action) -> None:
@@ -266,7 +266,7 @@ class Decisions:
         self._under_way: list[tuple[dist.Work, torch.Tensor]] = []
 
     def tell(self, action: Action) -> None:
-        """The first rank says what comes next."""
+        """Say what comes next; the first rank does."""
         if self._group is None:
             return
         said = torch.tensor([_KINDS.index(action.kind), action.stage, action.microbatch])
@@ -276,7 +276,7 @@ class Decisions:
             self._under_way.append((work, said))
 
     def hear(self) -> Action:
-        """The other ranks learn it."""
+        """Learn it on the other ranks."""
         said = torch.empty(3, dtype=torch.int64)
         dist.recv(said, self._members[0], group=self._group)
         kind, stage, microbatch = map(int, said.tolist())
@@ -308,7 +308,7 @@ class GuidedDriver:
         self._progress: Progress | None = None
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> AnnouncedMail:
-        """The messages of this rank; made once."""
+        """Return the messages of this rank; made once."""
         if self._mail is None:
             self._mail = AnnouncedMail(self._channels, place, shape, dtype)
         return self._mail
@@ -335,7 +335,7 @@ class GuidedDriver:
         self._decisions.drain()
 
     def describe(self) -> str:
-        """Where the step stands."""
+        """Return where the step stands."""
         assert self._mail is not None
         progress = self._progress
         if progress is None or progress.head is None:

@@ -185,7 +185,7 @@ class Step:
         return cast(torch.Tensor, output)
 
     def _backward(self, action: Action) -> None:
-        """Both halves of a backward pass, or the first."""
+        """Do both halves of a backward pass, or the first."""
         work, chunk = self._work, self._place.chunk_of(action.stage)
         held = self._held.pop(action[1:])
         assert held.output is not None
@@ -257,14 +257,14 @@ class _Batches:
         self._num_loaded = 0
 
     def stream(self, microbatch: int) -> Stream | None:
-        """An iterator that yields the data of this microbatch."""
+        """Return an iterator that yields the data of this microbatch."""
         return None if self._stream is None else self._one(microbatch)
 
     def _one(self, microbatch: int) -> Stream:
         yield self.loaded(microbatch)
 
     def loaded(self, microbatch: int) -> object:
-        """The data of this microbatch."""
+        """Return the data of this microbatch."""
         assert self._stream is not None
         while self._num_loaded <= microbatch:
             self._loaded[self._num_loaded] = next(self._stream)
@@ -272,12 +272,13 @@ class _Batches:
         return self._loaded[microbatch]
 
     def forget(self, microbatch: int) -> None:
-        """The data of a microbatch is needed no more."""
+        """Drop the data of a microbatch, which is needed no more."""
         self._loaded.pop(microbatch, None)
 
 
 def _final_actions(actions: Sequence[Action]) -> Iterator[Action]:
-    """Of each stage the last action that gives input gradients, the last that gives weights'.
+    """Return of each stage the last action that gives input gradients, the last that gives
+    weights'.
 
     The parameters outside linear layers are final after the first, all after the second.
     """
@@ -290,13 +291,13 @@ class Driver(Protocol):
     """Decides in which order a rank's list is carried out, and how messages travel."""
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> DriverPost:
-        """The messages of this rank; `shape` and `dtype` are those of each."""
+        """Return the messages of this rank; `shape` and `dtype` are those of each."""
 
     def run(self, step: Step, plan: Plan, rank: int, beat: Callable[[], None]) -> None:
         """Carry out a step; `beat` is called as each action begins."""
 
     def describe(self) -> str:
-        """Where the step stands: what is next, what is there, what is held."""
+        """Return where the step stands: what is next, what is there, what is held."""
 
 
 class DriverPost(Post, Protocol):
@@ -315,7 +316,7 @@ class ListDriver:
         self._next: Action | None = None
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> Mail:
-        """The messages of this rank; made once."""
+        """Return the messages of this rank; made once."""
         del place
         if self._mail is None:
             self._mail = Mail(self._channels, shape, dtype)
@@ -329,7 +330,7 @@ class ListDriver:
             step.do(action)
 
     def describe(self) -> str:
-        """The action under way."""
+        """Return the action under way."""
         return f"at {self._next}"
 
 
@@ -417,7 +418,9 @@ def message_shape(
 
 
 def process_groups() -> ProcessGroupCollection:
-    """The groups that the end of a step reduces over, as Megatron-Core's schedules collect them."""
+    """Return the groups that the end of a step reduces over, as Megatron-Core's schedules collect
+    them.
+    """
     groups = ProcessGroupCollection()
     groups.tp = parallel_state.get_tensor_model_parallel_group()
     groups.pp = parallel_state.get_pipeline_model_parallel_group()

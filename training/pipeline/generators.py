@@ -119,7 +119,9 @@ def _one_chunk(shape: PipelineShape, name: str) -> None:
 
 
 def _warmed_up(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
-    """Forwards alone, then forward and backward in turn, then the backwards that are left."""
+    """Return forwards alone, then forward and backward in turn, then the backwards that are
+    left.
+    """
     warm_up = min(warm_up, len(forwards))
     paired = zip(forwards[warm_up:], backwards, strict=False)
     rest = backwards[len(forwards) - warm_up :]
@@ -127,7 +129,7 @@ def _warmed_up(forwards: list[Action], backwards: list[Action], warm_up: int) ->
 
 
 def _groups(shape: PipelineShape, group_size: int) -> list[range]:
-    """Microbatches that pass all chunks before the next ones do.
+    """Return microbatches that pass all chunks before the next ones do.
 
     A last group of fewer microbatches than ranks would wait for itself; the one before takes it.
     """

@@ -135,7 +135,7 @@ class Progress:
                 yield action
 
     def _fits(self, action: Action) -> bool:
-        """Whether an action leaves room for all that the plan has before it."""
+        """Return whether an action leaves room for all that the plan has before it."""
         position = self._position[action]
         if self._change[position] <= 0:
             return True
@@ -169,7 +169,9 @@ def choose(progress: Progress, outlook: Outlook, waited_s: float, patience: Pati
 
 
 def _time_left(due_s: float | None, waited_s: float, patience: Patience) -> float:
-    """How much longer to wait for the plan's next input before looking for something else."""
+    """Return how much longer to wait for the plan's next input before looking for something
+    else.
+    """
     if due_s is None:
         return patience.unannounced_s - waited_s
     if due_s > patience.announced_s:

@@ -110,7 +110,7 @@ class Inputs:
         return copy.tensor.detach().to(self._device)
 
     def fail(self, error: BaseException) -> None:
-        """The stage before is gone: whoever waits is told."""
+        """Tell whoever waits that the stage before is gone."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -310,7 +310,7 @@ class HelpedDriver:
         return self._current.plan
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> HelpedMail:
-        """The messages of this rank; made once."""
+        """Return the messages of this rank; made once."""
         del place
         if self._mail is None:
             self._mail = HelpedMail(self._channels, shape, dtype, self._inputs)
@@ -332,7 +332,7 @@ class HelpedDriver:
                 step.do(action)
 
     def describe(self) -> str:
-        """The action under way, the inputs that wait, the helpers that take part."""
+        """Return the action under way, the inputs that wait, the helpers that take part."""
         numbers = " ".join(str(number) for number, _ in self._roster) or "none"
         return f"at {self._next}; {self._inputs}; helpers: {numbers}"
 
@@ -352,7 +352,7 @@ class HelpedDriver:
                      "without it")  # fmt: skip
 
     def _present(self) -> list[tuple[int, float]]:
-        """Helpers that are connected and have ended their last step, with their speeds."""
+        """Return helpers that are connected and have ended their last step, with their speeds."""
         open_numbers = set(self._reception.open_numbers())
         return [
             (number, known.speed)
@@ -368,7 +368,9 @@ class HelpedDriver:
                 self._reception.send(number, Frame.of(FrameKind.STEP, said, step=self._step))
 
     def _disaggregated(self, num_microbatches: int) -> Disaggregation | None:
-        """The plan of a step with the helpers of the roster; None where they would slow it."""
+        """Return the plan of a step with the helpers of the roster; None where they would slow
+        it.
+        """
         speeds = tuple(speed for _, speed in self._roster)
         key = num_microbatches, speeds
         if key not in self._plans:
@@ -445,13 +447,15 @@ def batch_bytes(batch: Microbatch) -> bytes:
 
 
 def _snapshot(chunk: torch.nn.Module) -> memoryview:
-    """The parameters as they are now, one after the other, as bytes in host memory."""
+    """Return the parameters as they are now, one after the other, as bytes in host memory."""
     parts = [p.detach().reshape(-1).view(torch.uint8) for p in chunk.parameters()]
     return bytes_of(torch.cat(parts))
 
 
 def _group_of(pipeline: Sequence[int]) -> dist.ProcessGroup:
-    """A group of this pipeline's ranks on the CPU; all ranks of the job call this together."""
+    """Return a group of this pipeline's ranks on the CPU; all ranks of the job call this
+    together.
+    """
     found: dist.ProcessGroup | None = None
     for ranks in all_groups(pipeline):
         group = dist.new_group(list(ranks), backend="gloo")

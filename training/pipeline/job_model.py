@@ -177,7 +177,9 @@ class JobModel:
         return max(range(len(times)), key=times.__getitem__)
 
     def _rearranged(self, layers: tuple[int, ...]) -> tuple[StageCost, ...]:
-        """Healthy costs of stages with other layers; what else a rank has stays at its end."""
+        """Return healthy costs of stages with other layers; what else a rank has stays at its
+        end.
+        """
         job = self.job
         assert job.layers is not None
         assert job.layer is not None
@@ -193,7 +195,9 @@ class JobModel:
         return tuple(stages)
 
     def _samples(self) -> list[list[Scales]]:
-        """Costs of the microbatches of a few traced steps, (step) → [replica]; or one of none."""
+        """Return costs of the microbatches of a few traced steps, (step) → [replica]; or one of
+        none.
+        """
         scales = self.job.scales[:_MOST_SAMPLES]
         if not len(scales):
             return [[]]
@@ -201,7 +205,9 @@ class JobModel:
 
 
 def _slowness(job: MeasuredJob, slowdowns: Mapping[int, float]) -> tuple[tuple[float, ...], ...]:
-    """How many times as long a pipeline rank takes as it ought to, (replica) → (pipeline rank)."""
+    """Return how many times as long a pipeline rank takes as it ought to, (replica) → (pipeline
+    rank).
+    """
     ranks = range(job.shape.num_ranks)
     if job.num_replicas == 1:
         said = [max(slowdowns.get(rank, 1.0) for rank in job.ranks[0][p]) for p in ranks]
@@ -213,7 +219,7 @@ def _slowness(job: MeasuredJob, slowdowns: Mapping[int, float]) -> tuple[tuple[f
 
 
 def _usual(values: list[float]) -> float:
-    """What healthy replicas take: the median, of two the shorter."""
+    """Return what healthy replicas take: the median, of two the shorter."""
     return min(values) if len(values) == 2 else median(values)
 
 
@@ -224,7 +230,8 @@ def _work_s(job: MeasuredJob, replica: int, pp_rank: int) -> float:
 def _healthy_stages(
     job: MeasuredJob, slowness: tuple[tuple[float, ...], ...]
 ) -> tuple[StageCost, ...]:
-    """Costs of the stages on healthy ranks: means over replicas after their slowness is taken out.
+    """Return costs of the stages on healthy ranks: means over replicas after their slowness is
+    taken out.
 
     So small differences between replicas, which are noise, do not make them unequal.
     """
@@ -247,7 +254,7 @@ def _healthy_stages(
 
 
 def _minus(cost: StageCost, part: StageCost) -> StageCost:
-    """What a stage takes beside a part of it, nothing below 0."""
+    """Return what a stage takes beside a part of it, nothing below 0."""
     return StageCost(
         forward_s=max(0.0, cost.forward_s - part.forward_s),
         input_gradient_s=max(0.0, cost.input_gradient_s - part.input_gradient_s),
@@ -257,7 +264,9 @@ def _minus(cost: StageCost, part: StageCost) -> StageCost:
 
 
 def _with_scales(costs: Costs, scales: Scales, count: int, circumstances: Circumstances) -> Costs:
-    """Costs with a step's microbatches, repeated or cut where a replica runs another number."""
+    """Return costs with a step's microbatches, repeated or cut where a replica runs another
+    number.
+    """
     repeated = tuple(scales[number % len(scales)] for number in range(count))
     if circumstances.reorder:
         repeated = circumstances.reorder(repeated)
@@ -265,7 +274,7 @@ def _with_scales(costs: Costs, scales: Scales, count: int, circumstances: Circum
 
 
 def _mean_of_worst(samples: Sequence[Sequence[Prediction]]) -> Outcome:
-    """The slowest replica's time, mean over steps, and the highest peaks of all."""
+    """Return the slowest replica's time, mean over steps, and the highest peaks of all."""
     peaks = [prediction.peak for predictions in samples for prediction in predictions]
     return Outcome(
         pipeline_s=fmean(max(p.step_s for p in predictions) for predictions in samples),

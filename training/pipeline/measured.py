@@ -20,6 +20,7 @@ import numpy.typing as npt
 from megascan.errors import ConfigError, InputError
 from megascan.schema import Kind, Phase
 from megascan.timeline import Timeline, codes, equals, numbers
+from megascan.vocabulary import BACKWARD, BACKWARD_WEIGHTS, FORWARD, TRANSFORMER_LAYER, backward_of
 from training.pipeline.costs import (
     INPUT_GRADIENT_RATIO,
     WEIGHT_GRADIENT_RATIO,
@@ -34,10 +35,8 @@ from training.pipeline.validity import check
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-FORWARD_SPAN, BACKWARD_SPAN = "forward", "backward"
-WEIGHTS_SPAN = "backward-weights"
-"""Where it is recorded, the backward span of its microbatch is the gradient of inputs alone."""
-_PASSES = (FORWARD_SPAN, BACKWARD_SPAN, WEIGHTS_SPAN)
+_PASSES = (FORWARD, BACKWARD, BACKWARD_WEIGHTS)
+"""Where the last is recorded, the second of its microbatch is the gradient of inputs alone."""
 _FORWARD, _REPEATED = 0, 3
 _KINDS = (
     ActionKind.FORWARD,
@@ -46,7 +45,6 @@ _KINDS = (
     ActionKind.RECOMPUTE,
 )
 """What passes are; a second forward of a microbatch on its stage repeats the first."""
-_LAYER_SPAN = "transformer_layer"
 _NS = 1e-9
 _NUM_WARMUP_ITERATIONS = 2
 _UNEVEN_RATIO = 0.05
@@ -219,7 +217,7 @@ class _Passes:
         self.seconds = self._dense()
 
     def _place(self) -> None:
-        """Replica and stage of every row, and who carries out what."""
+        """Return replica and stage of every row, and who carries out what."""
         layout = self._timeline.layout
         known = np.unique(self.rank)
         places = {int(rank): layout.coordinates(int(rank)) for rank in known}
@@ -270,7 +268,9 @@ class _Passes:
         return seconds
 
     def pipeline_s(self) -> float:
-        """First forward's begin to last pass' end of the slowest replica, median of iterations."""
+        """Return the time from the first forward's begin to last pass' end of the slowest replica,
+        median of iterations.
+        """
         size = (len(self.ranks), len(self.iterations))
         first = np.full(size, np.iinfo(np.int64).max)
         last = np.zeros(size, dtype=np.int64)
@@ -279,12 +279,12 @@ class _Passes:
         return float(np.median((last - first).max(axis=0)) * _NS)
 
     def overhead_s(self) -> float:
-        """Median pause before a pass after whatever ended last before it on its rank."""
+        """Return the median pause before a pass after whatever ended last before it on its rank."""
         gaps = [gap for rank in np.unique(self.rank) for gap in self._gaps(int(rank))]
         return float(np.median(np.concatenate(gaps)) * _NS) if gaps else 0.0
 
     def _gaps(self, rank: int) -> Iterator[Ints]:
-        """Pauses of a rank before each pass but the first of an iteration, ns."""
+        """Return pauses of a rank before each pass but the first of an iteration, ns."""
         table = self._timeline.spans
         mine = self.rank == rank
         transfers = equals(table, "kind", Kind.P2P) & (numbers(table, "rank") == rank)
@@ -304,7 +304,8 @@ class _Passes:
         yield np.maximum(gap_ns[passes & ~first[1:]], 0)
 
     def hand_over_s(self) -> Floats:
-        """Pauses between a forward and that of the next stage where this waited for it; (case,).
+        """Return pauses between a forward and that of the next stage where this waited for it;
+        (case,).
 
         Where messages are asynchronous and their ends unknown, this is what can be seen of them.
         """
@@ -324,7 +325,9 @@ class _Passes:
         return np.asarray(np.maximum(self.start_ns[fed] - made_ns, 0)[waited] * _NS)
 
     def plan(self) -> Plan | None:
-        """The order in which replica 0 worked in the last iteration; None where passes are lost."""
+        """Return the order in which replica 0 worked in the last iteration; None where passes are
+        lost.
+        """
         shape = PipelineShape(
             num_ranks=self.shape.num_ranks,
             num_chunks=self.shape.num_chunks,
@@ -355,7 +358,7 @@ class _Passes:
 def _stage_costs(
     timeline: Timeline, seconds: Floats
 ) -> tuple[tuple[tuple[StageCost, ...], ...], bool]:
-    """Costs by (replica, stage), and whether backward passes repeat the forward."""
+    """Return costs by (replica, stage), and whether backward passes repeat the forward."""
     finite = np.isfinite(seconds)
     by_stage = _median(seconds, axis=(2, 4))
     missing = ~finite[:2].any(axis=(2, 4))
@@ -384,7 +387,7 @@ def _cost(
     *,
     repeats: bool,
 ) -> StageCost:
-    """A stage's cost from its passes; nan are those that were not recorded apart.
+    """Return a stage's cost from its passes; nan are those that were not recorded apart.
 
     `repeats` says that a backward holds the forward once more.
     """
@@ -404,14 +407,14 @@ def _cost(
 
 
 def _median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
-    """Median of what is there; nan without a warning where nothing is."""
+    """Return the median of what is there; nan without a warning where nothing is."""
     there = np.isfinite(values).any(axis=axis)
     filled = np.where(np.expand_dims(there, axis), values, 0.0)
     return np.asarray(np.where(there, np.nanmedian(filled, axis=axis), np.nan))
 
 
 def _scales(seconds: Floats) -> Floats:
-    """Relative costs of microbatches, (iteration, replica, microbatch); empty when alike.
+    """Return relative costs of microbatches, (iteration, replica, microbatch); empty when alike.
 
     Each stage compares its passes of an iteration with their median; what most stages say of a
     microbatch is the microbatch's, the rest is noise.
@@ -428,7 +431,7 @@ def _scales(seconds: Floats) -> Floats:
 
 
 def _spread(seconds: Floats, scales: Floats) -> float:
-    """Half the range of the middle 68 % of equal passes, relative to their median."""
+    """Return half the range of the middle 68 % of equal passes, relative to their median."""
     relative = seconds[:2] / _median(seconds[:2], axis=(2, 4))[:, :, None, :, None]
     if len(scales) == relative.shape[2]:
         relative = relative / scales.transpose(1, 0, 2)[None, :, :, None, :]
@@ -437,7 +440,7 @@ def _spread(seconds: Floats, scales: Floats) -> float:
 
 
 def _messages(timeline: Timeline, passes: _Passes) -> tuple[float, ...]:
-    """Seconds of a message over each boundary between stages, both ways together."""
+    """Return the seconds of a message over each boundary between stages, both ways together."""
     shape = passes.shape
     table = timeline.spans
     received = equals(table, "kind", Kind.P2P) & equals(table, "op", "recv")
@@ -460,7 +463,7 @@ def _messages(timeline: Timeline, passes: _Passes) -> tuple[float, ...]:
 
 
 def _step_s(timeline: Timeline, passes: _Passes) -> float:
-    """Median iteration time of the rank that takes longest."""
+    """Return the median iteration time of the rank that takes longest."""
     table = timeline.spans
     iteration = numbers(table, "iteration")
     rows = np.flatnonzero(
@@ -477,11 +480,11 @@ def _step_s(timeline: Timeline, passes: _Passes) -> float:
 def _layers(
     timeline: Timeline, passes: _Passes, *, recomputes: bool
 ) -> tuple[tuple[int, ...] | None, StageCost | None]:
-    """Layers of each stage and the usual cost of one, after the spans of modules."""
+    """Return layers of each stage and the usual cost of one, after the spans of modules."""
     table = timeline.spans
     layer = numbers(table, "layer")
-    forward = np.flatnonzero(equals(table, "name", _LAYER_SPAN) & (layer > 0))
-    backward = np.flatnonzero(equals(table, "name", f"{_LAYER_SPAN}-backward") & (layer > 0))
+    forward = np.flatnonzero(equals(table, "name", TRANSFORMER_LAYER) & (layer > 0))
+    backward = np.flatnonzero(equals(table, "name", backward_of(TRANSFORMER_LAYER)) & (layer > 0))
     if not len(forward) or not len(backward):
         return None, None
     rank = numbers(table, "rank")[forward]

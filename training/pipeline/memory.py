@@ -34,12 +34,14 @@ class ActivationMemory:
     kept_for_recompute_ratio: float = 0.0
 
     def held(self, stage: int, microbatch: int) -> float:
-        """Activations of one microbatch between forward and backward."""
+        """Return activations of one microbatch between forward and backward."""
         size = self.sizes[microbatch] if self.sizes else 1.0
         return self.by_stage[stage] * size
 
     def change(self, action: Action, *, recomputes: bool) -> float:
-        """How much more is held after an action; `recomputes` says that this stage repeats it."""
+        """Return how much more is held after an action; `recomputes` says that this stage repeats
+        it.
+        """
         held = self.held(action.stage, action.microbatch)
         if action.kind is ActionKind.FORWARD:
             return held * (self.kept_for_recompute_ratio if recomputes else 1.0)

@@ -70,7 +70,7 @@ def _parse_cell(cell: str, where: str) -> Action:
 
 
 def _shape_of(rows: tuple[tuple[Action, ...], ...], name: str) -> PipelineShape:
-    """Sizes of the pipeline that these lists are for."""
+    """Return sizes of the pipeline that these lists are for."""
     empty = next((number for number, row in enumerate(rows, 1) if not row), None)
     if empty is not None:
         raise InputError(f"{name}, line {empty}: no action; each line is one pipeline rank's list")
@@ -93,7 +93,7 @@ def _shape_of(rows: tuple[tuple[Action, ...], ...], name: str) -> PipelineShape:
 
 
 def _placement(rows: tuple[tuple[Action, ...], ...], num_stages: int) -> Placement:
-    """A V where the first stage of the second chunk lies on the last rank."""
+    """Return a V where the first stage of the second chunk lies on the last rank."""
     num_ranks = len(rows)
     turned = num_stages == 2 * num_ranks and any(a.stage == num_ranks for a in rows[-1])
     return Placement.V if turned and num_ranks > 1 else Placement.LOOP

@@ -105,22 +105,22 @@ class PipelineShape:
         return self.num_ranks * self.num_chunks
 
     def rank_of(self, stage: int) -> int:
-        """Pipeline rank on which a stage lies."""
+        """Return the pipeline rank on which a stage lies."""
         rest = stage % self.num_ranks
         turned = self.placement is Placement.V and stage >= self.num_ranks
         return self.num_ranks - 1 - rest if turned else rest
 
     def chunk_of(self, stage: int) -> int:
-        """Which of its rank's model chunks a stage is."""
+        """Return which of its rank's model chunks a stage is."""
         return stage // self.num_ranks
 
     def stage_of(self, rank: int, chunk: int) -> int:
-        """Stage that is this model chunk of a pipeline rank."""
+        """Return the stage that is this model chunk of a pipeline rank."""
         turned = self.placement is Placement.V and chunk == 1
         return chunk * self.num_ranks + (self.num_ranks - 1 - rank if turned else rank)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Stages of a pipeline rank, in the order of its chunks."""
+        """Return stages of a pipeline rank, in the order of its chunks."""
         return tuple(self.stage_of(rank, chunk) for chunk in range(self.num_chunks))
 
 
@@ -166,7 +166,7 @@ class Plan:
         return any(action.kind is kind for listed in self.actions for action in listed)
 
     def work_of(self, rank: int) -> tuple[Action, ...]:
-        """Actions of a rank without sends and receives."""
+        """Return actions of a rank without sends and receives."""
         return tuple(action for action in self.actions[rank] if action.kind not in TRANSFERS)
 
     def without_transfers(self) -> Plan:
@@ -197,7 +197,7 @@ class Plan:
     def _receives_by_position(
         self, rank: int, work: tuple[Action, ...], ahead: int
     ) -> dict[int, list[Action]]:
-        """Receives before each position of `work`."""
+        """Return receives before each position of `work`."""
         needed_at = {
             message: position
             for position, action in enumerate(work)
@@ -213,7 +213,7 @@ class Plan:
         return due
 
     def messages(self, sender: int, receiver: int, *, forward: bool) -> list[Message]:
-        """Messages one way between two ranks, in the order in which their sender makes them.
+        """Return messages one way between two ranks, in the order in which their sender makes them.
 
         `forward` asks for outputs, otherwise for gradients. The two take different channels.
         """

@@ -187,7 +187,7 @@ class _Game:
         return self._next_weight if self._splits else self._next_input
 
     def _pick(self, rank: int, now_s: float) -> tuple[ActionKind | None, int]:
-        """The work that a free rank takes, as kind and stage."""
+        """Return the work that a free rank takes, as kind and stage."""
         forward, blocked, soon_s = self._forward_candidate(rank, now_s)
         backward, gradient_soon_s = self._backward_candidate(rank, now_s)
         weight = self._weight_candidate(rank) if self._splits else -1
@@ -210,7 +210,9 @@ class _Game:
         return ActionKind.INPUT_GRADIENT if self._splits else ActionKind.BACKWARD
 
     def _forward_candidate(self, rank: int, now_s: float) -> tuple[int, bool, float]:
-        """Stage of the forward to take, whether one is there without room, when the next comes."""
+        """Return the stage of the forward to take, whether one is there without room, when the next
+        comes.
+        """
         best, blocked, soon_s = -1, False, _NEVER
         room = self._limit - self._held[rank]
         open_ = self._in_flight[rank] < self._policy.most_in_flight[rank]
@@ -228,7 +230,7 @@ class _Game:
         return best, blocked, soon_s
 
     def _backward_candidate(self, rank: int, now_s: float) -> tuple[int, float]:
-        """Stage of the backward to take, and when the next gradient comes."""
+        """Return the stage of the backward to take, and when the next gradient comes."""
         best, soon_s = -1, _NEVER
         for stage in self._stages_of[rank]:
             microbatch = self._next_input[stage]
@@ -242,7 +244,7 @@ class _Game:
         return best, soon_s
 
     def _weight_candidate(self, rank: int) -> int:
-        """Last of the rank's stages that has a weight gradient to do."""
+        """Return the last of the rank's stages that has a weight gradient to do."""
         for stage in reversed(self._stages_of[rank]):
             if self._next_weight[stage] < self._next_input[stage]:
                 return stage
@@ -293,7 +295,7 @@ class _Game:
         return microbatch, end_s
 
     def _send(self, sender: int, receiver: int, message_s: float, now_s: float) -> float:
-        """When a message comes; its receiver is woken then."""
+        """Return when a message comes; its receiver is woken then."""
         if sender == receiver:
             return now_s
         begin_s = max(now_s, self._link_free_s.get((sender, receiver), 0.0))
@@ -336,7 +338,9 @@ def search(problem: Problem) -> Found:
 
 
 def _best_by_rule(problem: Problem) -> tuple[tuple[Plan, float] | None, int]:
-    """The fastest of the plans that follow a rule and fit, with its time; and their number."""
+    """Return the fastest of the plans that follow a rule and fit, with its time; and their
+    number.
+    """
     best: tuple[Plan, float] | None = None
     tried = 0
     for plan in rule_plans(problem):
@@ -379,7 +383,7 @@ def _policies(problem: Problem) -> Iterator[Policy]:
 
 
 def _extras(problem: Problem) -> tuple[int, ...]:
-    """By how much to leave the microbatches in flight of (interleaved) 1F1B."""
+    """Return by how much to leave the microbatches in flight of (interleaved) 1F1B."""
     ranks, chunks = problem.shape.num_ranks, problem.shape.num_chunks
     base = (0, 1, 2, ranks // 2, ranks, 2 * ranks)
     if chunks == 1:
@@ -389,7 +393,9 @@ def _extras(problem: Problem) -> tuple[int, ...]:
 
 
 def _in_flight(problem: Problem, extra: int) -> tuple[int, ...]:
-    """Forwards of chunks without their backward by rank, as in (interleaved) 1F1B and `extra`."""
+    """Return forwards of chunks without their backward by rank, as in (interleaved) 1F1B and
+    `extra`.
+    """
     shape = problem.shape
     ranks, chunks = shape.num_ranks, shape.num_chunks
     most = shape.num_microbatches * chunks
@@ -402,7 +408,7 @@ def _in_flight(problem: Problem, extra: int) -> tuple[int, ...]:
 
 
 def _none_fits(problem: Problem) -> str:
-    """Why no plan was found, with the least limit for which there is one."""
+    """Return why no plan was found, with the least limit for which there is one."""
     shape = problem.shape
     need = least_memory_found(problem)
     return (

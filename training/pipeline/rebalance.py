@@ -48,7 +48,7 @@ class Deal:
         return len(set(self.shares)) == 1
 
     def positions(self, replica: int) -> list[int]:
-        """Numbers within the step of a replica's microbatches, in the order it runs them.
+        """Return numbers within the step of a replica's microbatches, in the order it runs them.
 
         Number k·D + d is what replica d of D would run as its k-th of an even share. Each keeps
         its own first ones; what those below their share leave goes to the others in turn.

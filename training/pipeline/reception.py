@@ -225,7 +225,7 @@ class Reception:
         threading.Thread(target=self._accept, daemon=True, name="helper-reception").start()
 
     def open_numbers(self) -> Iterator[int]:
-        """Numbers of the helpers that are connected."""
+        """Return numbers of the helpers that are connected."""
         return (number for number, known in list(self.connections.items()) if known.is_open)
 
     def send(self, number: int, frame: Frame) -> None:
@@ -275,7 +275,7 @@ class Reception:
 
 
 def own_address() -> str:
-    """The address under which the other ranks' hosts reach this one."""
+    """Return the address under which the other ranks' hosts reach this one."""
     master = os.environ.get("MASTER_ADDR", "localhost")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

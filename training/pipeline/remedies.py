@@ -151,7 +151,7 @@ def advise(
 
 
 def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
-    """What could not be tried and why, and what of helpers is to be expected."""
+    """Return what could not be tried and why, and what of helpers is to be expected."""
     job = model.job
     if job.layers is None:
         yield (
@@ -232,7 +232,9 @@ class _Adviser:
             yield from self._helped(self._helpers)
 
     def _schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
-        """Rules that fit this pipeline, and plans within the limit and one microbatch above."""
+        """Return rules that fit this pipeline, and plans within the limit and one microbatch
+        above.
+        """
         shape = self._model.shape(circumstances, self._model.job.microbatches[0])
         for name, generate in GENERATORS.items():
             try:
@@ -247,7 +249,7 @@ class _Adviser:
         yield from self._planned_schedules(circumstances)
 
     def _planned_schedules(self, circumstances: Circumstances) -> Iterator[_Schedule]:
-        """Plans within the limit and one microbatch above it, as far as these are faster."""
+        """Return plans within the limit and one microbatch above it, as far as these are faster."""
         best_s = float("inf")
         for limit in (self._limit, self._limit + 1):
             found = self._planned(circumstances, limit)
@@ -258,7 +260,9 @@ class _Adviser:
                 yield _planned_schedule(found.plan, limit)
 
     def _planned(self, circumstances: Circumstances, limit: float) -> Found | None:
-        """The plan for the replica that the step waits for; None where none fits the limit."""
+        """Return the plan for the replica that the step waits for; None where none fits the
+        limit.
+        """
         model = self._model
         shape = model.shape(circumstances, model.job.microbatches[0])
         problem = Problem(
@@ -297,7 +301,7 @@ class _Adviser:
         )
 
     def _more_chunks(self) -> Iterator[Remedy]:
-        """Two chunks a rank where the job has one and its layers can be halved."""
+        """Return two chunks a rank where the job has one and its layers can be halved."""
         job = self._model.job
         if job.layers is None or job.shape.num_chunks > 1 or any(n % 2 for n in job.layers):
             return
@@ -314,7 +318,7 @@ class _Adviser:
             )
 
     def _repeated_ahead(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Forwards repeated while a rank waits for the gradient, not when it has come."""
+        """Return forwards repeated while a rank waits for the gradient, not when it has come."""
         for schedule in schedules:
             ahead = replace(
                 schedule,
@@ -329,7 +333,7 @@ class _Adviser:
             )
 
     def _microbatches(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Shares of replicas that make them end together."""
+        """Return shares of replicas that make them end together."""
         job = self._model.job
         if job.num_replicas == 1 or job.replicas_coupled or not self._model.slow_ranks:
             return
@@ -351,7 +355,9 @@ class _Adviser:
             )
 
     def _layers(self) -> Iterator[Remedy]:
-        """Layers by stage that make the ranks end together, with the rules of one chunk or more."""
+        """Return layers by stage that make the ranks end together, with the rules of one chunk or
+        more.
+        """
         job = self._model.job
         if job.layers is None:
             return
@@ -374,7 +380,7 @@ class _Adviser:
                 )
 
     def _order(self, schedules: list[_Schedule]) -> Iterator[Remedy]:
-        """Microbatches of uneven length, short ones outside."""
+        """Return microbatches of uneven length, short ones outside."""
         if not len(self._model.job.scales):
             return
         for schedule in schedules:
@@ -387,7 +393,7 @@ class _Adviser:
             )
 
     def _drain(self) -> Iterator[Remedy]:
-        """The job as it is with its slow ranks replaced."""
+        """Try the job as it is with its slow ranks replaced."""
         slow = self._model.slow_ranks
         if not slow:
             return
@@ -403,7 +409,9 @@ class _Adviser:
         )
 
     def _helped(self, offer: HelperOffer) -> Iterator[Remedy]:
-        """Forwards on helpers; and, for an equal GPU, the same GPU as one more pipeline rank."""
+        """Try forwards on helpers; and, for an equal GPU, the same GPU as one more pipeline
+        rank.
+        """
         model = self._model
         job = model.job
         if job.shape.num_chunks > 1 or job.num_replicas > 1:
@@ -433,7 +441,7 @@ class _Adviser:
         yield self._one_rank_more(offer)
 
     def _one_rank_more(self, offer: HelperOffer) -> Remedy:
-        """The offered GPUs as pipeline ranks of even stages, for comparison."""
+        """Return the offered GPUs as pipeline ranks of even stages, for comparison."""
         model = self._model
         costs = model.costs(0, AS_TRACED)
         ranks = len(costs.stages) + offer.num_helpers
@@ -473,7 +481,7 @@ def _planned_schedule(plan: Plan, limit: float) -> _Schedule:
 
 
 def _traced_name(shape: PipelineShape) -> str:
-    """Megatron-Core's own schedule for a pipeline."""
+    """Return Megatron-Core's own schedule for a pipeline."""
     return "1f1b" if shape.num_chunks == 1 else "dfc"
 
 

@@ -207,7 +207,7 @@ def after_first_step(plan_of_step: Callable[[int], Plan]) -> Callable[[int], Pla
 
 
 def _largest_by_replica(own: float, *, device: str) -> list[float]:
-    """The largest number of each replica's ranks."""
+    """Return the largest number of each replica's ranks."""
     mine = torch.tensor(
         [own, parallel_state.get_data_parallel_rank()], dtype=torch.float64, device=device
     )

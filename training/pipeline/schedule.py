@@ -131,13 +131,13 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
 
 
 def _repeating_option(settings: Settings) -> str:
-    """The flag that asks for forwards to be repeated as actions of their own."""
+    """Return the flag that asks for forwards to be repeated as actions of their own."""
     by_helpers = settings.pipeline.forward_backward_disaggregating
     return "--forward-backward-disaggregating" if by_helpers else "--recompute-ahead"
 
 
 def _check_helpers(settings: Settings, sizes: Sizes) -> None:
-    """Rules of --forward-backward-disaggregating."""
+    """Check the rules of --forward-backward-disaggregating."""
     pipeline, option = settings.pipeline, "--forward-backward-disaggregating"
     if not pipeline.forward_backward_disaggregating:
         if pipeline.fbd_port or pipeline.fbd_helpers:
@@ -183,7 +183,7 @@ def _check_helpers(settings: Settings, sizes: Sizes) -> None:
 
 
 def _check_shares(settings: Settings, sizes: Sizes) -> None:
-    """Rules of --dpp-microbatches."""
+    """Check the rules of --dpp-microbatches."""
     pipeline = settings.pipeline
     deal = deal_for(settings, sizes)
     if deal is None:
@@ -210,7 +210,7 @@ def _check_shares(settings: Settings, sizes: Sizes) -> None:
 
 
 def _searched(settings: Settings, shape: PipelineShape) -> Plan:
-    """The fastest plan found, for even stages or for those of a trace."""
+    """Return the fastest plan found, for even stages or for those of a trace."""
     memory = even_memory(shape)
     limit = settings.pipeline.dpp_memory_limit
     if limit is None:
@@ -229,7 +229,7 @@ def _searched(settings: Settings, shape: PipelineShape) -> Plan:
 
 @cache
 def _traced_job(path: Path) -> JobModel:
-    """The job of a timeline; read once in a process, by every rank alike."""
+    """Return the job of a timeline; read once in a process, by every rank alike."""
     from megascan.reader import read_timeline
     from training.pipeline.job_model import JobModel
     from training.pipeline.measured import measure
@@ -243,7 +243,7 @@ def _traced_job(path: Path) -> JobModel:
 
 
 def _measured_costs(path: Path, shape: PipelineShape) -> Costs:
-    """Costs of the replica that the traced job waited for."""
+    """Return costs of the replica that the traced job waited for."""
     from training.pipeline.job_model import AS_TRACED
 
     job = _traced_job(path)
@@ -271,7 +271,7 @@ def _named(name: str, shape: PipelineShape, group_size: int | None) -> Plan:
 
 
 def _check_fit(name: str, plan: Plan, shape: PipelineShape) -> None:
-    """A plan of a file has sizes of its own."""
+    """Check that a plan of a file, which has sizes of its own, fits the job's."""
     found = plan.shape
     for what, of_plan, of_job in (
         ("pipeline ranks", found.num_ranks, shape.num_ranks),

@@ -68,7 +68,7 @@ class _Share:
     product: _Product
 
     def gradient(self) -> torch.Tensor:
-        """The gradient of the weight."""
+        """Return the gradient of the weight."""
         inputs = self.inputs
         if self.product.sequence_parallel:
             inputs = _gather_sequence(inputs, self.product.group)
@@ -89,7 +89,7 @@ class WeightGradients:
         self._open.append(share)
 
     def end_pass(self, microbatch: int) -> None:
-        """All that was noted down since the last call belongs to this microbatch."""
+        """Close a pass: all that was noted down since the last call belongs to this microbatch."""
         self._waiting[microbatch] = self._open
         self._open = []
 
@@ -139,7 +139,7 @@ class _DeferredProduct(torch.autograd.Function):
     def backward(
         context: _Context, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
-        """The gradient of the input; what the weight's needs is noted down."""
+        """Return the gradient of the input; what the weight's needs is noted down."""
         inputs, weight = context.saved_tensors
         product, handle = context.product, None
         input_gradient = gradient.matmul(weight)
@@ -206,7 +206,7 @@ def _defer(layer: _Linear, owner: WeightGradients) -> None:
 
 
 def _gather_sequence(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The whole sequence out of the shares of a tensor-parallel group.
+    """Return the whole sequence out of the shares of a tensor-parallel group.
 
     Into memory of its own: megatron.core's shared buffer may be in use when this runs.
     """

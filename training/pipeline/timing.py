@@ -69,7 +69,9 @@ class ActionClock:
         self._events: deque[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def patience(self) -> Patience | None:
-        """How long to wait for an input, after the forwards since the last call; None without."""
+        """Return how long to wait for an input, after the forwards since the last call; None
+        without.
+        """
         if not self._forwards_s:
             return None
         forward_s = statistics.median(self._forwards_s)
@@ -133,7 +135,7 @@ class Watchdog:
         self._over.set()
 
     def beat(self) -> None:
-        """An action begins."""
+        """Note that an action begins."""
         self._last_s = time.monotonic()
 
     def _watch(self) -> None:

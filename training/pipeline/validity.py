@@ -144,7 +144,7 @@ def _check_ranks(plan: Plan) -> None:
 
 
 def _check_complete(plan: Plan) -> None:
-    """Each microbatch once forward and once backward, whole or in two, on each stage."""
+    """Check each microbatch: once forward and once backward, whole or in two, on each stage."""
     counts = Counter(action for listed in plan.actions for action in listed)
     twice = next((action for action, count in counts.items() if count > 1), None)
     if twice is not None:
@@ -160,7 +160,7 @@ def _check_complete(plan: Plan) -> None:
 
 
 def _incomplete(kinds: set[ActionKind]) -> str:
-    """What is wrong with the work of one microbatch on one stage; empty when nothing is."""
+    """Return what is wrong with the work of one microbatch on one stage; empty when nothing is."""
     if ActionKind.FORWARD not in kinds:
         return "has no forward F"
     backward = kinds - {ActionKind.FORWARD}
@@ -172,7 +172,9 @@ def _incomplete(kinds: set[ActionKind]) -> str:
 
 
 def _check_transfers(plan: Plan) -> None:
-    """Every message between ranks leaves once, after its work, and is received in that order."""
+    """Check that every message between ranks leaves once, after its work, and is received in that
+    order.
+    """
     for rank, listed in enumerate(plan.actions):
         for action in listed:
             if action.kind in TRANSFERS:
@@ -262,7 +264,7 @@ class _Needs:
 
 
 def _stuck(plan: Plan, heads: list[int], needs: _Needs, done: set[Action]) -> str:
-    """Each rank's next action and what it waits for."""
+    """Return each rank's next action and what it waits for."""
     parts = []
     for rank, listed in enumerate(plan.actions):
         if heads[rank] < len(listed):

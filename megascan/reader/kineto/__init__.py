@@ -1,7 +1,6 @@
 """Read PyTorch profiler (Kineto) JSON, a file a rank: kernels, or operators where there is no GPU.
 
-document.py        the header, wherever its keys stand, and the events as columns
-groups.py          process groups: ids, members, operations, peers
+document.py        the header, wherever its keys stand, process groups, the events as columns
 host.py            launches: when, by which thread, inside which operator or annotation
 steps.py           iterations, marked by the profiler or found
 communication.py   which events are communication, between whom, how many bytes

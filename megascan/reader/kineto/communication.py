@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,19 +23,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Flags, Integers
-from megascan.reader.kineto.document import ANNOTATION, ON_DEVICE, Profile
-from megascan.reader.kineto.groups import (
+from megascan.reader.kineto.document import (
+    ANNOTATION,
+    ON_DEVICE,
     ProcessGroup,
-    item_bytes,
-    only_group,
-    operation_name,
-    peer_rank,
+    Profile,
+    is_rank,
     process_group,
 )
 from megascan.reader.kineto.host import Host
 from megascan.schema import NOT_APPLICABLE
-from megascan.vocabulary import RECV, SEND, SEND_RECV, group_id
+from megascan.vocabulary import COLLECTIVES, RECV, SEND, SEND_RECV, group_id
 
+_OPERATIONS = tuple(
+    (op, op.replace("_", "")) for op in sorted((*COLLECTIVES, SEND, RECV), key=len, reverse=True)
+)
+"""Our operations and how other names contain them, the longest first: `reduce_scatter` before
+`scatter`."""
+_PEER_TO_PEER = "sendrecv"
+"""NCCL runs batched sends and receives as one kernel of this name."""
+_ITEM_BYTES = {
+    "double": 8, "long": 8, "int": 4, "float": 4, "short": 2, "half": 2, "bfloat16": 2,
+    "byte": 1, "char": 1, "bool": 1,
+}  # fmt: skip
 _DEVICE_WORDS = (
     r"(?i)nccl|nvshmem|mscclpp|userbuffers|deep_ep|cross_device_reduce|multimem_"
     r"|(one|two)_shot_all_?reduce"
@@ -71,8 +81,8 @@ class Communication:
 
 
 @dataclass(frozen=True)
-class _Sort:
-    """What all events with the same arguments share."""
+class _Operation:
+    """What all events with the same arguments say of their communication."""
 
     op: str
     group: ProcessGroup
@@ -129,21 +139,22 @@ def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
     joined = pc.binary_join_element_wise(*keys, kernels, "\x1f").combine_chunks()
     distinct = joined.dictionary_encode()
     everybody = _everybody(profile, rows)
-    sorts = [
-        _sort(one.split("\x1f"), profile, everybody) for one in distinct.dictionary.to_pylist()
+    operations = [
+        _operation_of(one.split("\x1f"), profile, everybody)
+        for one in distinct.dictionary.to_pylist()
     ]
     code = np.asarray(distinct.indices, dtype=np.int64)
     elements = events.column("In msg nelems").fill_null(NOT_APPLICABLE).to_numpy()
-    sizes = np.array([sort.item_bytes for sort in sorts] or [0], dtype=np.int64)[code]
+    sizes = np.array([each.item_bytes for each in operations] or [0], dtype=np.int64)[code]
     stated = (elements >= 0) & (elements < _MOST_ELEMENTS) & (sizes > 0)
     sizes = np.where(stated, np.where(stated, elements, 0) * sizes, NOT_APPLICABLE)
     sequence = events.column("Seq").fill_null(NOT_APPLICABLE).to_numpy().copy()
-    unnamed = any(sort.op and not sort.group.id and sort.peer < 0 for sort in sorts)
+    unnamed = any(each.op and not each.group.id and each.peer < 0 for each in operations)
     notes = (
         f"rank {profile.rank}: communication does not say its process group (torch before 2.3) and "
         "runs on several streams: it is not matched",
     ) * unnamed
-    return _communication(rows, (code, sorts), (sizes, sequence), covered, notes)
+    return _communication(rows, (code, operations), (sizes, sequence), covered, notes)
 
 
 def _describing(host: Host, rows: Integers) -> Integers:
@@ -172,16 +183,16 @@ def _everybody(profile: Profile, rows: Integers) -> ProcessGroup:
     return ProcessGroup(group_id("world", [0]), tuple(range(profile.world_size or 0)))
 
 
-def _sort(words: list[str], profile: Profile, everybody: ProcessGroup) -> _Sort:
+def _operation_of(words: list[str], profile: Profile, everybody: ProcessGroup) -> _Operation:
     collective, name, description, ranks, dtype, source, target, kernel = words
     group = process_group(name, description, ranks, profile.groups)
     op = operation_name(collective) or operation_name(kernel)
     if op not in _MESSAGES:
-        return _Sort(
+        return _Operation(
             op, group if group.id or not op else everybody, NOT_APPLICABLE, item_bytes(dtype)
         )
     value = (target if op == SEND else source) or _partner(collective)
-    return _Sort(op, group, _peer(value, group, profile.rank), item_bytes(dtype))
+    return _Operation(op, group, _peer(value, group, profile.rank), item_bytes(dtype))
 
 
 def _partner(annotation: str) -> str:
@@ -194,18 +205,19 @@ def _annotated(profile: Profile, rows: Integers, covered: Flags) -> Communicatio
     """Describe gloo's spans, which name no group: all of this rank's must be equal."""
     group = only_group(profile.groups.values(), profile.rank)
     names = profile.events.column("name")
-    sorts: dict[_Sort, int] = {}
+    operations: dict[_Operation, int] = {}
     code, sizes = np.zeros((2, len(rows)), dtype=np.int64)
     for place, row in enumerate(rows.tolist()):
         arguments = profile.shapes[row]
         op = operation_name(names[row].as_py().removeprefix("gloo:").removeprefix("c10d::"))
         peer = _stated_peer(arguments, group, profile.rank) if op in _MESSAGES else NOT_APPLICABLE
-        code[place] = sorts.setdefault(_Sort(op, group, peer, NOT_APPLICABLE), len(sorts))
+        operation = _Operation(op, group, peer, NOT_APPLICABLE)
+        code[place] = operations.setdefault(operation, len(operations))
         sizes[place] = _stated_bytes(arguments)
     unnamed = bool(len(rows)) and not group.id
     notes = (f"rank {profile.rank}: gloo's spans do not say their process group",) * unnamed
     sequence = np.full(len(rows), NOT_APPLICABLE, dtype=np.int64)
-    return _communication(rows, (code, list(sorts)), (sizes, sequence), covered, notes)
+    return _communication(rows, (code, list(operations)), (sizes, sequence), covered, notes)
 
 
 def _stated_peer(arguments: Mapping[str, object], group: ProcessGroup, rank: int) -> int:
@@ -235,15 +247,15 @@ def _stated_bytes(arguments: Mapping[str, object]) -> int:
 
 def _communication(
     rows: Integers,
-    sorted_by: tuple[Integers, list[_Sort]],
+    coded: tuple[Integers, list[_Operation]],
     numbers: tuple[Integers, Integers],
     covered: Flags,
     notes: tuple[str, ...] = (),
 ) -> Communication:
-    (code, sorts), (sizes, sequence) = sorted_by, numbers
-    is_message = np.array([sort.op in (*_MESSAGES, "") for sort in sorts] or [False])[code]
-    channels = [(sort.op, sort.group.id, sort.peer) for sort in sorts]
-    peers = np.array([sort.peer for sort in sorts] or [0], dtype=np.int64)
+    (code, operations), (sizes, sequence) = coded, numbers
+    is_message = np.array([each.op in (*_MESSAGES, "") for each in operations] or [False])[code]
+    channels = [(each.op, each.group.id, each.peer) for each in operations]
+    peers = np.array([each.peer for each in operations] or [0], dtype=np.int64)
     return Communication(
         rows=rows,
         is_message=is_message,
@@ -254,11 +266,42 @@ def _communication(
             "peer": peers[code],
         },
         texts={
-            "name": (code, [sort.name for sort in sorts]),
-            "op": (code, [sort.op for sort in sorts]),
-            "group": (code, [sort.group.id for sort in sorts]),
+            "name": (code, [each.name for each in operations]),
+            "op": (code, [each.op for each in operations]),
+            "group": (code, [each.group.id for each in operations]),
         },
-        groups=tuple({sort.group for sort in sorts if sort.group.id}),
+        groups=tuple({each.group for each in operations if each.group.id}),
         is_covered=covered,
         notes=notes,
     )
+
+
+def operation_name(name: str) -> str:
+    """Return our operation of a collective's or NCCL kernel's name; "" for a batch of several."""
+    plain = re.sub(r"[^a-z]", "", name.lower().removeprefix("nccldevkernel").removeprefix("nccl"))
+    if _PEER_TO_PEER in plain:
+        return ""
+    return next((ours for ours, sign in _OPERATIONS if sign in plain), "")
+
+
+def only_group(groups: Iterable[ProcessGroup], rank: int) -> ProcessGroup:
+    """Return the group of a span that names none: unambiguous only if all of a rank's have one
+    make-up.
+    """
+    mine = [group for group in groups if rank in group.ranks]
+    unlike = {group.ranks for group in mine}
+    return mine[0] if len(unlike) == 1 else ProcessGroup("", ())
+
+
+def peer_rank(value: int, group: ProcessGroup, rank: int) -> int:
+    """Return the global rank of a p2p partner, which is given by its place in the group."""
+    if 0 <= value < len(group.ranks) and group.ranks[value] != rank:
+        return group.ranks[value]
+    return value if is_rank(value) and value != rank else NOT_APPLICABLE
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of one element; NOT_APPLICABLE for a type we do not know."""
+    if dtype.lower().startswith("float8"):
+        return 1
+    return _ITEM_BYTES.get(dtype.lower(), NOT_APPLICABLE)

@@ -1,4 +1,4 @@
-"""A profile's bytes: the header, wherever its keys stand, and the events as columns.
+"""A profile's bytes: the header, wherever its keys stand, the groups, the events as columns.
 
 torch 1.8 to 2.13 write the same events in several ways, and scripts rewrite them by `json.dump`:
 
@@ -11,6 +11,7 @@ torch 1.8 to 2.13 write the same events in several ways, and scripts rewrite the
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,6 @@ import pyarrow.compute as pc
 from megascan.arrays import Flags, Integers
 from megascan.errors import InputError
 from megascan.header import MOST_RANKS, Json, shown
-from megascan.reader.kineto.groups import ProcessGroup, configured_groups, stated_groups, text_of
 from megascan.reader.lines import (
     Block,
     Document,
@@ -32,6 +32,7 @@ from megascan.reader.lines import (
     parse_block,
 )
 from megascan.reader.segments import true_rows
+from megascan.vocabulary import AXIS_OF_VARIABLE, MESH_AXES, group_id
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
@@ -87,8 +88,25 @@ _SHAPED = r"^(gloo:|c10d::(send|recv))"
 LARGEST_MICROS = 2.0**52
 """Absolute unix time in µs, as older versions write it, stays below."""
 _LONGEST_NS = 1 << 62
-_AXES = 3
+_NUM_EXTENTS = 3
 """Of a launch: x, y, z."""
+
+
+_AXIS_OF_DESCRIPTION = {
+    "default_pg": "world",
+    **{variable.strip("_").lower(): axis for variable, axis in AXIS_OF_VARIABLE.items()},
+}
+"""Megatron's group descriptions; others keep their own words."""
+_LONGEST_LIST = 4000
+"""Characters of a list of ranks; the profiler shortens longer ones itself."""
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A communicator: our id for it, and its ordered global ranks (empty: not known)."""
+
+    id: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +292,78 @@ def _notes(rank: int, path: Path, num_misfits: int, *, torn: bool) -> tuple[str,
     return tuple(notes)
 
 
+def process_group(
+    name: str, description: str, ranks: str, configured: Mapping[str, ProcessGroup]
+) -> ProcessGroup:
+    """Return the group of a kernel's arguments; ranks that are not listed in full come from the
+    header.
+    """
+    members = _listed_ranks(ranks)
+    known = configured.get(name)
+    if known is not None:
+        return known
+    axis = axis_name(description, name)
+    return ProcessGroup(group_id(axis, members), members) if members else ProcessGroup("", ())
+
+
+def axis_name(description: str, name: str) -> str:
+    """Return the first part of a group's id: a dimension of a device mesh is `mesh_tp` to torch."""
+    words = description.strip("_ ").lower()
+    dimension = words.removeprefix("mesh_")
+    if dimension != words and dimension in MESH_AXES:
+        axis = MESH_AXES[dimension]
+        return axis if axis in (dimension, "tp", "cp", "pp") else f"{axis}-{dimension}"
+    return _AXIS_OF_DESCRIPTION.get(words) or (
+        words if words not in ("", "undefined") else f"pg{name}"
+    )
+
+
+def configured_groups(config: object) -> dict[str, ProcessGroup]:
+    """Return groups by name out of a header's `pg_config`; what is not in the known shape is left
+    out.
+    """
+    groups = {}
+    for entry in config if isinstance(config, list) else []:
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        if ranks and isinstance(ranks, list) and all(map(is_rank, ranks)):
+            name = text_of(entry.get("pg_name"))
+            axis = axis_name(text_of(entry.get("pg_desc")), name)
+            groups[name] = ProcessGroup(group_id(axis, ranks), tuple(ranks))
+    return groups
+
+
+def stated_groups(events: pa.Table) -> dict[str, ProcessGroup]:
+    """Return groups by name out of the arguments of communication."""
+    names = ("Process Group Name", "Process Group Description", "Process Group Ranks")
+    said = events.select(names).filter(pc.is_valid(events.column(names[2])))
+    distinct = said.group_by(list(names)).aggregate([]).to_pylist()
+    found = {
+        row[names[0]] or "": process_group(
+            row[names[0]] or "", row[names[1]] or "", row[names[2]], {}
+        )
+        for row in distinct
+    }
+    return {name: group for name, group in found.items() if group.ranks}
+
+
+def _listed_ranks(text: str) -> tuple[int, ...]:
+    """Read the members of "[0, 1, 2]"; none of a list that was shortened by dots."""
+    if "..." in text:
+        return ()
+    ranks = tuple(int(number) for number in re.findall(r"[0-9]+", text[:_LONGEST_LIST]))
+    return ranks if all(map(is_rank, ranks)) else ()
+
+
+def is_rank(value: object) -> bool:
+    """Return whether a value of a profile can be the number of a rank."""
+    return isinstance(value, int) and 0 <= value < MOST_RANKS
+
+
+def text_of(value: object) -> str:
+    """Return a text or number as text; nothing for what else a damaged file may hold."""
+    return str(value) if isinstance(value, str | int) else ""
+
+
 def times_ns(profile: Profile) -> tuple[Integers, Integers]:
     """Return (start, end) of events relative to the origin, each rounded to whole nanoseconds.
 
@@ -310,15 +400,15 @@ def _extents(column: pa.ChunkedArray) -> Integers:
     length = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     values = pc.fill_null(pc.list_flatten(lists), 1).to_numpy(zero_copy_only=False)
     first = np.cumsum(length) - length
-    sizes = np.tile((length > 0).astype(np.int64)[:, None], (1, _AXES))
-    for axis in range(_AXES):
+    sizes = np.tile((length > 0).astype(np.int64)[:, None], (1, _NUM_EXTENTS))
+    for axis in range(_NUM_EXTENTS):
         has = length > axis
         sizes[has, axis] = values[first[has] + axis]
     return sizes
 
 
 def _launch(sizes: list[int]) -> str:
-    grid, block = sizes[:_AXES], sizes[_AXES:]
+    grid, block = sizes[:_NUM_EXTENTS], sizes[_NUM_EXTENTS:]
     return f"<<<{_extent(grid)}, {_extent(block)}>>>" if any(grid) and any(block) else ""
 
 

@@ -91,19 +91,19 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _ended(request: Request, error: Exception) -> Response:
-    """The engine has stopped while somebody waited for it."""
+    """Say that the engine has stopped while somebody waited for it."""
     del request, error
     return RequestError("the server has ended; ask again later", status=503).response()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A mistake of ours; starlette hands it on to the guard, which writes it down."""
+    """Answer for a mistake of ours; starlette hands it on to the guard, which writes it down."""
     del request, error
     return RequestError("the server failed; its log says why", status=500).response()
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """A path or a method that is not there, in the shape of all other errors."""
+    """Answer for a path or a method that is not there, in the shape of all other errors."""
     assert isinstance(error, HTTPException)
     named = f"{request.method} {request.url.path[:100]}"
     return RequestError(f"{named} is not served here", status=error.status_code).response()

@@ -85,7 +85,7 @@ async def _read(fields: Fields, model: Model) -> Asked:
 
 
 def _messages(given: object) -> list[dict[str, str]]:
-    """The messages, each with a role and a text; parts of a text are joined."""
+    """Return the messages, each with a role and a text; parts of a text are joined."""
     if not isinstance(given, list) or not 0 < len(given) <= _MOST_MESSAGES:
         raise RequestError(
             f"messages must be an array of 1 to {_MOST_MESSAGES} messages", param="messages"

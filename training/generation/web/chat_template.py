@@ -82,7 +82,7 @@ def read_chat_template(folder: Path, tokenizer: SubwordTokenizer) -> ChatTemplat
 
 
 def _source(declared: object) -> str | None:
-    """The template itself; of several named ones the ``default``."""
+    """Return the template itself; of several named ones the ``default``."""
     if isinstance(declared, list):
         named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
         declared = named.get("default")

@@ -111,7 +111,7 @@ async def _read(fields: Fields, model: Model) -> Asked:
 
 
 def _prompts(given: object) -> list[str | list[int]]:
-    """One text, several, one list of token ids, or several: as a list of prompts."""
+    """Take one text, several, one list of token ids, or several, as a list of prompts."""
     wrong = RequestError(
         "prompt must be a string, an array of strings, an array of token ids or an array of those, "
         "none of them empty",
@@ -145,7 +145,7 @@ def _whole(asked: Asked, model: Model, choice: Choice) -> dict[str, object]:
 
 
 def _prompt_scores(choice: Choice) -> list[TokenScore]:
-    """The prompt's tokens; nothing can be said of the first one's probability."""
+    """Return the prompt's tokens; nothing can be said of the first one's probability."""
     return [TokenScore(token=choice.prompt[0], logprob=None), *choice.prompt_scores]
 
 
@@ -197,7 +197,7 @@ async def _events(
 
 
 def _part(asked: Asked, change: Change, listing: Listing) -> dict[str, object] | None:
-    """One event's choice; None when there is nothing to say yet."""
+    """Return one event's choice; None when there is nothing to say yet."""
     choice, text = change.choice, change.piece
     scores = [*change.tokens]
     if asked.echoes:

@@ -127,7 +127,7 @@ def _kind_of(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value for a message: itself when it is short, else what it is."""
+    """Return a value for a message: itself when it is short, else what it is."""
     if isinstance(value, int | float):
         return orjson.dumps(value).decode() if isinstance(value, bool) else str(value)
     return repr(value) if isinstance(value, str) and len(value) <= 40 else _kind_of(value)

@@ -98,7 +98,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[object], close: Callable[[], None]) -> None:
-        """`close` is called at the end, however it comes."""
+        """Hold what streams; `close` is called at the end, however it comes."""
         super().__init__()
         self._events = events
         self._close = close

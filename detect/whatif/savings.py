@@ -1,0 +1,259 @@
+"""Say what mending single ranks would save, and so what a finding costs the step.
+
+The ranks in question are brought to their peers' times and the job is replayed. Wherever its
+dependency graph can be built the answer is better than the first estimate of
+`detect.causes.finding`: time that a host loses behind its device, and delays that spread over a
+pipeline, come out as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from detect.report import Cause, Finding
+from detect.thresholds import COSTS
+from detect.whatif.graph import Replay, sweep
+from detect.whatif.optable import OpTable, replay_of_op_table
+from detect.whatif.traced import replay_of_timeline
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import InputError, MegaScanError
+from megascan.header import Json
+from megascan.timeline import Timeline
+
+_HOURS_A_DAY = 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Step time now and if `ranks` ran like their peers, seconds, both replayed.
+
+    `compared_with` says who the peers were: "peers" are ranks of the same stage, "stages" the
+    other stages where there are none, "nobody" when the job has one rank (and nothing is saved).
+    """
+
+    ranks: tuple[int, ...]
+    step_s: float
+    fixed_step_s: float
+    num_gpus: int
+    num_steps: int
+    compared_with: str
+    causes: tuple[Cause, ...] = ()
+    """Why findings name these ranks; none when somebody else chose them."""
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that a step is shorter."""
+        return self.step_s - self.fixed_step_s
+
+    @property
+    def speedup(self) -> float:
+        """Step time now over step time then: 1.1 makes the job 10 % faster."""
+        return self.step_s / self.fixed_step_s
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours lost to these ranks in the traced steps."""
+        return self.saved_s * self.num_steps * self.num_gpus / 3600.0
+
+    @property
+    def gpu_hours_per_hour(self) -> float:
+        """GPU-hours that an hour of this job loses to these ranks."""
+        return self.saved_s / self.step_s * self.num_gpus
+
+    @property
+    def gpu_hours_per_day(self) -> float:
+        """GPU-hours a day of this job that are lost to these ranks."""
+        return self.gpu_hours_per_hour * _HOURS_A_DAY
+
+    def to_json(self) -> dict[str, Json]:
+        """Return one element of the JSON's `savings`."""
+        return {
+            "ranks": list(self.ranks),
+            "step_time_s": self.step_s,
+            "fixed_step_time_s": self.fixed_step_s,
+            "saved_s": self.saved_s,
+            "step_time_cost_ratio": self.speedup,
+            "gpu_hours": self.gpu_hours,
+            "gpu_hours_per_hour": self.gpu_hours_per_hour,
+            "gpu_hours_per_day": self.gpu_hours_per_day,
+            "compared_with": self.compared_with,
+            "causes": [cause.value for cause in self.causes],
+        }
+
+
+def saved_by_fixing(replay: Replay, ranks: Sequence[int], *, links: bool = False) -> Saving:
+    """Replay with the work of `ranks` brought to what their peers take, step by step.
+
+    For every operation type and step the rank's own times are scaled so that their sum is the
+    median of its peers' sums; what is left is its own scatter, as a healthy rank has it. With
+    `links` the transfers that `ranks` take part in (between them, when there are several) are
+    brought to those of the other lanes as well. Ranks whose work cannot be told from theirs are
+    fixed with them. Raises InputError for a rank that was not recorded.
+
+        one rank computing 1.5x slower in a TP group of two: its group's passes take 1/1.5
+    """
+    unknown = sorted(set(ranks) - set(replay.ranks.ravel().tolist()))
+    if unknown:
+        raise InputError(
+            f"rank {unknown[0]} is not in this trace, which has ranks {replay.ranks.min()} to "
+            f"{replay.ranks.max()}"
+        )
+    chosen = replay.with_shared_work(ranks)
+    places = replay.mask(chosen)
+    weights = replay.weights.copy()
+    compared_with = _fix_work(replay, places, weights)
+    if links:
+        _fix_links(replay, places, weights)
+    fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])
+    return Saving(
+        ranks=chosen,
+        step_s=float(replay.traced_s.mean()),
+        fixed_step_s=float(fixed.mean()),
+        num_gpus=replay.num_gpus,
+        num_steps=len(replay.steps),
+        compared_with=compared_with,
+    )
+
+
+def _fix_work(replay: Replay, places: Flags, weights: Floats) -> str:
+    graph = replay.graph
+    stages = np.flatnonzero(places.any(axis=1))
+    have_peers = not places[stages].all(axis=1).any()
+    if not have_peers and len(stages) == graph.num_stages:
+        return "nobody"
+    types = np.array([node.optype for node in graph.nodes])
+    for optype in np.unique(types[graph.is_local]):
+        sums = _sums(replay, types == optype)  # (stage, lane, step)
+        for stage in stages:
+            nodes = np.flatnonzero((types == optype) & (graph.stage == stage))
+            own = _waiting_together(replay, str(optype), places[stage])
+            others = sums[stage, ~own]
+            if not have_peers or not len(others):
+                others = sums[~places.any(axis=1)].reshape(-1, sums.shape[2])
+            if not len(others):
+                continue
+            _scale(weights, nodes, own, sums[stage], np.median(others, axis=0))
+    return "peers" if have_peers else "stages"
+
+
+def _waiting_together(replay: Replay, optype: str, own: Flags) -> Flags:
+    """Flag the lanes (lane,) whose work of a type is as slow as that of `own`, and those."""
+    if optype not in replay.entangled:
+        return own
+    labels = replay.entangled[optype].labels
+    return np.isin(labels, labels[own])
+
+
+def _sums(replay: Replay, chosen: Flags) -> Floats:
+    """Return the time each rank spends in the chosen nodes, (stage, lane, step)."""
+    stage = replay.graph.stage
+    return np.stack(
+        [
+            replay.weights[chosen & (stage == number)].sum(axis=0)
+            for number in range(replay.graph.num_stages)
+        ]
+    )
+
+
+def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Floats) -> None:
+    """Scale weights so that the sums of the `own` lanes reach the goal (step,)."""
+    factor = np.ones_like(sums)
+    scaled = own[:, None] & (sums > 0)
+    factor[scaled] = (np.broadcast_to(goal, sums.shape) / np.maximum(sums, 1e-30))[scaled]
+    weights[nodes] *= factor
+
+
+def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
+    graph = replay.graph
+    several = int(places.sum()) > 1
+    for group in graph.groups:
+        if graph.nodes[group.nodes[0]].is_local:
+            continue
+        stages = [graph.nodes[node].stage for node in group.nodes]
+        hit = places[stages]
+        lanes = hit.any(axis=0)
+        if several and not group.partition:
+            lanes = hit.sum(axis=0) > 1
+        elif group.partition:
+            labels = graph.partitions[group.partition].labels
+            counts = np.bincount(labels, weights=hit.sum(axis=0))
+            lanes = (counts > (1 if several else 0))[labels]
+        if not lanes.any():
+            continue
+        for node in group.nodes:
+            others = weights[node, ~lanes]
+            weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
+
+
+def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
+    """Return one saving for each set of ranks, in the order of the findings.
+
+    A rank that computes slowly and whose host is slow as well is mended once. Findings that name no
+    rank (uneven sequences), or ranks that are not in the replay, have no saving.
+    """
+    recorded = set(replay.ranks.ravel().tolist())
+    causes: dict[tuple[int, ...], list[Cause]] = {}
+    for finding in findings:
+        ranks = replay.with_shared_work(finding.ranks)
+        if ranks and recorded.issuperset(ranks):
+            causes.setdefault(ranks, []).append(finding.cause)
+    return [
+        replace(
+            saved_by_fixing(replay, ranks, links=Cause.LINK in found),
+            causes=tuple(dict.fromkeys(found)),
+        )
+        for ranks, found in causes.items()
+    ]
+
+
+class ReplayedCosts:
+    """Costs of findings on one timeline or op table; replayed at the first question."""
+
+    def __init__(self, source: Timeline | OpTable) -> None:
+        self._source = source
+        self._replay: Replay | None = None
+        self._fails = False
+
+    def ratio(self, ranks: tuple[int, ...], *, links: bool) -> float | None:
+        """Return iteration time now over that without the finding, at least 1; None if unknown.
+
+        `links`: the ranks' communication is slow, not what they compute. Example: 1.22 where the
+        step takes 110 ms and would take 90 ms if these ranks ran like their peers.
+        """
+        replay = self._get_replay() if ranks else None
+        if replay is None or _hidden_wait(replay, ranks) > COSTS.max_hidden_share:
+            return None
+        try:
+            saving = saved_by_fixing(replay, ranks, links=links)
+        except MegaScanError:
+            return None
+        return max(1.0, saving.speedup) if saving.compared_with == "peers" else None
+
+    def _get_replay(self) -> Replay | None:
+        if self._replay is None and not self._fails:
+            source = self._source
+            try:
+                self._replay = (
+                    replay_of_timeline(source)
+                    if isinstance(source, Timeline)
+                    else replay_of_op_table(source)
+                )
+            except MegaScanError:
+                self._fails = True  # no graph can be built from this trace: estimates remain
+        return self._replay
+
+
+def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:
+    """Return the largest share of a step that a rank other than `ranks` spends between spans."""
+    stage = replay.graph.stage
+    gaps = np.array([node.optype == "host" for node in replay.graph.nodes])
+    others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
+    step_s = float(replay.traced_s.mean())
+    shares = [
+        replay.weights[gaps & (stage == number)].sum(axis=0).mean(axis=-1)[others[number]] / step_s
+        for number in range(replay.graph.num_stages)
+    ]
+    return float(max((share.max() for share in shares if len(share)), default=0.0))
