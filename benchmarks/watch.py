@@ -495,13 +495,20 @@ def scale(arguments: argparse.Namespace, folder: Path) -> None:
         )
 
 
+_DAY_S = 86_400.0
+
+
 def day(arguments: argparse.Namespace, folder: Path) -> None:
-    """Watch a tiny job for very many windows, a look each; the size of the process now and then."""
+    """Watch a tiny job for very many windows, a look each; the size of the process now and then.
+
+    The watch's clock shows that the windows fill a day.
+    """
     layout, began = Layout(dp=4), time.monotonic()
     job = job_of(layout, arguments.windows, num_layers=1, num_microbatches=1)
     replay = replayed(job, [], 1, folder)
     print(f"{arguments.windows} windows are written ({time.monotonic() - began:.0f} s)", flush=True)
     watch, done = Watch.on(replay.target), 0
+    watch.watcher.monotonic_s = lambda: _DAY_S / arguments.windows * done
     while replay.step() and time.monotonic() - began < arguments.limit_s:
         done += 1
         watch.watcher.look()

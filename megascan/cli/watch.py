@@ -63,8 +63,8 @@ def _add_looking_arguments(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--cpu-share", type=float, default=0.02, metavar="RATIO",
-        help="share of a core above which windows that look as usual are judged together, at most "
-        "three quarters of --keep at once; 1: each by itself (default: %(default)s)",
+        help="share of a core above which windows that look as usual are judged together, two "
+        "minutes' at most; 1: each by itself (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--hang-after", type=float, metavar="SECONDS",

@@ -6,9 +6,11 @@
 
 A window that looks unusual (`glance.py`) is judged as it comes, and so is every one while a finding
 is about to be raised or cleared. Others wait until the watch has used no more than its share of a
-core, what could not wait included, and never longer than for three quarters of the ring (half of it
-while a finding holds), so that no iteration goes unjudged. A start without state judges once, on
-the newest windows.
+core, what could not wait included. Where that takes longer than three quarters of the ring (half of
+it while a finding holds), they are judged after `LONGEST_WAIT_S` at the latest: of windows that
+come faster than a verdict can be paid for, usual ones may leave the ring with a glance only.
+Windows that come all at once, after a restart, are all judged. A start without state judges once,
+on the newest windows.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ MOST_OWED_S = 120.0
 GLANCE_RINGS = 2
 """Iterations that a glance remembers, in rings: what is usual must be known when windows wait."""
 MOST_UNJUDGED = 0.75
-"""Of the ring's iterations: so many may wait for a verdict, the others show what was usual."""
+"""Of the ring's iterations: so many wait for a verdict, the others show what was usual."""
 MOST_UNJUDGED_HOLDING = 0.5
 """So many while a finding holds: that it has ended is news, and looks usual at a glance."""
+LONGEST_WAIT_S = 120.0
+"""More of them wait for so long, when a verdict is beyond the share of a core until then."""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -129,8 +133,8 @@ class Watcher:
             windows = self.files.poll()
             self._warn_all(self.files.problems())
             for window in windows:
-                self._take(window)
-            num_windows += len(windows)
+                num_windows += 1
+                self._take(window, is_late=num_windows > 1 or self.files.has_more)
             if not self.files.has_more:
                 break
         if self.ring.windows:
@@ -161,8 +165,11 @@ class Watcher:
         self._save()
         self.state_file.close()
 
-    def _take(self, window: JobWindow) -> None:
-        """Put a window into the ring; judge when those that came at once would pass through it."""
+    def _take(self, window: JobWindow, *, is_late: bool) -> None:
+        """Put a window into the ring; judge when those before it would pass through it.
+
+        One of many that come at once `is_late`: no time passes in which a verdict could be saved.
+        """
         state = self.state
         if window.run_id != state.run_id:
             self._begin_run(window)
@@ -173,7 +180,9 @@ class Watcher:
         self.glance.push(window)
         self.gauges.num_windows += 1
         most = MOST_UNJUDGED_HOLDING if state.accounts.open else MOST_UNJUDGED
-        if state.judged_iteration >= 0 and self._num_unjudged >= most * self.ring.num_iterations:
+        is_full = self._num_unjudged >= most * self.ring.num_iterations
+        waited_s = self.monotonic_s() - self._judged_at[0]
+        if state.judged_iteration >= 0 and is_full and (is_late or waited_s >= LONGEST_WAIT_S):
             self._judge(window)
 
     @property
