@@ -428,6 +428,11 @@ class _Hosts:
         0.5, "share of the rise", Origin.CONVENTION,
         "over other hosts that each rank of a host shows, and its own times as they were recorded",
     )  # fmt: skip
+    steady_log: float = limit(
+        0.06, "log", Origin.BENCHMARK,
+        "range over the iterations of what other stages compute, where the passes of one are "
+        "compared with them for want of layers",
+    )  # fmt: skip
     starving_log: float = limit(
         0.15, "log", Origin.BENCHMARK,
         "by which the optimizer's many short kernels are slower on a host that launches late",
@@ -891,6 +896,10 @@ class _Persistence:
         8.0, "log-likelihood", Origin.MATHEMATICS,
         "that one iteration can tell: half the square of 4 sigma, so that one odd iteration is no "
         "change of state",
+    )  # fmt: skip
+    scattered_sigmas: float = limit(
+        8.0, "sigma", Origin.MATHEMATICS,
+        "between two levels at most: no value between them is then beyond `max_cost` of both",
     )  # fmt: skip
     num_refits: int = limit(
         4, "rounds", Origin.CONVENTION, "in which path and levels are fitted to each other"

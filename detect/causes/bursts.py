@@ -345,7 +345,8 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
 
     Memory pressure, or a job of somebody else, stalls whichever process it meets. Each rank has too
     few pauses for a proof, the host has enough. Most ranks of the host, of several TP groups, must
-    have some: in one TP group all wait for one, and one rank's pauses are its own.
+    have some: in one TP group all may wait for one, where they do not pause in turn, and one rank's
+    pauses are its own.
     """
     hosts = np.array(seen.members.hosts)
     names = np.unique(hosts)
@@ -360,7 +361,9 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
     hit = hits[rows].any(axis=1)
     members = seen.members
     groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
-    if len(groups) < 2 or hit.mean() < BURSTS.most_of_host_share:
+    if hit.mean() < BURSTS.most_of_host_share:
+        return None
+    if len(groups) < 2 and not _in_turn(np.where(hits, over, 0.0)[rows]):
         return None
     if lost[row].mean() < BURSTS.least_host_share:
         return None
@@ -376,6 +379,18 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
     return _PausedHost(name=str(names[row]), rows=rows, burst=burst, num_hit=int(hit.sum()))
+
+
+def _in_turn(lost: Floats) -> bool:
+    """Return whether now this row of (row, iteration) pauses and now that one, the others less.
+
+    Ranks that wait for one of them, where nobody records it, lose time together with it.
+    """
+    lost = lost[:, (lost > 0).any(axis=0)]
+    ordered = np.sort(lost, axis=0)
+    turns = np.bincount(lost.argmax(axis=0))
+    together = ordered[:-1].mean(axis=0) > BURSTS.others_share * ordered[-1]
+    return not together.any() and turns.max() <= BURSTS.most_of_host_share * turns.sum()
 
 
 def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:

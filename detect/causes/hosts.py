@@ -217,6 +217,8 @@ def _change(
     """
     if sides.is_one_group() or sides.seen.members.layout.ep > 1:
         return None
+    if np.isnan(channels[COMPUTE]).all():
+        channels = {**channels, COMPUTE: _passes_over(sides)}
     floors = {COMPUTE: float(np.log(inquiry.settings.min_slowdown))}
     floors |= dict.fromkeys(LOST, HOSTS.least_doubtful_share)
     rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
@@ -258,6 +260,17 @@ def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Chang
     active = np.arange(length) >= first
     course = Course(active, rise, error, 1.0, ((first, length - 1),))
     return _Change(name=name, test=_Test(rise, error, p_value), course=course)
+
+
+def _passes_over(sides: _Sides) -> Floats:
+    """Return the log time of each row's passes over the other hosts', (row, iteration), whatever
+    the stages; NaN where the others' change by themselves, as all do when sequences get longer.
+    """
+    level = robust.median(sides.seen.work.log_ns, axis=2)
+    others = robust.median(level[sides.control], axis=0)
+    if float(np.nan_to_num(np.ptp(others))) > HOSTS.steady_log:
+        return np.full_like(level, np.nan)
+    return np.asarray(level - others)
 
 
 def _rise(values: Floats, first: int) -> Floats:

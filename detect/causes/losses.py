@@ -25,7 +25,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds
-from detect.thresholds import LOSSES
+from detect.thresholds import BURSTS, LOSSES
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -44,13 +44,20 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     usual = np.nan_to_num(robust.median(loading, axis=1))
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     groups, across = _rows_that_load(members, loads, usual)
+    alone = len(groups) == 1 and len(groups[0]) < 2
+    mates = _mates_that_load(seen, loading) if alone else None
+    if mates is not None:
+        groups, across = [mates], False
 
     def doubt(suspect: Suspect) -> str:
         own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
         over = suspect.course.effect * float(np.median(seen.iteration_ns))
         if own < LOSSES.loader_ratio * (own - over):
             return SHARDS
-        return OF_STAGE if on_gpu and across and suspect.course.active.all() else ""
+        lasting = bool(suspect.course.active.all())
+        if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
+            return OF_FIRST
+        return OF_STAGE if on_gpu and across and lasting else ""
 
     return lost_time(
         inquiry,
@@ -89,6 +96,18 @@ def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list
         return groups, False
     loading = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
     return [np.sort(loading[tp_rank[loading] == 0])], True
+
+
+def _mates_that_load(seen: Observations, loading: Floats) -> Integers | None:
+    """Return the rows of the job's only TP group, where several of them load for themselves.
+
+    Often the first rank alone loads and hands on what it has; the others then lose next to nothing
+    in any iteration.
+    """
+    quiet = np.nan_to_num(np.nanquantile(np.nan_to_num(loading), BURSTS.quiet_share, axis=1))
+    rows = np.flatnonzero(quiet > LOSSES.noise_share * float(np.median(seen.iteration_ns)))
+    places = {*zip(seen.members.replica.tolist(), seen.members.stage.tolist(), strict=True)}
+    return rows if len(rows) > 1 and len(places) == 1 else None
 
 
 def _search_collecting(inquiry: Inquiry) -> Answer:
@@ -173,6 +192,10 @@ SHARDS = (
 OF_STAGE = (
     "the ranks that load are of different stages, and how long a device waits for its data depends "
     "on what its stage has to do: the loader timed alone decides"
+)
+OF_FIRST = (
+    "it is the first rank of the job's only TP group, which may load for all of it: a second "
+    "replica, or the loader timed alone, decides"
 )
 OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "
