@@ -536,6 +536,10 @@ class _Bursts:
         0.5, "share of the passes", Origin.MATHEMATICS,
         "of one of two rows that may be slow: beyond it nobody knows which level is the usual one",
     )  # fmt: skip
+    one_speed_share: float = limit(
+        0.1, "share of the size", Origin.BENCHMARK,
+        "within which half of a device's slow passes lie where it has a second speed",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",

@@ -117,6 +117,9 @@ class _Burst:
     """Whether most rows of its stage have such bursts."""
     is_mates: bool = False
     """Whether a row of its TP group has longer ones in most of its hits."""
+    is_one_speed: bool = False
+    """Whether its slow passes are slow by one and the same factor, as of a device that has two
+    speeds; noise has no such second level."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
@@ -157,12 +160,20 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
 
 
 def bursts(
-    value: Floats, known: Flags, rate: float, least_share: float, least_hit: float = 0.0
+    value: Floats,
+    known: Flags,
+    rate: float,
+    least_share: float,
+    *,
+    least_hit: float = 0.0,
+    group: Integers | None = None,
 ) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
-    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
+    a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits. Rows
+    of one `group`, (row,), may wait for each other: hits together with a larger one there say
+    nothing of how often sound rows have some.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -181,7 +192,10 @@ def bursts(
             continue
         others = ~excluded
         others[row] = False
-        other_hits, num_others = int(hits[others].sum()), int(others.sum()) * num_iterations
+        theirs = hits.copy()
+        if group is not None:
+            theirs[group == group[row]] &= ~(hits[row] & (lost[group == group[row]] < lost[row]))
+        other_hits, num_others = int(theirs[others].sum()), int(others.sum()) * num_iterations
         q_value = _chance(num_hits, num_iterations, other_hits, num_others)
         q_value *= num_rows / (len(found) + 1)
         alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
@@ -234,13 +248,18 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> _Burst | None
     size = float(np.median(np.abs(over)[ways[row]]))
     agrees = own > PAIRS.agrees_share * size > abs(other)
     q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
+    is_one_speed = _half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
+    other_hits = int(ways[1 - row].any(axis=1).sum())
+    if is_one_speed:  # then it is no noise, of whoever has more of it
+        length = len(hits)
+        q_value = min(q_value, 2 * _chance(int(hits.sum()), length, other_hits, length))
     excess = np.where(ways[row], np.expm1(np.abs(over)), 0.0).mean(axis=1)
     is_sure, alone = q_value <= rate, num_bursts[row] >= BURSTS.min_pair and not num_bursts[1 - row]
     if not agrees or not (is_sure or alone) or excess.mean() < least_share:
         return None
     return _Burst(
         row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
-        others=np.arange(2) != row, other_hits=int(ways[1 - row].any(axis=1).sum()),
+        others=np.arange(2) != row, other_hits=other_hits, is_one_speed=is_one_speed,
     )  # fmt: skip
 
 
@@ -250,14 +269,19 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
     over = value - robust.median(value, axis=0)
-    known = np.sort(over[np.isfinite(over)])
+    width, level = _half_width(over)
+    return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas
+
+
+def _half_width(values: Floats) -> tuple[float, float]:
+    """Return how far the densest half of the values reaches, and its mean."""
+    known = np.sort(values[np.isfinite(values)])
     half = len(known) // 2
     if not half:
-        return over, 0.0
+        return 0.0, 0.0
     width = known[half:] - known[: len(known) - half]
     first = int(np.argmin(width))
-    level = float(np.mean(known[first : first + half + 1]))
-    return np.nan_to_num(over - level), float(width[first]) / 2 / BURSTS.half_sigmas
+    return float(width[first]), float(np.mean(known[first : first + half + 1]))
 
 
 def _num_runs(hits: Flags) -> int:
@@ -513,7 +537,7 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         is_last = 0 < int(stage[burst.row]) == int(stage.max())
         return (LENGTHS,) if is_uneven and is_last else ()
     reasons = {
-        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others,
+        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         LONGER: is_uneven,
         EXPERTS: seen.members.layout.ep > 1,
     }
@@ -543,7 +567,10 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
         lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
-    found = bursts(_compute_excess(seen, known), known, rate, BURSTS.least_share, floor)
+    group = np.stack([seen.members.stage, seen.members.replica])
+    group = np.unique(group, axis=1, return_inverse=True)[1].reshape(-1)
+    over = _compute_excess(seen, known)
+    found = bursts(over, known, rate, BURSTS.least_share, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]
     return [
         replace(

@@ -173,12 +173,20 @@ def _is_isolated(
     """
     if len(ranks) == 1:
         return True
-    members = seen.members
-    rows = [members.row(rank) for rank in ranks if rank in members.ranks]
-    places = {members.device_index[row] for row in rows}
-    if len(places) == 1 and len({members.hosts[row] for row in rows}) == len(ranks):
+    places = [_device_of(seen.members, rank) for rank in ranks]
+    if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
     return len(ranks) == 2 and all(fine[units.of_rank(rank, worst)].any() for rank in ranks)
+
+
+def _device_of(members: Members, rank: int) -> tuple[str, int]:
+    """Return host and device number of a rank, -1 where it is not known; one that a row stands for
+    beside others has the number that follows the one before, as launchers give them.
+    """
+    for row, workers in enumerate(members.workers):
+        if rank in workers:
+            return members.hosts[row], members.device_index[row] + workers.index(rank)
+    return "", -1
 
 
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
