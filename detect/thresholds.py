@@ -608,6 +608,9 @@ class _Links:
         0.3, "share of the effect", Origin.BENCHMARK,
         "that a connection may be slower by and still be a witness for its ends",
     )  # fmt: skip
+    late_ratio: float = limit(
+        2.0, "ratio", Origin.BENCHMARK, "by which one late rank exceeds its peers at least"
+    )
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
     )
@@ -900,10 +903,6 @@ class _Persistence:
         8.0, "log-likelihood", Origin.MATHEMATICS,
         "that one iteration can tell: half the square of 4 sigma, so that one odd iteration is no "
         "change of state",
-    )  # fmt: skip
-    scattered_sigmas: float = limit(
-        8.0, "sigma", Origin.MATHEMATICS,
-        "between two levels at most: no value between them is then beyond `max_cost` of both",
     )  # fmt: skip
     num_refits: int = limit(
         4, "rounds", Origin.CONVENTION, "in which path and levels are fitted to each other"

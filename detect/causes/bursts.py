@@ -35,6 +35,7 @@ from scipy import special
 
 from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.lost_time import OF_FIRST, mates_that_load
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
@@ -305,9 +306,15 @@ def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int
 
 
 def _places(seen: Observations) -> Integers:
-    """Number of each row's stage and TP rank together, (row,): who has the same loading to do."""
+    """Number of each row's stage and TP rank together, (row,): who has the same loading to do; one
+    number for all ranks of the job's only TP group that load for themselves.
+    """
     place = np.stack([seen.members.stage, seen.members.place["tp"]])
-    return np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    mates = mates_that_load(seen)
+    if mates is not None:
+        number[mates] = number[mates[0]]
+    return number
 
 
 def _lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
@@ -529,8 +536,11 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         return (SHARED if burst.is_shared else MATE,)
     if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-        is_storage = cause == Cause.LOADER and usual >= BURSTS.shared_storage_share
-        return (STORAGE,) if is_storage else ()
+        if cause == Cause.LOADER and usual >= BURSTS.shared_storage_share:
+            return (STORAGE,)
+        is_first = int(seen.members.place["tp"][burst.row]) == 0
+        alone = is_first and mates_that_load(seen) is not None
+        return (OF_FIRST,) if cause == Cause.LOADER and alone else ()
     stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
@@ -544,14 +554,24 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
 
 
-def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:
-    """Return rows that pause; loading is compared where it has to be done alone."""
+def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[_Burst]:
+    """Return rows that pause; loading is compared where it has to be done alone.
+
+    A row that only computes slowly may wait for its loader all the same: its peers are all that are
+    not `named`, against those that are not `known` to be slow either.
+    """
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    slow = np.flatnonzero(inquiry.slow)
+    mates = [] if seen.tells_passes else [mates_of(seen.members, int(row)) for row in slow]
+    waits = mask_of(np.concatenate([np.zeros(0, dtype=np.int64), *mates]).tolist(), len(known))
     places = _places(seen)
-    found = bursts(_lost_share(seen, (Cause.GC, Cause.HOST)), known, rate, BURSTS.least_share)
+    found = bursts(
+        _lost_share(seen, (Cause.GC, Cause.HOST)), known | waits, rate, BURSTS.least_share
+    )
     loading = _lost_share(seen, (Cause.LOADER,))
     for place_number in np.unique(places):
         elsewhere = places != place_number
-        found += bursts(loading, known | elsewhere, rate, BURSTS.least_share)
+        found += bursts(loading, named | elsewhere, rate, BURSTS.least_share)
     if found or known.any():
         return found
     lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)
@@ -598,11 +618,11 @@ def _search(inquiry: Inquiry) -> Answer:
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    known = inquiry.slow | inquiry.named
+    known, named = inquiry.slow | inquiry.named, inquiry.named
     host = _paused_host(seen, known, rate)
     if host:
-        known = mask_of(host.rows.tolist(), len(known))
-    paused = _pauses(seen, known, rate) if seen.lost_ns else []
+        known = named = mask_of(host.rows.tolist(), len(known))
+    paused = _pauses(inquiry, known, named) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
     throttled = _throttled(inquiry, known)

@@ -82,6 +82,10 @@ BOUND = (
     "be slower still"
 )
 
+ONE_OF_GROUP = (
+    "which of these ranks is slow, or whether all are, this trace cannot tell: the others wait for "
+    "it inside their passes; a trace at granularity full tells"
+)
 DATA_OF_REPLICA = (
     "; all other stages of its replica are as slow, and longer data would show the same"
 )
@@ -362,6 +366,8 @@ def _judge(
         decision = _Decision(doubt is None, doubt or "")
         if doubt is not None and _changed_on_even_data(seen, found, slow):
             decision = _Decision(True, CHANGED)
+    if decision.decided and len(seen.members.workers[slow.suspect.row]) > 1:
+        decision = _Decision(False, ONE_OF_GROUP)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
 

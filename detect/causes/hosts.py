@@ -182,6 +182,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     is_shown = named is not None and not _of_its_stage(sides, *named)
     if named is not None and named[0] in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
+        slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
     change = None if is_shown else _change(inquiry, sides, channels, num_tests)

@@ -354,7 +354,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     def doubt(suspect: Suspect) -> str | None:
         if slow.any() and not slow[suspect.row]:
             return IN_DOUBT
-        return _woken_late(seen, suspect.row)
+        return _late_as_all(seen, suspect) or _woken_late(seen, suspect.row)
 
     answer = lost_time(
         inquiry,
@@ -374,6 +374,19 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
         ),
     )
     return replace(answer, least_slowdown=None, least_because="")
+
+
+def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:
+    """Return that its peers are late as well, which no connection of its own explains."""
+    active = suspect.course.active
+    own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
+    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    if own >= LINKS.late_ratio * (own - over):
+        return None
+    return (
+        "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
+        "that agree badly, may be the reason as well as its connection"
+    )
 
 
 def _woken_late(seen: Observations, row: int) -> str | None:

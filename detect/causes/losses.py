@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.lost_time import Loss, lost_time, stage_peers
+from detect.causes.device import mates_of
+from detect.causes.lost_time import OF_FIRST, Loss, lost_time, mates_that_load, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.causes.starvation import host_advice, hosts_are_all_late, is_host_bound
 from detect.observe.observations import Members, Observations
@@ -25,7 +26,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds
-from detect.thresholds import BURSTS, LOSSES
+from detect.thresholds import LOSSES
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -45,7 +46,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     groups, across = _rows_that_load(members, loads, usual)
     alone = len(groups) == 1 and len(groups[0]) < 2
-    mates = _mates_that_load(seen, loading) if alone else None
+    mates = mates_that_load(seen) if alone else None
     if mates is not None:
         groups, across = [mates], False
 
@@ -98,18 +99,6 @@ def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list
     return [np.sort(loading[tp_rank[loading] == 0])], True
 
 
-def _mates_that_load(seen: Observations, loading: Floats) -> Integers | None:
-    """Return the rows of the job's only TP group, where several of them load for themselves.
-
-    Often the first rank alone loads and hands on what it has; the others then lose next to nothing
-    in any iteration.
-    """
-    quiet = np.nan_to_num(np.nanquantile(np.nan_to_num(loading), BURSTS.quiet_share, axis=1))
-    rows = np.flatnonzero(quiet > LOSSES.noise_share * float(np.median(seen.iteration_ns)))
-    places = {*zip(seen.members.replica.tolist(), seen.members.stage.tolist(), strict=True)}
-    return rows if len(rows) > 1 and len(places) == 1 else None
-
-
 def _search_collecting(inquiry: Inquiry) -> Answer:
     """Compare all ranks; a collector pauses for what the process allocates: the job's doing."""
     seen = inquiry.seen
@@ -150,11 +139,15 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 
     alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
 
+    slow = inquiry.slow
     at_place: set[int] = set()  # rows whose like in other stages lose as much
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
         at_place.update(_alike_at_their_place(seen, suspects))
-        return suspects
+        if seen.tells_passes:
+            return suspects
+        # nobody recorded all that a TP group waits for: with a slow mate, it waits for that one
+        return tuple(one for one in suspects if not slow[mates_of(seen.members, one.row)].any())
 
     def owner(suspect: Suspect) -> Owner:
         if suspect.row in at_place:
@@ -192,10 +185,6 @@ SHARDS = (
 OF_STAGE = (
     "the ranks that load are of different stages, and how long a device waits for its data depends "
     "on what its stage has to do: the loader timed alone decides"
-)
-OF_FIRST = (
-    "it is the first rank of the job's only TP group, which may load for all of it: a second "
-    "replica, or the loader timed alone, decides"
 )
 OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "

@@ -321,14 +321,10 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
         sigma = max(min(sigma, start.sigma), 1e-6)
         penalty = LIMITS.flapping_penalty
     normal, slow = start.normal, start.effect
-    told = series
     active = np.zeros(len(series), dtype=bool)
     active[start.first : start.last + 1] = True
     for _ in range(LIMITS.num_refits):
-        if start.scattered:  # pauses of any size: each value belongs to the nearer level
-            sigma = max(sigma, (slow - normal) / LIMITS.scattered_sigmas)
-            told = np.clip(series, min(normal, slow), max(normal, slow))
-        path = _two_state_path(told, normal, slow, sigma, penalty)
+        path = _two_state_path(series, normal, slow, sigma, penalty)
         if not path.any():
             break
         active = path

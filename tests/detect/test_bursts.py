@@ -100,12 +100,22 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
     assert "4 of its 4 ranks" in finding.evidence[0]
 
 
-def test_pauses_of_all_hosts_or_of_one_group_name_no_host(job):
+def test_pauses_of_all_hosts_or_of_one_group_together_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
     assert not [one for one in report.findings if len(one.ranks) > 1]
-    one_group = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
-    assert not [one for one in one_group.report().findings if one.owner == Owner.NODE]
+
+    def together(slot):
+        return 40.0 if slot.iteration % 2 and 4 <= slot.rank < 8 else 0.0
+
+    one_group = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=together)
+    assert not [one for one in one_group.report().findings if len(one.ranks) > 1]
+
+
+def test_ranks_of_one_tp_group_that_pause_in_turn_do_not_wait_for_each_other(job):
+    pressed = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
+    (finding,) = pressed.report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
 
 
 def test_bursts_of_most_ranks_of_a_stage_name_no_node(job):
