@@ -394,7 +394,7 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
     groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
     if hit.mean() < BURSTS.most_of_host_share:
         return None
-    if len(groups) < 2 and not _in_turn(np.where(hits, over, 0.0)[rows]):
+    if len(groups) < 2 and not in_turn(np.where(hits, over, 0.0)[rows]):
         return None
     if lost[row].mean() < BURSTS.least_host_share:
         return None
@@ -412,7 +412,7 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
     return _PausedHost(name=str(names[row]), rows=rows, burst=burst, num_hit=int(hit.sum()))
 
 
-def _in_turn(lost: Floats) -> bool:
+def in_turn(lost: Floats) -> bool:
     """Return whether now this row of (row, iteration) pauses and now that one, the others less.
 
     Ranks that wait for one of them, where nobody records it, lose time together with it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect import Cause, Owner
-from detect.causes.bursts import bursts
+from detect.causes.bursts import bursts, in_turn
 from megascan.topology import Layout
 
 
@@ -100,16 +100,18 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
     assert "4 of its 4 ranks" in finding.evidence[0]
 
 
-def test_pauses_of_all_hosts_or_of_one_group_together_name_no_host(job):
+def test_pauses_of_all_hosts_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
     assert not [one for one in report.findings if len(one.ranks) > 1]
 
-    def together(slot):
-        return 40.0 if slot.iteration % 2 and 4 <= slot.rank < 8 else 0.0
 
-    one_group = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=together)
-    assert not [one for one in one_group.report().findings if len(one.ranks) > 1]
+def test_ranks_that_pause_together_may_wait_for_one_of_them():
+    lost = np.zeros((4, 9))
+    lost[[0, 1, 2, 0], [1, 3, 5, 7]] = 0.2
+    assert in_turn(lost)
+    assert not in_turn(np.where(lost.any(axis=0), 0.2, lost))
+    assert not in_turn(lost[[0, 0, 0, 0]] * np.array([[1.0], [0.2], [0.1], [0.3]]))  # one's own
 
 
 def test_ranks_of_one_tp_group_that_pause_in_turn_do_not_wait_for_each_other(job):
