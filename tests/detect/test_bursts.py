@@ -160,3 +160,31 @@ def test_the_mate_of_a_throttled_rank_waits_for_it(job):
 
     findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
     assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}
+
+
+def test_a_second_speed_of_one_of_two_is_no_noise(job):
+    """Two passes of every third iteration 1.2 times slower; then by anything from 1.1 to 1.5."""
+    random = np.random.default_rng(5)
+    sizes = 1.0 + random.uniform(0.1, 0.5, (64, 8))
+
+    def at_times(slot, size):
+        is_hit = slot.rank == 1 and slot.iteration % 3 == 0 and slot.microbatch in (2, 5)
+        return size if is_hit and slot.name != "optimizer" else 1.0
+
+    pair = job(layout=Layout(dp=2), iterations=30, noise=0.005)
+    (finding,) = pair.but(work=lambda slot: at_times(slot, 1.2)).report().findings
+    assert (finding.cause, finding.ranks, finding.owner) == (Cause.COMPUTE, (1,), Owner.NODE)
+    uneven = pair.but(work=lambda slot: at_times(slot, sizes[slot.iteration, slot.microbatch]))
+    assert not [one for one in uneven.report().findings if one.owner == Owner.NODE]
+
+
+def test_mates_that_wait_are_no_rate_of_sound_rows():
+    """Row 1 waits for row 0 in its bursts; two more of row 9 would be too many beside them."""
+    value = np.zeros((16, 14))
+    value[0, [1, 4, 8, 11]] = 0.1
+    value[1, [1, 4, 8]] = 0.06
+    value[9, [2, 12]] = 0.05
+    nobody, group = np.zeros(16, dtype=bool), np.arange(16) // 2
+    found = bursts(value, nobody, rate=0.01, least_share=0.01, group=group)
+    assert [one.row for one in found if one.row == 0] == [0] and found[0].other_hits == 2
+    assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
