@@ -428,6 +428,11 @@ class _Hosts:
         0.5, "share of the rise", Origin.CONVENTION,
         "over other hosts that each rank of a host shows, and its own times as they were recorded",
     )  # fmt: skip
+    steady_log: float = limit(
+        0.06, "log", Origin.BENCHMARK,
+        "range over the iterations of what other stages compute, where the passes of one are "
+        "compared with them for want of layers",
+    )  # fmt: skip
     starving_log: float = limit(
         0.15, "log", Origin.BENCHMARK,
         "by which the optimizer's many short kernels are slower on a host that launches late",
@@ -531,6 +536,10 @@ class _Bursts:
         0.5, "share of the passes", Origin.MATHEMATICS,
         "of one of two rows that may be slow: beyond it nobody knows which level is the usual one",
     )  # fmt: skip
+    one_speed_share: float = limit(
+        0.1, "share of the size", Origin.BENCHMARK,
+        "within which half of a device's slow passes lie where it has a second speed",
+    )  # fmt: skip
     prior_hits: float = limit(
         0.5,
         "hits",
@@ -599,6 +608,9 @@ class _Links:
         0.3, "share of the effect", Origin.BENCHMARK,
         "that a connection may be slower by and still be a witness for its ends",
     )  # fmt: skip
+    late_ratio: float = limit(
+        2.0, "ratio", Origin.BENCHMARK, "by which one late rank exceeds its peers at least"
+    )
     clock_errors: float = limit(
         2.0, "times the clock error", Origin.MATHEMATICS, "one of each end of a transfer"
     )

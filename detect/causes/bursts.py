@@ -35,6 +35,7 @@ from scipy import special
 
 from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.lost_time import OF_FIRST, mates_that_load
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
@@ -117,6 +118,9 @@ class _Burst:
     """Whether most rows of its stage have such bursts."""
     is_mates: bool = False
     """Whether a row of its TP group has longer ones in most of its hits."""
+    is_one_speed: bool = False
+    """Whether its slow passes are slow by one and the same factor, as of a device that has two
+    speeds; noise has no such second level."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
@@ -164,12 +168,15 @@ def bursts(
     least_hit: float = 0.0,
     *,
     num_tests: int | None = None,
+    group: Integers | None = None,
 ) -> list[_Burst]:
     """Return the rows of (row, iteration) that exceed the others now and then, the heaviest first.
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
-    `num_tests` rows are tested in all, where these are not all of them.
+    `num_tests` rows are tested in all, where these are not all of them. Rows of one `group`,
+    (row,), may wait for each other: hits together with a larger one there say nothing of how often
+    sound rows have some.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -188,12 +195,15 @@ def bursts(
     for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
         num_hits = int(counts[row])
         other_hits = hits_left - num_hits
+        if group is not None:
+            mates = (group == group[row]) & ~excluded
+            other_hits -= int((hits[mates] & hits[row] & (lost[mates] < lost[row])).sum())
         num_others = int((~excluded).sum() - 1) * num_iterations
         q_value = _chance(num_hits, num_iterations, other_hits, num_others)
         q_value *= (num_tests or num_rows) / (len(found) + 1)
         alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
         if q_value <= rate and alone:
-            excluded[row], hits_left = True, other_hits
+            excluded[row], hits_left = True, hits_left - num_hits
             others = ~excluded
             found.append(
                 _Burst(
@@ -243,13 +253,18 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> _Burst | None
     size = float(np.median(np.abs(over)[ways[row]]))
     agrees = own > PAIRS.agrees_share * size > abs(other)
     q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
+    is_one_speed = _half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
+    other_hits = int(ways[1 - row].any(axis=1).sum())
+    if is_one_speed:  # then it is no noise, of whoever has more of it
+        length = len(hits)
+        q_value = min(q_value, 2 * _chance(int(hits.sum()), length, other_hits, length))
     excess = np.where(ways[row], np.expm1(np.abs(over)), 0.0).mean(axis=1)
     is_sure, alone = q_value <= rate, num_bursts[row] >= BURSTS.min_pair and not num_bursts[1 - row]
     if not agrees or not (is_sure or alone) or excess.mean() < least_share:
         return None
     return _Burst(
         row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
-        others=np.arange(2) != row, other_hits=int(ways[1 - row].any(axis=1).sum()),
+        others=np.arange(2) != row, other_hits=other_hits, is_one_speed=is_one_speed,
     )  # fmt: skip
 
 
@@ -259,14 +274,19 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
     over = value - robust.median(value, axis=0)
-    known = np.sort(over[np.isfinite(over)])
+    width, level = _half_width(over)
+    return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas
+
+
+def _half_width(values: Floats) -> tuple[float, float]:
+    """Return how far the densest half of the values reaches, and its mean."""
+    known = np.sort(values[np.isfinite(values)])
     half = len(known) // 2
     if not half:
-        return over, 0.0
+        return 0.0, 0.0
     width = known[half:] - known[: len(known) - half]
     first = int(np.argmin(width))
-    level = float(np.mean(known[first : first + half + 1]))
-    return np.nan_to_num(over - level), float(width[first]) / 2 / BURSTS.half_sigmas
+    return float(width[first]), float(np.mean(known[first : first + half + 1]))
 
 
 def _num_runs(hits: Flags) -> int:
@@ -290,9 +310,15 @@ def _chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int
 
 
 def _places(seen: Observations) -> Integers:
-    """Number of each row's stage and TP rank together, (row,): who has the same loading to do."""
+    """Number of each row's stage and TP rank together, (row,): who has the same loading to do; one
+    number for all ranks of the job's only TP group that load for themselves.
+    """
     place = np.stack([seen.members.stage, seen.members.place["tp"]])
-    return np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    mates = mates_that_load(seen)
+    if mates is not None:
+        number[mates] = number[mates[0]]
+    return number
 
 
 def _lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
@@ -354,7 +380,8 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
 
     Memory pressure, or a job of somebody else, stalls whichever process it meets. Each rank has too
     few pauses for a proof, the host has enough. Most ranks of the host, of several TP groups, must
-    have some: in one TP group all wait for one, and one rank's pauses are its own.
+    have some: in one TP group all may wait for one, where they do not pause in turn, and one rank's
+    pauses are its own.
     """
     names, host = np.unique(seen.members.hosts, return_inverse=True)
     if len(names) < 2 or Cause.HOST not in seen.lost_ns or known.any():
@@ -369,7 +396,9 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
     hit = hits[rows].any(axis=1)
     members = seen.members
     groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
-    if len(groups) < 2 or hit.mean() < BURSTS.most_of_host_share:
+    if hit.mean() < BURSTS.most_of_host_share:
+        return None
+    if len(groups) < 2 and not in_turn(np.where(hits, over, 0.0)[rows]):
         return None
     if lost[row].mean() < BURSTS.least_host_share:
         return None
@@ -385,6 +414,18 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
     return _PausedHost(name=str(names[row]), rows=rows, burst=burst, num_hit=int(hit.sum()))
+
+
+def in_turn(lost: Floats) -> bool:
+    """Return whether now this row of (row, iteration) pauses and now that one, the others less.
+
+    Ranks that wait for one of them, where nobody records it, lose time together with it.
+    """
+    lost = lost[:, (lost > 0).any(axis=0)]
+    ordered = np.sort(lost, axis=0)
+    turns = np.bincount(lost.argmax(axis=0))
+    together = ordered[:-1].mean(axis=0) > BURSTS.others_share * ordered[-1]
+    return not together.any() and turns.max() <= BURSTS.most_of_host_share * turns.sum()
 
 
 def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
@@ -499,15 +540,18 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         return (SHARED if burst.is_shared else MATE,)
     if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-        is_storage = cause == Cause.LOADER and usual >= BURSTS.shared_storage_share
-        return (STORAGE,) if is_storage else ()
+        if cause == Cause.LOADER and usual >= BURSTS.shared_storage_share:
+            return (STORAGE,)
+        is_first = int(seen.members.place["tp"][burst.row]) == 0
+        alone = is_first and mates_that_load(seen) is not None
+        return (OF_FIRST,) if cause == Cause.LOADER and alone else ()
     stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         is_last = 0 < int(stage[burst.row]) == int(stage.max())
         return (LENGTHS,) if is_uneven and is_last else ()
     reasons = {
-        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others,
+        FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         LONGER: is_uneven,
         EXPERTS: seen.members.layout.ep > 1,
     }
@@ -527,14 +571,24 @@ def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> l
     ]  # fmt: skip
 
 
-def _pauses(seen: Observations, known: Flags, rate: float) -> list[_Burst]:
-    """Return rows that pause; loading is compared where it has to be done alone."""
+def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[_Burst]:
+    """Return rows that pause; loading is compared where it has to be done alone.
+
+    A row that only computes slowly may wait for its loader all the same: its peers are all that are
+    not `named`, against those that are not `known` to be slow either.
+    """
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    slow = np.flatnonzero(inquiry.slow)
+    mates = [] if seen.tells_passes else [mates_of(seen.members, int(row)) for row in slow]
+    waits = mask_of(np.concatenate([np.zeros(0, dtype=np.int64), *mates]).tolist(), len(known))
     places = _places(seen)
-    found = bursts(_lost_share(seen, (Cause.GC, Cause.HOST)), known, rate, BURSTS.least_share)
+    found = bursts(
+        _lost_share(seen, (Cause.GC, Cause.HOST)), known | waits, rate, BURSTS.least_share
+    )
     loading = _lost_share(seen, (Cause.LOADER,))
     for place_number in np.unique(places):
         rows = np.flatnonzero(places == place_number)
-        found += _bursts_among(rows, loading, known, rate)
+        found += _bursts_among(rows, loading, named, rate)
     if found or known.any():
         return found
     lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)
@@ -550,7 +604,10 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
         lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
-    found = bursts(_compute_excess(seen, known), known, rate, BURSTS.least_share, floor)
+    group = np.stack([seen.members.stage, seen.members.replica])
+    group = np.unique(group, axis=1, return_inverse=True)[1].reshape(-1)
+    over = _compute_excess(seen, known)
+    found = bursts(over, known, rate, BURSTS.least_share, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]
     return [
         replace(
@@ -578,11 +635,11 @@ def _search(inquiry: Inquiry) -> Answer:
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
-    known = inquiry.slow | inquiry.named
+    known, named = inquiry.slow | inquiry.named, inquiry.named
     host = _paused_host(seen, known, rate)
     if host:
-        known = mask_of(host.rows.tolist(), len(known))
-    paused = _pauses(seen, known, rate) if seen.lost_ns else []
+        known = named = mask_of(host.rows.tolist(), len(known))
+    paused = _pauses(inquiry, known, named) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
     throttled = _throttled(inquiry, known)

@@ -35,7 +35,6 @@ Otherwise the pair stays undecided, and the reason says what would decide it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,9 +42,9 @@ import numpy as np
 from detect.causes.device import Slowness, is_isolated, mates_of, not_shown, optimizer_shows
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.power import planted_power
+from detect.causes.readings import reading_evidence, slow_clock
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import host_advice, starvation
-from detect.observe.devices import REASONS_NAME, peculiar_reasons
 from detect.observe.observations import BACKWARD, FORWARD, PHASE_NAMES, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -69,7 +68,6 @@ from detect.thresholds import (
     PAIRS,
     PERSISTENCE,
     POWER,
-    READINGS,
     DetectorSettings,
 )
 from megascan.arrays import Flags, Floats, Integers
@@ -82,6 +80,14 @@ CHANGED = (
 BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
+)
+
+ONE_OF_GROUP = (
+    "which of these ranks is slow, or whether all are, this trace cannot tell: the others wait for "
+    "it inside their passes; a trace at granularity full tells"
+)
+DATA_OF_REPLICA = (
+    "; all other stages of its replica are as slow, and longer data would show the same"
 )
 
 
@@ -305,7 +311,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 *_evidence(seen, slow),
                 *((BOUND,) if is_bound else ()),
                 *reasons,
-                *_reading_evidence(seen, row),
+                *reading_evidence(seen, row),
             ),
             advice=_advice(cause, owner, members.device_kind != "cpu"),
             is_replayed=cause != Cause.UNKNOWN,
@@ -346,8 +352,11 @@ def _judge(
             ),
         )
     ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
+    clock = slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
     if ordinary is not None:
         decision = _Decision(False, ordinary)
+    elif clock is not None:
+        decision = _Decision(True, clock)
     elif slow.across_stages:
         decision = _alone_on_its_stage(slow)
     elif slow.num_peers == 1:
@@ -362,6 +371,8 @@ def _judge(
         decision = _Decision(doubt is None, doubt or "")
         if doubt is not None and _changed_on_even_data(seen, found, slow):
             decision = _Decision(True, CHANGED)
+    if decision.decided and len(seen.members.workers[slow.suspect.row]) > 1:
+        decision = _Decision(False, ONE_OF_GROUP)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
 
@@ -524,6 +535,11 @@ def _by_pool(
         f"{np.exp(other):.2f}x"
     )
     if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
+        members, row = seen.members, slow.suspect.row
+        mates = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+        level = robust.median(found.pool.value[mates][:, active], axis=1)
+        if mates.any() and bool((level >= PAIRS.agrees_share * effect).all()):
+            return _Decision(False, words + DATA_OF_REPLICA)
         return _Decision(True, words)
     if own < PAIRS.agrees_share * effect and other <= -PAIRS.agrees_share * effect:
         return _Decision(False, words + ": the peer is faster than everybody else")
@@ -628,45 +644,6 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
         f"slower than its peers in {course.share:.0%} of these "
         f"{counted(int(course.active.sum()), 'iteration')}, median over {samples} each",
     ]
-
-
-def _reading_evidence(seen: Observations, row: int) -> list[str]:
-    """Return sentences about a rank's device readings next to its stage peers' medians."""
-    members = seen.members
-    own = seen.counters.get(int(members.ranks[row]), {})
-    peers = [
-        seen.counters[int(members.ranks[other])]
-        for other in members.rows_of_stage(int(members.stage[row]))
-        if other != row and int(members.ranks[other]) in seen.counters
-    ]
-    sentences = []
-    for name in sorted(own):
-        theirs = [readings[name] for readings in peers if name in readings]
-        if theirs:
-            sentences += _compared(name, own[name], theirs)
-    if peers and own and not sentences:
-        sentences.append(
-            "the device readings of the window (clock, reasons to lower it, power, temperature) "
-            "equal its peers': it was not throttled when they were taken"
-        )
-    return sentences
-
-
-def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
-    theirs = float(np.median(peers))
-    if name == REASONS_NAME:
-        special = peculiar_reasons(int(own), [int(mask) for mask in peers])
-        words = f"its clock is held down by {listed(special)} (NVML), its peers' is not"
-        return [words] if special else []
-    if "temperature" in name:
-        notable = abs(own - theirs) > READINGS.temperature_degrees
-    elif "power" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.power_share
-    elif "clock" in name:
-        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.clock_share
-    else:
-        return []
-    return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
 
 
 def _advice(cause: Cause, owner: Owner, has_gpu: bool) -> tuple[str, ...]:

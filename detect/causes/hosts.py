@@ -308,6 +308,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     is_shown = named is not None and not _of_its_stage(sides, *named)
     if named is not None and named[0] in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
+        slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
     change = None if is_shown else _change(inquiry, sides, num_tests)
@@ -341,25 +342,27 @@ def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
     """
     if sides.is_one_group() or sides.seen.members.layout.ep > 1:
         return None
+    over = {name: one.value for name, one in sides.over.items()}
+    if COMPUTE not in over or np.isnan(over[COMPUTE]).all():
+        over[COMPUTE] = _passes_over(sides)
     floors = {COMPUTE: float(np.log(inquiry.settings.min_slowdown))}
     floors |= dict.fromkeys(LOST, HOSTS.least_doubtful_share)
     rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
     found = [
         one
         for name, least in floors.items()
-        if name in sides.over
-        and (one := _split_in_time(sides, name, lasts)) is not None
+        if (one := _split_in_time(sides, name, over[name], lasts)) is not None
         and one.test.effect >= least
         and one.test.p_value * num_tests <= rate
     ]
     return max(found, key=lambda one: one.test.effect, default=None)
 
 
-def _split_in_time(sides: _Sides, name: str, lasts: int) -> _Change | None:
+def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Change | None:
     """Split the window where the host's ranks, (row, iteration) over the others, rise most; the
     later part has `lasts` iterations at least.
     """
-    least, over = PERSISTENCE.min_normal, sides.over[name].value
+    least = PERSISTENCE.min_normal
     series = robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
     length = len(series)
     if length < least + lasts or not np.isfinite(series).all():
@@ -383,6 +386,17 @@ def _split_in_time(sides: _Sides, name: str, lasts: int) -> _Change | None:
     active = np.arange(length) >= first
     course = Course(active, rise, error, 1.0, ((first, length - 1),))
     return _Change(name=name, test=_Test(rise, error, p_value), course=course)
+
+
+def _passes_over(sides: _Sides) -> Floats:
+    """Return the log time of each row's passes over the other hosts', (row, iteration), whatever
+    the stages; NaN where the others' change by themselves, as all do when sequences get longer.
+    """
+    level = robust.median(sides.seen.work.log_ns, axis=2)
+    others = robust.median(level[sides.control], axis=0)
+    if float(np.nan_to_num(np.ptp(others))) > HOSTS.steady_log:
+        return np.full_like(level, np.nan)
+    return np.asarray(level - others)
 
 
 def _rise(values: Floats, first: int) -> Floats:

@@ -173,12 +173,20 @@ def _is_isolated(
     """
     if len(ranks) == 1:
         return True
-    members = seen.members
-    rows = [members.row(rank) for rank in ranks if rank in members.ranks]
-    places = {members.device_index[row] for row in rows}
-    if len(places) == 1 and len({members.hosts[row] for row in rows}) == len(ranks):
+    places = [_device_of(seen.members, rank) for rank in ranks]
+    if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
     return len(ranks) == 2 and all(fine[units.of_rank(rank, worst)].any() for rank in ranks)
+
+
+def _device_of(members: Members, rank: int) -> tuple[str, int]:
+    """Return host and device number of a rank, -1 where it is not known; one that a row stands for
+    beside others has the number that follows the one before, as launchers give them.
+    """
+    for row, workers in enumerate(members.workers):
+        if rank in workers:
+            return members.hosts[row], members.device_index[row] + workers.index(rank)
+    return "", -1
 
 
 def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
@@ -346,7 +354,7 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     def doubt(suspect: Suspect) -> str | None:
         if slow.any() and not slow[suspect.row]:
             return IN_DOUBT
-        return _woken_late(seen, suspect.row)
+        return _late_as_all(seen, suspect) or _woken_late(seen, suspect.row)
 
     answer = lost_time(
         inquiry,
@@ -366,6 +374,19 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
         ),
     )
     return replace(answer, least_slowdown=None, least_because="")
+
+
+def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:
+    """Return that its peers are late as well, which no connection of its own explains."""
+    active = suspect.course.active
+    own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
+    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    if own >= LINKS.late_ratio * (own - over):
+        return None
+    return (
+        "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
+        "that agree badly, may be the reason as well as its connection"
+    )
 
 
 def _woken_late(seen: Observations, row: int) -> str | None:

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect.causes.lost_time import Loss, lost_time, stage_peers
+from detect.causes.device import mates_of
+from detect.causes.lost_time import OF_FIRST, Loss, lost_time, mates_that_load, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.causes.starvation import host_advice, hosts_are_all_late, is_host_bound
 from detect.observe.observations import Members, Observations
@@ -44,13 +45,20 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     usual = np.nan_to_num(robust.median(loading, axis=1))
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     groups, across = _rows_that_load(members, loads, usual)
+    alone = len(groups) == 1 and len(groups[0]) < 2
+    mates = mates_that_load(seen) if alone else None
+    if mates is not None:
+        groups, across = [mates], False
 
     def doubt(suspect: Suspect) -> str:
         own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
         over = suspect.course.effect * float(np.median(seen.iteration_ns))
         if own < LOSSES.loader_ratio * (own - over):
             return SHARDS
-        return OF_STAGE if on_gpu and across and suspect.course.active.all() else ""
+        lasting = bool(suspect.course.active.all())
+        if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
+            return OF_FIRST
+        return OF_STAGE if on_gpu and across and lasting else ""
 
     return lost_time(
         inquiry,
@@ -131,11 +139,15 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 
     alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
 
+    slow = inquiry.slow
     at_place: set[int] = set()  # rows whose like in other stages lose as much
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
         at_place.update(_alike_at_their_place(seen, suspects))
-        return suspects
+        if seen.tells_passes:
+            return suspects
+        # nobody recorded all that a TP group waits for: with a slow mate, it waits for that one
+        return tuple(one for one in suspects if not slow[mates_of(seen.members, one.row)].any())
 
     def owner(suspect: Suspect) -> Owner:
         if suspect.row in at_place:

@@ -23,8 +23,13 @@ from detect.stats.noise import Usual
 from detect.stats.residuals import stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import LOSSES, SEARCH
+from detect.thresholds import BURSTS, LOSSES, SEARCH
 from megascan.arrays import Flags, Floats, Integers
+
+OF_FIRST = (
+    "it is the first rank of the job's only TP group, which may load for all of it: a second "
+    "replica, or the loader timed alone, decides"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +187,16 @@ def stage_peers(seen: Observations) -> list[Integers]:
     groups = stage_groups(seen.members)
     smallest = min(len(rows) for rows in groups)
     return groups if smallest > 1 else [np.arange(len(seen.members))]
+
+
+def mates_that_load(seen: Observations) -> Integers | None:
+    """Return the rows of the job's only TP group, where several of them load for themselves.
+
+    Often the first rank alone loads and hands on what it has; the others then lose next to nothing
+    in any iteration.
+    """
+    loading = np.nan_to_num(seen.lost(Cause.LOADER))
+    quiet = np.quantile(loading, BURSTS.quiet_share, axis=1)
+    rows = np.flatnonzero(quiet > LOSSES.noise_share * float(np.median(seen.iteration_ns)))
+    places = {*zip(seen.members.replica.tolist(), seen.members.stage.tolist(), strict=True)}
+    return rows if len(rows) > 1 and len(places) == 1 else None

@@ -87,3 +87,8 @@ def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
         shared |= mask
     special = own & ~shared & ~USUAL_REASONS
     return [name for bit, name in REASONS.items() if special & bit]
+
+
+def is_usual(mask: int) -> bool:
+    """Return whether a mask of reasons holds one that work, or the want of it, sets by itself."""
+    return bool(mask & USUAL_REASONS)

@@ -104,7 +104,7 @@ class _Kernels:
             slot=index.slot[rows],
             phase=np.where(backward, BACKWARD, FORWARD),
             kind=_numbered(backward.astype(np.int64), name, beside.astype(np.int64)),
-            time_ns=np.maximum(index.duration[rows], 1).astype(np.float64),
+            time_ns=np.maximum(index.self_time(rows), 1.0),
             tells_phase=bool(backward.any()),
             sequence=np.zeros(int(rows.sum()), dtype=np.int64),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detect import Cause, Owner
-from detect.causes.bursts import bursts
+from detect.causes.bursts import bursts, in_turn
 from megascan.topology import Layout
 
 
@@ -100,12 +100,24 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
     assert "4 of its 4 ranks" in finding.evidence[0]
 
 
-def test_pauses_of_all_hosts_or_of_one_group_name_no_host(job):
+def test_pauses_of_all_hosts_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
     assert not [one for one in report.findings if len(one.ranks) > 1]
-    one_group = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
-    assert not [one for one in one_group.report().findings if one.owner == Owner.NODE]
+
+
+def test_ranks_that_pause_together_may_wait_for_one_of_them():
+    lost = np.zeros((4, 9))
+    lost[[0, 1, 2, 0], [1, 3, 5, 7]] = 0.2
+    assert in_turn(lost)
+    assert not in_turn(np.where(lost.any(axis=0), 0.2, lost))
+    assert not in_turn(lost[[0, 0, 0, 0]] * np.array([[1.0], [0.2], [0.1], [0.3]]))  # one's own
+
+
+def test_ranks_of_one_tp_group_that_pause_in_turn_do_not_wait_for_each_other(job):
+    pressed = job(layout=Layout(dp=4, tp=4), hosts=4, iterations=20, gap_ms=_pressed(range(4, 8)))
+    (finding,) = pressed.report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
 
 
 def test_bursts_of_most_ranks_of_a_stage_name_no_node(job):
@@ -148,3 +160,31 @@ def test_the_mate_of_a_throttled_rank_waits_for_it(job):
 
     findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
     assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}
+
+
+def test_a_second_speed_of_one_of_two_is_no_noise(job):
+    """Two passes of every third iteration 1.2 times slower; then by anything from 1.1 to 1.5."""
+    random = np.random.default_rng(5)
+    sizes = 1.0 + random.uniform(0.1, 0.5, (64, 8))
+
+    def at_times(slot, size):
+        is_hit = slot.rank == 1 and slot.iteration % 3 == 0 and slot.microbatch in (2, 5)
+        return size if is_hit and slot.name != "optimizer" else 1.0
+
+    pair = job(layout=Layout(dp=2), iterations=30, noise=0.005)
+    (finding,) = pair.but(work=lambda slot: at_times(slot, 1.2)).report().findings
+    assert (finding.cause, finding.ranks, finding.owner) == (Cause.COMPUTE, (1,), Owner.NODE)
+    uneven = pair.but(work=lambda slot: at_times(slot, sizes[slot.iteration, slot.microbatch]))
+    assert not [one for one in uneven.report().findings if one.owner == Owner.NODE]
+
+
+def test_mates_that_wait_are_no_rate_of_sound_rows():
+    """Row 1 waits for row 0 in its bursts; two more of row 9 would be too many beside them."""
+    value = np.zeros((16, 14))
+    value[0, [1, 4, 8, 11]] = 0.1
+    value[1, [1, 4, 8]] = 0.06
+    value[9, [2, 12]] = 0.05
+    nobody, group = np.zeros(16, dtype=bool), np.arange(16) // 2
+    found = bursts(value, nobody, rate=0.01, least_share=0.01, group=group)
+    assert [one.row for one in found if one.row == 0] == [0] and found[0].other_hits == 2
+    assert bursts(value, nobody, rate=0.01, least_share=0.01) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from detect import Owner
 from megascan.topology import Layout
 
 NORMAL = {"sm_clock_mhz": 1980.0, "clock_event_reasons": 4.0, "temperature_c": 38.0}
@@ -25,3 +26,39 @@ def test_only_telling_readings_are_evidence(job, slow, reading, sentence):
     counters[1] |= reading
     report = job(layout=Layout(dp=4), work=slow(1, 1.5), counters=counters, iterations=8).report()
     assert sentence in " ".join(report.findings[0].evidence)
+
+
+@pytest.mark.parametrize(
+    ("reading", "owner"),
+    [
+        ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 8.0}, Owner.NODE),
+        ({"sm_clock_mhz": 1380.0}, Owner.UNDECIDED),  # at its power limit: the work may be why
+        ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 1.0}, Owner.UNDECIDED),  # at rest
+        ({"sm_clock_mhz": 1890.0, "clock_event_reasons": 8.0}, Owner.UNDECIDED),  # by 5 % of 43 %
+        ({"clock_event_reasons": 8.0}, Owner.UNDECIDED),
+    ],
+)
+def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owner):
+    """Passes 1.4 times longer and an optimizer as quick as ever: else the data may be why."""
+
+    def longer(slot):
+        return 1.4 if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    counters = {rank: dict(NORMAL) for rank in range(4)}
+    counters[1] |= reading
+    for layout in (Layout(dp=4), Layout(dp=2)):
+        report = job(layout=layout, work=longer, counters=counters, iterations=8).report()
+        assert [(one.ranks, one.owner) for one in report.findings] == [((1,), owner)]
+
+
+def test_a_stage_with_a_low_clock_is_no_heavy_stage(job):
+    def slower(slot):
+        return 1.4 if slot.rank == 1 else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(4)}
+    pipeline = job(layout=Layout(pp=4), layers=3, work=slower, counters=counters)
+    assert not [one for one in pipeline.report().findings if one.owner == Owner.NODE]
+    counters[1] = counters[1] | {"sm_clock_mhz": 1420.0}
+    (finding,) = pipeline.but(counters=counters).report().findings
+    assert (finding.ranks, finding.owner) == ((1,), Owner.NODE)
+    assert any("1420 MHz against 1980 MHz" in one for one in finding.evidence)

@@ -92,3 +92,23 @@ def test_one_slow_rank_of_a_hosts_only_tp_group_is_no_slow_host(job):
     gaps = lost_by(range(4, 8), 20.0)
     report = job(layout=Layout(tp=4, dp=4), hosts=4, work=slower, gap_ms=gaps).report()
     assert not [one for one in report.findings if one.owner == Owner.NODE and len(one.ranks) > 1]
+
+
+def test_passes_of_a_host_that_is_a_stage_rise_inside_the_trace(job):
+    """Without layers stages cannot be compared, but what they take does not change by itself."""
+
+    def slower(slot):
+        heavy = 1.2 if slot.stage == 1 else 1.0
+        return heavy * (1.15 if slot.stage == 1 and slot.iteration >= 12 else 1.0)
+
+    def longer_sequences(slot):
+        grown = 1.5 if slot.iteration >= 12 else 1.0
+        return slower(slot) * (grown if slot.name != "optimizer" else 1.0)
+
+    stages = job(layout=Layout(pp=4, dp=4), hosts=4)
+    (finding,) = [one for one in stages.but(work=slower).report().findings
+                  if one.cause == Cause.COMPUTE]  # fmt: skip
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.NODE)
+    assert finding.first_iteration == 12
+    report = stages.but(work=longer_sequences).report()
+    assert not [one for one in report.findings if one.owner == Owner.NODE]

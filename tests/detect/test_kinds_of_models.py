@@ -123,3 +123,20 @@ def test_waiting_for_sharded_parameters_is_told_from_work(tmp_path, factor):
         assert found == []
     else:
         assert found == [((SLOW,), "compute", pytest.approx(factor, rel=0.05))]
+
+
+def test_unmarked_work_counts_without_the_waiting_inside(job, slow):
+    """Spans of no known name hold their reductions: on all ranks they last as long as on rank 2."""
+    timeline = job(layout=Layout(tp=4), work=slow(SLOW, 1.4), noise=0.005).timeline()
+    spans = timeline.spans
+    names = pc.replace_substring(spans["name"].cast(pa.string()), "ward", "_part")
+    own_ns = numbers(spans, "self_ns")
+    waits = equals(spans, "kind", "compute") & (numbers(spans, "rank") != SLOW)
+    lasts_ns = np.where(waits, 1.4 * own_ns, own_ns).astype(np.int64)
+    for name, values in (("name", names.combine_chunks().dictionary_encode()),
+                         ("duration_ns", pa.array(lasts_ns))):  # fmt: skip
+        place = spans.schema.get_field_index(name)
+        spans = spans.set_column(place, name, values)
+    (finding,) = detect(replace(timeline, spans=spans.cast(timeline.spans.schema))).findings
+    assert (finding.ranks, str(finding.cause)) == ((SLOW,), "compute")
+    assert finding.slowdown == pytest.approx(1.4, rel=0.02)

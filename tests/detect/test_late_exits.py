@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
 from detect.observe.spans import SpanIndex
 from detect.observe.transfers import transfers_of
 from megascan.schema import Track
@@ -67,3 +71,14 @@ def test_lateness_that_only_the_clocks_show_does_not_count(lateness):
     late, where = lateness(((0, 100), (0, 600)), ((1000, 1010), (1510, 1520)))
     assert late == [0, 0]
     assert not where
+
+
+@pytest.mark.parametrize(("others_ms", "owner"), [(1.0, Owner.NODE), (25.0, Owner.UNDECIDED)])
+def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
+    late_ns = np.full((8, len(seen.iterations)), others_ms * 1e6)
+    late_ns[1] = 40e6
+    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)

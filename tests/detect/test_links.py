@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
-from detect.causes.links import _guilty_end, _Units
-from detect.observe.observations import Transfers
+from detect.causes.links import _guilty_end, _is_isolated, _Units
+from detect.observe.extract import observe
+from detect.observe.observations import Transfers, one_row_a_worker
 from detect.stats.persistence import Course
 from detect.stats.search import Suspect
 from megascan.topology import Layout
@@ -100,3 +103,18 @@ def test_one_slow_rail_of_two_hosts_names_both_ends(job):
     report = job(layout=Layout(tp=2, dp=4, pp=2), hosts=8, transfer=transfer).report()
     (finding,) = report.findings
     assert finding.ranks == (1, 9) and finding.owner == Owner.NODE
+
+
+def test_a_rail_is_one_where_rows_stand_for_whole_groups(job):
+    """The second GPUs of four hosts; each row is a TP group of two, known by its first rank."""
+    seen = observe(job(layout=Layout(tp=2, dp=4), hosts=2, transfer=lambda *_: 1.0).timeline())
+    of_hosts = replace(seen.members, device_index=(0, 1) * 4)
+    merged = one_row_a_worker(replace(seen, members=of_hosts, splits_tensor_groups=False))
+    assert len(merged.members) == 4
+    units = _Units(
+        members=((1, 3, 5, 7),), unit=np.zeros(0, dtype=np.int64), transfers=seen.transfers,
+        crosses=np.ones(1, dtype=bool),
+    )  # fmt: skip
+    nobody = np.zeros(1, dtype=bool)
+    assert _is_isolated(merged, units, nobody, (1, 3, 5, 7), 0)
+    assert not _is_isolated(merged, units, nobody, (1, 3, 5, 6), 0)

@@ -109,3 +109,22 @@ def test_loaders_that_share_slow_storage_have_their_turns(job):
 
     report = job(layout=Layout(dp=4), loading_ms=slow).report()
     assert not [one for one in report.findings if one.owner == Owner.NODE]
+
+
+def test_loaders_of_a_lone_tp_group_are_compared_where_all_load(job):
+    def loads(rank, first, last):
+        return lambda slot: (
+            9.0 if slot.rank == rank and first <= slot.iteration < last else 0.1
+        )  # fmt: skip
+
+    alone = job(layout=Layout(tp=4), iterations=30)
+    for rank, first, last, owner in (
+        (2, 0, 99, Owner.NODE),
+        (2, 15, 99, Owner.NODE),
+        (0, 15, 99, Owner.NODE),
+        (0, 0, 99, Owner.UNDECIDED),  # it may load for all
+    ):
+        (finding,) = alone.but(loading_ms=loads(rank, first, last)).report().findings
+        assert (finding.cause, finding.ranks, finding.owner) == (Cause.LOADER, (rank,), owner)
+    first_loads = alone.but(loading_ms=lambda slot: 9.0 if slot.rank == 0 else 0.001).report()
+    assert not [one for one in first_loads.findings if one.owner == Owner.NODE]

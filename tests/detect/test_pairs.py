@@ -67,3 +67,15 @@ def test_layers_of_other_stages_show_which_of_two_is_odd(job):
 @pytest.mark.parametrize("seed", range(5))
 def test_healthy_pairs_are_silent(job, seed):
     assert job(layout=Layout(dp=2), seed=seed).report().verdict == Verdict.HEALTHY
+
+
+def test_layers_of_a_whole_replica_may_be_its_data(job):
+    """Both ranks of the replica are 8 % slower than all others, and optimizers differ by 6 %."""
+
+    def replica(slot):
+        if slot.replica == 0:
+            return 1.0
+        return 1.06 if slot.name == "optimizer" else 1.08
+
+    report = job(layout=Layout(dp=2, pp=2), layers=2, work=replica).report()
+    assert report.findings and {one.owner for one in report.findings} == {Owner.UNDECIDED}
