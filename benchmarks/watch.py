@@ -495,20 +495,17 @@ def scale(arguments: argparse.Namespace, folder: Path) -> None:
         )
 
 
-_DAY_S = 86_400.0
-
-
 def day(arguments: argparse.Namespace, folder: Path) -> None:
     """Watch a tiny job for very many windows, a look each; the size of the process now and then.
 
-    The watch's clock shows that the windows fill a day.
+    By the watch's clock they come every --gap-s.
     """
     layout, began = Layout(dp=4), time.monotonic()
     job = job_of(layout, arguments.windows, num_layers=1, num_microbatches=1)
     replay = replayed(job, [], 1, folder)
     print(f"{arguments.windows} windows are written ({time.monotonic() - began:.0f} s)", flush=True)
     watch, done = Watch.on(replay.target), 0
-    watch.watcher.monotonic_s = lambda: _DAY_S / arguments.windows * done
+    watch.watcher.monotonic_s = lambda: arguments.gap_s * done
     while replay.step() and time.monotonic() - began < arguments.limit_s:
         done += 1
         watch.watcher.look()
@@ -547,7 +544,9 @@ def main() -> None:
     parser.add_argument("what", choices=["healthy", "delay", *_ALONE])
     parser.add_argument("--windows", type=int, default=0, help="of the job, or of all jobs")
     parser.add_argument("--repetitions", type=int, default=4, help="delay: of each kind of job")
-    parser.add_argument("--gap-s", type=float, default=5.0, help="real, kill: between two windows")
+    parser.add_argument(
+        "--gap-s", type=float, default=5.0, help="real, kill, day: between two windows"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="end after this")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="healthy, delay: go on with it")

@@ -7,8 +7,10 @@ a file (`@FILE`), and no message shows more of it than its host.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -38,7 +40,11 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """Tells channels apart, across restarts."""
+        """What it is called in messages; no secret."""
+
+    @property
+    def key(self) -> str:
+        """Tells channels apart, across restarts; no secret."""
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Deliver an event. Raises OSError when that failed and may go well later."""
@@ -60,13 +66,8 @@ class Webhook:
                 url = Path(text[1:]).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"--webhook {text}: cannot read that file ({error})") from error
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"--webhook names {parts.scheme or 'no'} scheme and {parts.hostname or 'no'} host, "
-                "expected http(s)://host/…, or @FILE that holds it"
-            )
-        chosen = cls(url, shape or shape_for(parts.hostname, parts.path))
+        host, path = _host_and_path(url)
+        chosen = cls(url, shape or shape_for(host, path))
         SHAPES[chosen.shape]({"event": "cleared", "id": "", "text": "", "job": "", "time": 0})
         return chosen
 
@@ -75,15 +76,48 @@ class Webhook:
         """Shape and host."""
         return f"{self.shape} webhook at {urlsplit(self.url).hostname}"
 
+    @property
+    def key(self) -> str:
+        """Several may be at one host: a part of the URL's hash."""
+        return _key(self.shape, self.url)
+
     def tell(self, event: Mapping[str, Any]) -> None:
-        """POST it; any answer but 2xx is an error."""
+        """POST it; any answer but 2xx is an error, a redirection, too: what is POSTed gets lost."""
         request = urllib.request.Request(
             self.url,
             data=orjson.dumps(SHAPES[self.shape](event)),
             headers={"Content-Type": "application/json", "User-Agent": "megascan-watch"},
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+        with urllib.request.build_opener(_Stay).open(request, timeout=_TIMEOUT_S):
             pass
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirection: urllib would ask the other place with GET, and call that told."""
+
+
+def _host_and_path(url: str) -> tuple[str, str]:
+    """Return the parts of a webhook's URL. Raises ConfigError, which shows no more than its host.
+
+    What no request can be made of is told at the start, not when there is something to tell.
+    """
+    try:
+        parts = urlsplit(url)
+        scheme, host = parts.scheme, parts.hostname or ""
+        is_sound = bool(host.encode("idna")) and parts.port != 0 and url.isascii()
+    except ValueError:  # brackets that do not close, no number for a port, a label too long
+        scheme, host, is_sound = "", "", False
+    if not is_sound or scheme not in ("http", "https") or any(one.isspace() for one in url):
+        raise ConfigError(
+            f"--webhook names {scheme or 'no'} scheme and {host or 'no'} host, "
+            "expected http(s)://host/…, or @FILE that holds it"
+        )
+    return host, parts.path
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -94,19 +128,31 @@ class Command:
 
     @classmethod
     def of(cls, text: str) -> Command:
-        """Make one of a command line. Raises ConfigError for quotes that do not close."""
+        """Make one of a command line. Raises ConfigError for quotes that do not close, and for a
+        program that is not there.
+        """
         try:
             words = tuple(shlex.split(text))
         except ValueError as error:
             raise ConfigError(f"--exec {text!r}: {error}") from error
         if not words:
             raise ConfigError("--exec is empty, expected a command")
+        if shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"--exec names {words[0]}, which is no program that can be run; check its path and "
+                "that it is executable"
+            )
         return cls(words)
 
     @property
     def name(self) -> str:
         """The program."""
         return f"command {self.words[0]}"
+
+    @property
+    def key(self) -> str:
+        """Several may run one program: a part of the words' hash."""
+        return _key(*self.words)
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Run it; an exit code other than 0 is an error."""
@@ -141,9 +187,9 @@ class Outbox:
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Take up what an earlier watch had not delivered; channels that are gone are left out."""
-        by_name = {channel.name: channel for channel in self.channels}
+        by_key = {channel.key: channel for channel in self.channels}
         for record in records:
-            channel = by_name.get(str(record.get("channel")))
+            channel = by_key.get(str(record.get("channel")))
             if channel is not None:
                 self._pending.append((dict(record["event"]), channel))
 
@@ -164,7 +210,7 @@ class Outbox:
     def pending(self) -> list[dict[str, Json]]:
         """Return what was not delivered yet, for the state file."""
         with self._wake:
-            return [{"channel": channel.name, "event": event} for event, channel in self._pending]
+            return [{"channel": channel.key, "event": event} for event, channel in self._pending]
 
     def send(self) -> None:
         """Begin, or go on, to deliver. Call it when the state that holds the events is saved."""
@@ -195,13 +241,15 @@ class Outbox:
                     return
             failed: set[str] = set()
             for item in batch:
-                if item[1].name not in failed and not self._told(*item):
-                    failed.add(item[1].name)  # the rest of it keeps its order
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S) if failed else self.first_wait_s
-            if failed and self._is_closing:
+                if item[1].key not in failed and not self._told(*item):
+                    failed.add(item[1].key)  # the rest of it keeps its order
+            if not failed:
+                wait_s = self.first_wait_s
+                continue
+            if self._is_closing:
                 return
-            if failed:
-                self._pause(wait_s)
+            self._pause(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _pause(self, wait_s: float) -> None:
         """Wait, but not longer than until the watch ends."""
@@ -218,6 +266,7 @@ class Outbox:
             self.warn(f"{channel.name} could not be told ({reason}); tried again")
             return False
         with self._wake:
-            self._pending.remove((event, channel))
+            if (event, channel) in self._pending:  # else so many came that it was given up
+                self._pending.remove((event, channel))
             self.num_delivered += 1
         return True

@@ -7,7 +7,9 @@ is added up by iteration, and the newest iterations are held against the median 
     rank 5, all_reduce   20  35  22  18  41  30  25  27 |  33  24      as ever
 
 Nothing is decided here: an unusual window is judged at once, a usual one a little later, by the
-same detector, together with those that have come meanwhile.
+same detector, together with those that have come meanwhile. The detector wants some slow iterations
+before it names anybody, so what stands out is followed: the next windows are held against those
+before it, and are judged at once, too, while they are as far off.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ LEAST_SHARE = 0.005
 """A change by less than this share of the iteration is no reason to hurry."""
 LEAST_HISTORY = 6
 """Iterations before the new ones, without which everything is unusual."""
+FOLLOWED = 8
+"""Iterations for which something that stands out is followed: twice the detector's least."""
 _MEDIAN_VARIANCE = np.pi / 2
 """Of a median over that of a mean."""
 
@@ -42,10 +46,12 @@ class Glance:
     _rows: dict[tuple[int, str], int] = field(default_factory=dict)
     _values: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     """(rank and name, iteration), ns."""
+    _num_followed: int = 0
+    """Newest iterations that came since something stood out; 0 when nothing is followed."""
 
     def clear(self) -> None:
         """Forget everything: another run begins."""
-        self._rows, self._values = {}, np.zeros((0, 0))
+        self._rows, self._values, self._num_followed = {}, np.zeros((0, 0)), 0
 
     def push(self, window: JobWindow) -> None:
         """Take the newest window."""
@@ -61,6 +67,10 @@ class Glance:
         before[: len(self._values)] = self._values
         self._values = np.concatenate([before, newest], axis=1)[:, -self.kept :]
         self._forget_unused()
+        if self._num_followed:
+            self._num_followed += num
+        if self._num_followed > FOLLOWED:
+            self._num_followed = 0
 
     def _forget_unused(self) -> None:
         """Drop what no kept iteration has, once that is most of it: memory stays bounded."""
@@ -75,23 +85,27 @@ class Glance:
 
         The former are those without a verdict, the latter those of the newest window.
         """
-        from detect.stats.robust import median, spread
-
-        history = self._values[:, : -num_new or None]
+        history = self._values[:, : -max(num_new, self._num_followed) or None]
         if history.shape[1] < LEAST_HISTORY:
             return True
+        if not any(self._stand_out(history, num) for num in {num_new, num_newest}):
+            return False
+        self._num_followed = self._num_followed or max(num_new, num_newest)
+        return True
+
+    def _stand_out(self, history: Floats, num: int) -> bool:
+        """Tell whether the last `num` iterations are far off those of a history, all in all."""
+        from detect.stats.robust import median, spread
+
         middle, noise = median(history, axis=1), spread(history, axis=1)
         whole = max(
             (middle[row] for (_, name), row in self._rows.items() if name == ITERATION), default=0.0
         )
-        for num in {num_new, num_newest}:
-            error = noise * np.sqrt(1.0 / num + _MEDIAN_VARIANCE / history.shape[1])
-            change = np.abs(self._values[:, -num:].mean(axis=1) - middle)
-            least = np.maximum(UNUSUAL_SIGMAS * error, LEAST_SHARE * whole)
-            before = np.abs(_means(history, num) - middle[:, None]).max(axis=1)
-            if (change > np.maximum(least, UNUSUAL_AGAIN * before)).any():
-                return True
-        return False
+        error = noise * np.sqrt(1.0 / num + _MEDIAN_VARIANCE / history.shape[1])
+        change = np.abs(self._values[:, -num:].mean(axis=1) - middle)
+        least = np.maximum(UNUSUAL_SIGMAS * error, LEAST_SHARE * whole)
+        before = np.abs(_means(history, num) - middle[:, None]).max(axis=1)
+        return bool((change > np.maximum(least, UNUSUAL_AGAIN * before)).any())
 
 
 def _means(values: Floats, num: int) -> Floats:

@@ -123,9 +123,9 @@ def _rule(record: object, where: str) -> Rule:
         if name.startswith("min_") and not _is_amount(value):
             raise InputError(f"{where}: {name} is {value!r}, expected a number of 0 or more")
     values: dict[str, Any] = dict(record)
-    if not isinstance(values.get("name"), str):
+    if not isinstance(values.get("name"), str) or not values["name"]:
         raise InputError(f"{where} has no name; give it one, it is told with what it decides")
-    if values.get("confidence", "high") not in CONFIDENCES:
+    if str(values.get("confidence", "high")) not in CONFIDENCES:
         raise InputError(
             f"{where}: confidence is {values['confidence']!r}, expected {', '.join(CONFIDENCES)}"
         )

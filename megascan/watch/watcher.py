@@ -203,10 +203,10 @@ class Watcher:
         if judged is None or newest.missing != judged.window.missing or self.files.is_closed:
             return True
         return (
-            self._left_s() >= 0.0
+            self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
+            or self._left_s() >= 0.0
             or self.settings.cpu_share >= 1.0
             or not self.state.accounts.is_settled
-            or self.glance.is_unusual(self._num_unjudged, newest.num_iterations)
         )
 
     def _judge_newest(self) -> None:

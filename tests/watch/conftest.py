@@ -127,7 +127,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Recorded:
     """A channel that remembers; `fails` makes it refuse."""
 
-    name = "recorded"
+    name = key = "recorded"
 
     def __init__(self) -> None:
         self.events: list[Mapping[str, Any]] = []

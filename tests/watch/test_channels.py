@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
 from megascan.errors import ConfigError
 from megascan.watch.accounts import Account, Change, Event, Phase
-from megascan.watch.channels import Command, Outbox, Webhook
+from megascan.watch.channels import MOST_PENDING, Command, Outbox, Webhook
 from megascan.watch.payloads import as_pagerduty, as_slack, finding_event
 
 ACCOUNT = Account(
@@ -96,6 +97,48 @@ def test_what_failed_is_tried_again_in_order(server):
     assert all("127.0.0.1" in warning and "/hook" not in warning for warning in warnings)
 
 
+def test_a_redirection_is_no_delivery(server):
+    """urllib would follow it with GET, and the event would be gone."""
+    web = server(302)
+    warnings = told(Webhook.of(web.url, None), RAISED)
+    assert [body["number"] for body in web.bodies] == [1, 1]
+    assert len(warnings) == 1
+
+
+def test_two_webhooks_of_one_host_are_two(tmp_path):
+    """What one of them has not been told waits for that one, over a restart."""
+    first, second = (Webhook.of(f"http://127.0.0.1:1/{name}", "slack") for name in "ab")
+    before = Outbox([first, second], print)
+    before.put(dict(RAISED))
+    waiting = before.pending()
+    assert len({one["channel"] for one in waiting}) == 2
+    after = Outbox([second], print)
+    after.restore(waiting)
+    assert after.pending() == waiting[1:]
+    commands = [Command.of("echo a"), Command.of("echo b")]
+    assert commands[0].key != commands[1].key
+
+
+def test_what_is_given_up_while_it_is_delivered_ends_nothing():
+    """So many events come during a delivery that the one on its way goes, too."""
+
+    class Slow:
+        name = key = "slow"
+        numbers: ClassVar[list[int]] = []
+
+        def tell(self, event):
+            if not self.numbers:
+                for number in range(2, MOST_PENDING + 3):
+                    outbox.put({"number": number})
+            self.numbers.append(event["number"])
+
+    outbox = Outbox([Slow()], lambda _: None)
+    outbox.put({"number": 1})
+    outbox.send()
+    outbox.close()
+    assert Slow.numbers == [1, *range(3, MOST_PENDING + 3)]
+
+
 def test_slack_gets_escaped_text():
     text = as_slack(RAISED)["text"]
     assert text.startswith("*megascan* job: RAISED compute-rank5-abc (owner node): rank 5 &lt;host")
@@ -161,7 +204,11 @@ def test_a_url_may_stand_in_a_file_and_is_never_shown(tmp_path):
     webhook = Webhook.of(f"@{secret}", None)
     assert webhook.url.endswith("SECRET")
     assert "SECRET" not in webhook.name
-    for wrong in ("ftp://x/SECRET", "@/nowhere", "SECRET"):
+    for wrong in (
+        "ftp://x/SECRET", "@/nowhere", "SECRET", "http://a b/SECRET", "http://[::1/SECRET",
+        "http://x:99999/SECRET", "http://x:no/SECRET", "http://x..org/SECRET",
+        "http://x/SECRET\u00e4",
+    ):  # fmt: skip
         with pytest.raises(ConfigError) as error:
             Webhook.of(wrong, None)
         assert "--webhook" in str(error.value)
@@ -182,9 +229,9 @@ def test_a_command_gets_the_event_and_is_tried_again_when_it_fails(tmp_path):
     ]
 
 
-def test_a_program_that_is_not_there_is_said_and_the_watch_goes_on():
+def test_a_program_that_has_gone_is_said_and_the_watch_goes_on():
     warnings: list[str] = []
-    outbox = Outbox([Command.of("/no/such/program")], warnings.append, first_wait_s=0.01)
+    outbox = Outbox([Command(("/no/such/program",))], warnings.append, first_wait_s=0.01)
     outbox.put(dict(RAISED))
     outbox.send()
     outbox.close()
@@ -192,7 +239,7 @@ def test_a_program_that_is_not_there_is_said_and_the_watch_goes_on():
     assert "No such file" in warnings[0]
 
 
-@pytest.mark.parametrize("text", ["", "  ", "'unclosed"])
+@pytest.mark.parametrize("text", ["", "  ", "'unclosed", "/no/such/program", "/dev/null"])
 def test_a_command_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="--exec"):
         Command.of(text)

@@ -101,6 +101,8 @@ def test_the_watch_says_each_decision_once_and_ends_with_3(faulty, grow, watched
         ('[[drain]]\nname = "x"\nmin_minutes = nan', "min_minutes is nan, expected a number"),
         ('[[drain]]\nname = "x"\nconfidence = "sure"', "confidence is 'sure', expected moderate"),
         ('[[drain]]\nname = "x"\ncauses = ["stage_imbalance"]', "expected some of compute, link"),
+        ('[[drain]]\nname = "x"\nconfidence = ["high"]', r"confidence is \['high'\], expected"),
+        ('[[drain]]\nname = ""', "rule 1 has no name"),
         ('[[drain]]\nname = "x"\ncauses = []', "causes is \\[\\], expected some of"),
     ],
 )

@@ -94,7 +94,7 @@ def test_state_is_saved_before_anybody_is_told(faulty, grow, watched, tmp_path):
     feed, state, saved = grow(faulty), tmp_path / "state.json", []
 
     class Looks:
-        name = "looks"
+        name = key = "looks"
 
         def tell(self, event):
             saved.append(json.loads(state.read_bytes()))
