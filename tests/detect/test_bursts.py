@@ -191,7 +191,7 @@ def test_mates_that_wait_are_no_rate_of_sound_rows():
     assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
 
 
-@pytest.mark.parametrize(("pause_ms", "owner"), [(10.0, Owner.UNDECIDED), (40.0, Owner.NODE)])
+@pytest.mark.parametrize(("pause_ms", "owner"), [(10.5, Owner.UNDECIDED), (40.0, Owner.NODE)])
 def test_short_pauses_beside_uneven_data_are_undecided(job, pause_ms, owner):
     """Iterations of 250 ms, in which microbatches of a replica take up to 1.6 times as long."""
     lengths = np.exp(0.2 * np.random.default_rng(4).standard_normal((16, 64, 8)))
@@ -202,7 +202,7 @@ def test_short_pauses_beside_uneven_data_are_undecided(job, pause_ms, owner):
         return lengths[slot.replica, slot.iteration, slot.microbatch]
 
     def pauses(slot):
-        return pause_ms if slot.rank == 5 and slot.iteration in (4, 8, 13) else 0.0
+        return pause_ms if slot.rank == 5 and slot.iteration in (4, 7, 10, 13) else 0.0
 
     uneven_job = job(layout=Layout(dp=16), iterations=14, work=uneven, gap_ms=pauses)
     (finding,) = [one for one in uneven_job.report().findings if one.cause == Cause.HOST]
