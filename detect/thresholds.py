@@ -522,8 +522,8 @@ class _Bursts:
     )  # fmt: skip
     least_uneven_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
-        "that pauses last on the mean where microbatches vary in length, as what a pass takes "
-        "beside its layers does then",
+        "that pauses inside passes last on the mean where microbatches vary in length, as what a "
+        "pass takes beside its layers does then",
     )  # fmt: skip
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,

@@ -553,11 +553,18 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
 
 
 def _doubt_of_host(seen: Observations, burst: _Burst, is_uneven: bool) -> tuple[str, ...]:
-    """Return how uneven data may explain what a rank lost to its host; nothing where it cannot."""
+    """Return how uneven data may explain what a rank lost to its host; nothing where it cannot.
+
+    What a pass takes beside its layers does not follow their length; time between passes does not
+    depend on it.
+    """
     stage = seen.members.stage
     if is_uneven and 0 < int(stage[burst.row]) == int(stage.max()):
         return (LENGTHS,)
-    if float(burst.excess[burst.hits].mean()) >= BURSTS.least_uneven_share:
+    row, step_ns = burst.row, float(np.median(seen.iteration_ns))
+    stalled = float(np.nan_to_num(seen.stalled_ns[row][burst.hits]).mean()) / step_ns
+    lost = float(burst.excess[burst.hits].mean())
+    if lost >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * lost:
         return ()
     spread = float(robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others)))
     return (LONGER,) if spread >= IMBALANCE.min_sequence_spread_log else ()
