@@ -520,6 +520,11 @@ class _Bursts:
         0.1, "share of the iterations", Origin.BENCHMARK,
         "in which other loaders have to wait as well: their storage is slow, one and all",
     )  # fmt: skip
+    least_uneven_share: float = limit(
+        0.05, "share of an iteration", Origin.BENCHMARK,
+        "that pauses inside passes last on the mean where microbatches vary in length, as what a "
+        "pass takes beside its layers does then",
+    )  # fmt: skip
     others_share: float = limit(
         1.0 / 3.0, "share of the rate", Origin.CONVENTION,
         "of a row's hits that the others may have for the pauses to be the row's alone",

@@ -50,7 +50,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, OCCUPANCY, PAIRS, SEARCH
+from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -545,11 +545,9 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         is_first = int(seen.members.place["tp"][burst.row]) == 0
         alone = is_first and mates_that_load(seen) is not None
         return (OF_FIRST,) if cause == Cause.LOADER and alone else ()
-    stage = seen.members.stage
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
-        is_last = 0 < int(stage[burst.row]) == int(stage.max())
-        return (LENGTHS,) if is_uneven and is_last else ()
+        return _doubt_of_host(seen, burst, is_uneven)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         LONGER: is_uneven,
@@ -569,6 +567,24 @@ def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> l
             value[rows], known[rows], rate, BURSTS.least_share, num_tests=num_rows
         )
     ]  # fmt: skip
+
+
+def _doubt_of_host(seen: Observations, burst: _Burst, is_uneven: bool) -> tuple[str, ...]:
+    """Return how uneven data may explain what a rank lost to its host; nothing where it cannot.
+
+    What a pass takes beside its layers does not follow their length; time between passes does not
+    depend on it.
+    """
+    stage = seen.members.stage
+    if is_uneven and 0 < int(stage[burst.row]) == int(stage.max()):
+        return (LENGTHS,)
+    row, step_ns = burst.row, float(np.median(seen.iteration_ns))
+    stalled = float(np.nan_to_num(seen.stalled_ns[row][burst.hits]).mean()) / step_ns
+    lost = float(burst.excess[burst.hits].mean())
+    if lost >= BURSTS.least_uneven_share or stalled < BURSTS.most_of_host_share * lost:
+        return ()
+    spread = float(robust.spread(deviations(seen.work, stage_groups(seen.members), ~burst.others)))
+    return (LONGER,) if spread >= IMBALANCE.min_sequence_spread_log else ()
 
 
 def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[_Burst]:

@@ -68,6 +68,7 @@ from detect.thresholds import (
     PAIRS,
     PERSISTENCE,
     POWER,
+    WINDOW,
     DetectorSettings,
 )
 from megascan.arrays import Flags, Floats, Integers
@@ -82,6 +83,10 @@ BOUND = (
     "be slower still"
 )
 
+WARMING_UP = (
+    "these are the run's first iterations, which still get quicker (allocation, compilation), and "
+    "no rank by as much as another: a trace of later ones decides"
+)
 ONE_OF_GROUP = (
     "which of these ranks is slow, or whether all are, this trace cannot tell: the others wait for "
     "it inside their passes; a trace at granularity full tells"
@@ -357,6 +362,8 @@ def _judge(
         decision = _Decision(False, ordinary)
     elif clock is not None:
         decision = _Decision(True, clock)
+    elif _warms_up(inquiry):
+        decision = _Decision(False, WARMING_UP)
     elif slow.across_stages:
         decision = _alone_on_its_stage(slow)
     elif slow.num_peers == 1:
@@ -375,6 +382,14 @@ def _judge(
         decision = _Decision(False, ONE_OF_GROUP)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+
+
+def _warms_up(inquiry: Inquiry) -> bool:
+    """Return whether all that can be judged is the run's first iterations, which get quicker."""
+    seen = inquiry.seen
+    level = robust.median(robust.median(seen.work.log_ns, axis=2), axis=0)
+    is_early = int(seen.iterations[-1]) <= inquiry.settings.num_warmup_iterations
+    return is_early and bool(level[0] - level[-1] >= np.log(WINDOW.warm_ratio))
 
 
 def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:

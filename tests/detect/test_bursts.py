@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from detect import Cause, Owner
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
 from detect.causes.bursts import bursts, in_turn
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 
@@ -188,3 +193,27 @@ def test_mates_that_wait_are_no_rate_of_sound_rows():
     found = bursts(value, nobody, rate=0.01, least_share=0.01, group=group)
     assert [one.row for one in found if one.row == 0] == [0] and found[0].other_hits == 2
     assert bursts(value, nobody, rate=0.01, least_share=0.01) == []
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "inside", "owner"),
+    [(13.0, True, Owner.UNDECIDED), (40.0, True, Owner.NODE), (13.0, False, Owner.NODE)],
+)
+def test_short_pauses_inside_uneven_passes_are_undecided(job, pause_ms, inside, owner):
+    """Iterations of 280 ms, in which microbatches of a replica take up to 1.6 times as long."""
+    lengths = np.exp(0.2 * np.random.default_rng(4).standard_normal((16, 64, 8)))
+
+    def uneven(slot):
+        if slot.name == "optimizer":
+            return 1.0
+        return lengths[slot.replica, slot.iteration, slot.microbatch]
+
+    seen = observe(job(layout=Layout(dp=16), iterations=12, work=uneven).timeline())
+    lost_ns = np.zeros((16, 12))
+    lost_ns[5, [1, 5, 10]] = pause_ms * 1e6
+    seen = replace(
+        seen, lost_ns={**seen.lost_ns, Cause.HOST: lost_ns}, costs=None,
+        stalled_ns=lost_ns if inside else np.zeros_like(lost_ns),
+    )  # fmt: skip
+    found = judge(seen, DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found if one.cause == Cause.HOST] == [((5,), owner)]

@@ -144,3 +144,17 @@ def test_counters_contradict(job, slow):
     clocks = {rank: {"sm_clock_mhz": 1410.0} for rank in range(4)}
     report = job(layout=Layout(dp=4), work=slow(1, 1.5), counters=clocks).report()
     assert any("equal its peers'" in line for line in report.findings[0].evidence)
+
+
+@pytest.mark.parametrize("warms_up", [True, False])
+def test_the_first_iterations_of_a_run_that_gets_quicker_name_nobody(job, warms_up):
+    """Rank 5 takes 1.3 times as long in both; the job takes 1.6 times as long in the first."""
+
+    def work(slot):
+        first = 1.6 if warms_up and slot.iteration == 1 else 1.0
+        return first * (1.3 if slot.rank == 5 else 1.0)
+
+    report = job(layout=Layout(dp=8), iterations=2, first_iteration=1, work=work).report()
+    (finding,) = report.findings
+    assert finding.ranks == (5,)
+    assert finding.owner == (Owner.UNDECIDED if warms_up else Owner.NODE)
