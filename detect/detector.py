@@ -125,13 +125,12 @@ def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Rep
 def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
-    num_warm = int((seen.iterations > settings.num_warmup_iterations).sum())
-    if num_warm < WINDOW.min_iterations:
+    num_iterations = len(seen.iterations)
+    if num_iterations < WINDOW.min_iterations:
         note = (
-            f"{counted(num_warm, 'iteration')} can be judged, of "
+            f"{counted(num_iterations, 'iteration')} can be judged, of "
             f"{counted(len(observations.iterations), 'traced one')}: a verdict needs "
-            f"{WINDOW.min_iterations} at least behind the first {settings.num_warmup_iterations} "
-            "of the run, and 10 or more to see small slowdowns"
+            f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
         wrong = CORRUPTION.search(_inquiry(seen, settings))
         return _report(
