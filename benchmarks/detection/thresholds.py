@@ -204,14 +204,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measure(kept: Path, layout_name: str, subject: str | None) -> None:
-    """Measure what is left to measure, and keep each figure in the file as soon as it is there."""
+    """Measure what is left to measure, and keep each figure in the file as soon as it is there.
+
+    What no case reads comes first: it is known at once.
+    """
     figures: Figures = orjson.loads(kept.read_bytes()) if kept.exists() else {}
     judged = [Judged.of(case) for case in weakest_cases(layout_name)]
     figures[AS_IT_IS] = (
         f"Judged are {len(judged)} cases of the quick detection benchmark, the weakest of each "
         f"kind on {layout_name}; as the numbers are, {total([one.outcome for one in judged])}."
     )
-    for row in thresholds():
+    read = frozenset[str]().union(*(one.reads for one in judged))
+    for row in sorted(thresholds(), key=lambda row: f"{row.subject}.{row.name}" in read):
         if row.origin == Origin.MATHEMATICS or subject not in (None, row.subject):
             continue
         for column, factor in FACTORS.items():

@@ -7,7 +7,8 @@ commands.
     drawing.py    what is drawn: tracks, lanes, arrows, curves, marks
     chain.py      the chain of spans that determines each iteration's end
     blocks.py     a piece of a file, and the record from which a reader has the timeline back
-    chrome.py     a drawing as Chrome JSON; perfetto.py as protobuf
+    chrome.py     a drawing as Chrome JSON
+    perfetto.py   a drawing as packets, over protobuf.py: bytes of many equal messages at once
 """
 
 from megascan.export.chain import Hop

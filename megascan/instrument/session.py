@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.device_mesh import DeviceMesh
 
-    from megascan.instrument.groups import Groups
-
 
 _TIMEOUT = timedelta(seconds=60)
 _RESUMED, _FRESH = "resumed", "fresh"

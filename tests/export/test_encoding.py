@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from megascan.export import write_timeline
 from megascan.export.chrome import coded_numbers, microsecond_texts, number_texts, row_texts
-from megascan.export.perfetto import (
+from megascan.export.protobuf import (
     begin,
     int_argument,
     interleaved,

@@ -1,12 +1,16 @@
 """Pages that must agree with the code."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from megascan.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("megascan", "aggregate", "detect", "training", "megascope")
 
 
 def test_format_page_follows_the_schema():
@@ -43,3 +47,62 @@ def test_links_between_our_pages_lead_somewhere():
             if path and "://" not in path and not (page.parent / path).exists():
                 broken.append(f"{page.name} → {target}")
     assert broken == []
+
+
+def test_the_files_that_the_architecture_names_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [ROOT, *(ROOT / name for name in (*PACKAGES, "tests"))]
+    known = {path.name for folder in folders[1:] for path in folder.rglob("*.py")}
+    named = set(re.findall(r"`([\w./-]+\.py)`", page))
+    missing = [
+        name
+        for name in sorted(named)
+        if not (
+            any((folder / name).exists() for folder in folders) if "/" in name else name in known
+        )
+    ]
+    assert len(named) > 40
+    assert missing == []
+
+
+def imported_names(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) of what Python examples on a page import of our packages."""
+    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        plain = re.sub(r"^(>>>|\.\.\.) ?", "", block, flags=re.MULTILINE)
+        for line in re.findall(r"^from [\w.]+ import [^(\n]+$", plain, flags=re.MULTILINE):
+            (statement,) = ast.parse(line.strip()).body
+            assert isinstance(statement, ast.ImportFrom)
+            module = statement.module or ""
+            if module.split(".")[0] in PACKAGES:
+                yield from ((module, alias.name) for alias in statement.names)
+
+
+def is_offered(module: str, name: str) -> bool:
+    """Tell whether a module binds a name, without importing it (some need torch)."""
+    path = ROOT / module.replace(".", "/")
+    if (path / f"{name}.py").exists():
+        return True
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    bound = {
+        word
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        for word in (
+            getattr(node, "name", None),
+            getattr(node, "asname", None),
+            node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None,
+            node.value if isinstance(node, ast.Constant) else None,  # a name in __all__
+        )
+    }
+    return name in bound
+
+
+def test_what_examples_import_is_there():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    imports = [
+        (page.name, module, name)
+        for page in pages
+        for module, name in imported_names(page.read_text(encoding="utf-8"))
+    ]
+    assert len(imports) > 8
+    assert [one for one in imports if not is_offered(*one[1:])] == []
+    assert not is_offered("detect.whatif", "render_text")

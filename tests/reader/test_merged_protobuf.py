@@ -17,7 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as PerfettoT
 from aggregate import build_timeline
 from megascan.errors import InputError
 from megascan.export import Mark, Selection, write_timeline
-from megascan.export.perfetto import matrix, varint, varints
+from megascan.export.protobuf import matrix, varint, varints
 from megascan.reader import read_timeline
 from megascan.reader import timeline_files as merged_protobuf
 from megascan.reader.timeline_files import Wire

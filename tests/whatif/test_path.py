@@ -10,33 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregate import build_timeline
 from detect.whatif import Replay, read_op_table, replay_of_op_table, replay_of_timeline
 from detect.whatif.graph import sweep
 from detect.whatif.path import CriticalPath, Share, critical_path, pieces
 from detect.whatif.path_text import path_to_json, render_path
 from megascan.reader import read_timeline
 from megascan.schema import Track
-from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
+from megascan.simulate import Imbalance
 from megascan.timeline import Timeline, equals, numbers
 from megascan.topology import Layout
+from tests.whatif.jobs import LAYOUTS, simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
-LAYOUTS = {
-    "plain": Layout(tp=2, pp=2, dp=2),
-    "deep": Layout(pp=4, dp=2),
-    "interleaved": Layout(pp=2, vpp=2, dp=2),
-    "no pipeline": Layout(tp=2, dp=2),
-    "context and experts": Layout(cp=2, dp=2, pp=2, ep=2),
-    "single": Layout(),
-}
-
-
-def simulated(layout: Layout, *faults: str, **job: object) -> Timeline:
-    settings = {"iterations": 6, "num_microbatches": 4, "num_layers": 8, **job}
-    model = JobModel(layout=layout, costs=compute_bound(layout), **settings)
-    return build_timeline(simulate_trace(model, [parse_fault(one) for one in faults], seed=3))
 
 
 def replays() -> dict[str, Callable[[], Replay]]:

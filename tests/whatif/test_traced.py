@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aggregate import build_timeline
 from detect.whatif import replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
 from detect.whatif.metrics import analyze, keep_each_rank, keep_places
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
-from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
+from megascan.simulate import Imbalance
 from megascan.timeline import Timeline
 from megascan.topology import Layout
+from tests.whatif.jobs import LAYOUTS, simulated
 
 Span = dict[str, object]
 
@@ -154,32 +154,9 @@ def test_no_common_iteration_is_an_error(timeline: Callable[..., Timeline]) -> N
         replay_of_timeline(timeline(Layout(dp=2), spans, {}))
 
 
-def simulated(
-    faults: tuple[str, ...] = (), seed: int = 1, **job: object
-) -> Callable[[Layout], Timeline]:
-    def run(layout: Layout) -> Timeline:
-        settings = {"iterations": 6, "num_microbatches": 4, "num_layers": 8, **job}
-        model = JobModel(layout=layout, costs=compute_bound(layout), **settings)
-        parsed = [parse_fault(fault) for fault in faults]
-        return build_timeline(simulate_trace(model, parsed, seed=seed))
-
-    return run
-
-
-LAYOUTS = {
-    "plain": Layout(tp=2, pp=2, dp=2),
-    "deep": Layout(pp=4, dp=2),
-    "interleaved": Layout(pp=2, vpp=2, dp=2),
-    "no pipeline": Layout(tp=2, dp=2),
-    "context and experts": Layout(cp=2, dp=2, pp=2, ep=2),
-    "other order": Layout(tp=2, pp=2, dp=2, order="tp-cp-ep-pp-dp"),
-    "single": Layout(),
-}
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_replay_takes_as_long_as_the_run(name: str) -> None:
-    replay = replay_of_timeline(simulated()(LAYOUTS[name]))
+    replay = replay_of_timeline(simulated(LAYOUTS[name]))
     assert len(replay.steps) == 4, "two of six iterations are warm-up"
     assert replay.num_gpus == LAYOUTS[name].world_size
     assert analyze(replay).error_ratio < 0.01
@@ -187,7 +164,7 @@ def test_the_replay_takes_as_long_as_the_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "interleaved", "no pipeline", "context and experts"])
 def test_exact_ranks_agree_with_one_scenario_each(name: str) -> None:
-    replay = replay_of_timeline(simulated()(LAYOUTS[name]))
+    replay = replay_of_timeline(simulated(LAYOUTS[name]))
     ranks_s, _ = keep_each_rank(replay)
     stages, lanes = replay.ranks.shape
     kept = np.eye(stages * lanes, dtype=bool).reshape(-1, stages, lanes)
@@ -199,8 +176,8 @@ def test_exact_ranks_agree_with_one_scenario_each(name: str) -> None:
 def test_a_slow_rank_has_the_highest_ratio_and_the_truth_is_saved(name: str) -> None:
     """What fixing it would bring is known: the same job, same seed, without the fault."""
     layout = LAYOUTS[name]
-    result = analyze(replay_of_timeline(simulated(("rank=1,kind=compute,factor=1.5",))(layout)))
-    healthy = analyze(replay_of_timeline(simulated()(layout)))
+    result = analyze(replay_of_timeline(simulated(layout, "rank=1,kind=compute,factor=1.5")))
+    healthy = analyze(replay_of_timeline(simulated(layout)))
     place = result.replay.place_of(1)
     assert place is not None
     saving = saved_by_fixing(result.replay, [1])
@@ -211,7 +188,7 @@ def test_a_slow_rank_has_the_highest_ratio_and_the_truth_is_saved(name: str) -> 
 
 
 def test_fixing_a_healthy_rank_brings_nothing() -> None:
-    replay = replay_of_timeline(simulated()(LAYOUTS["plain"]))
+    replay = replay_of_timeline(simulated(LAYOUTS["plain"]))
     for rank in range(8):
         assert saved_by_fixing(replay, [rank]).speedup == pytest.approx(1, abs=0.01)
 
@@ -219,8 +196,8 @@ def test_fixing_a_healthy_rank_brings_nothing() -> None:
 def test_fixing_a_link() -> None:
     layout = LAYOUTS["deep"]
     faults = ("kind=link,rank=0,peer=2,factor=40",)
-    slow = replay_of_timeline(simulated(faults)(layout))
-    healthy = replay_of_timeline(simulated()(layout))
+    slow = replay_of_timeline(simulated(layout, *faults))
+    healthy = replay_of_timeline(simulated(layout))
     assert saved_by_fixing(slow, [0, 2]).speedup == pytest.approx(1, abs=0.01)
     saving = saved_by_fixing(slow, [0, 2], links=True)
     assert saving.speedup > 1.05
@@ -229,7 +206,7 @@ def test_fixing_a_link() -> None:
 
 def test_a_heavy_stage_is_no_rank() -> None:
     heavy = Imbalance(stage_ratio={1: 2.5})
-    result = analyze(replay_of_timeline(simulated(imbalance=heavy)(LAYOUTS["deep"])))
+    result = analyze(replay_of_timeline(simulated(LAYOUTS["deep"], imbalance=heavy)))
     assert int(np.argmax(result.stage_ratio)) == 1
     assert result.factors.stage > 1.1
     assert result.factors.worker < 1.02
@@ -237,7 +214,7 @@ def test_a_heavy_stage_is_no_rank() -> None:
 
 
 def test_a_missing_rank_is_replayed_like_its_peers() -> None:
-    replay = replay_of_timeline(simulated(missing_ranks=(3,))(LAYOUTS["plain"]))
+    replay = replay_of_timeline(simulated(LAYOUTS["plain"], missing_ranks=(3,)))
     assert replay.notes[0].startswith("1 rank(s) without a usable record (3)")
     assert np.isfinite(replay.weights).all()
     assert analyze(replay).error_ratio < 0.02
@@ -245,12 +222,12 @@ def test_a_missing_rank_is_replayed_like_its_peers() -> None:
 
 def test_a_stage_without_any_record_is_an_error() -> None:
     with pytest.raises(InputError, match="no replica of the model has a usable record"):
-        replay_of_timeline(simulated(missing_ranks=(4, 5, 6, 7))(LAYOUTS["plain"]))
+        replay_of_timeline(simulated(LAYOUTS["plain"], missing_ranks=(4, 5, 6, 7)))
 
 
 def test_without_collectives_a_tensor_group_counts_as_one() -> None:
-    run = simulated(("rank=1,kind=compute,factor=1.5",), granularity=Granularity.BASE)
-    replay = replay_of_timeline(run(LAYOUTS["plain"]))
+    fault, base = "rank=1,kind=compute,factor=1.5", Granularity.BASE
+    replay = replay_of_timeline(simulated(LAYOUTS["plain"], fault, granularity=base))
     assert replay.shared_work == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert "counts as one worker" in replay.notes[-1]
     saving = saved_by_fixing(replay, [1])
@@ -259,11 +236,11 @@ def test_without_collectives_a_tensor_group_counts_as_one() -> None:
 
 
 def test_ranks_without_peers_are_judged_by_other_stages() -> None:
-    run = simulated(("rank=0,kind=compute,factor=1.5",))
-    replay = replay_of_timeline(run(Layout(pp=2)))
+    fault = "rank=0,kind=compute,factor=1.5"
+    replay = replay_of_timeline(simulated(Layout(pp=2), fault))
     saving = saved_by_fixing(replay, [0])
     assert saving.compared_with == "stages"
     assert saving.speedup > 1.05
-    alone = saved_by_fixing(replay_of_timeline(run(Layout())), [0])
+    alone = saved_by_fixing(replay_of_timeline(simulated(Layout(), fault)), [0])
     assert alone.compared_with == "nobody"
     assert alone.saved_s == 0
