@@ -40,9 +40,31 @@ export const guarded = work => async (...given) => {
 
 const links = new URLSearchParams(location.hash.slice(1));
 export const linked = (name, otherwise) => links.get(name) ?? otherwise;
+const LINK_MS = 250;  // browsers allow few changes of the address in a row
+let linksSoon = 0;
 export function link(name, value) {
+  if (links.get(name) === String(value)) return;
   links.set(name, value);
-  history.replaceState(null, "", `${location.pathname}#${links}`);
+  linksSoon ||= setTimeout(() => {
+    linksSoon = 0;
+    history.replaceState(null, "", `${location.pathname}#${links}`);
+  }, LINK_MS);
+}
+
+/** Ask again only when the answer is there: of what was wanted meanwhile the newest counts. */
+export function newestOnly(work) {
+  let isAsking = false, waits = null;
+  return async (...given) => {
+    if (isAsking) { waits = given; return; }
+    isAsking = true;
+    try {
+      for (waits = given; waits;) {
+        const now = waits;
+        waits = null;
+        await work(...now);
+      }
+    } finally { isAsking = false; }
+  };
 }
 
 /** Do it once before the next picture, however often it is asked for. */
