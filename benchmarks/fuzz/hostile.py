@@ -57,7 +57,7 @@ def command(draws: Random, newest: int) -> Mapping[str, object]:
     match draws.choice(("run", "run", "run", "attention", "lens", "pca")):
         case "run":
             return {
-                "do": "run", "prompt": [draws.randrange(257) for _ in range(draws.choice((1, 3, 40)))],
+                "do": "run", "prompt": draws.sample(range(257), draws.choice((1, 3, 40))),
                 "max_tokens": draws.choice((1, 2, 5)), "reduction": draws.choice(_REDUCTIONS),
                 "places": draws.sample(_STRIPS, draws.randrange(4)),
                 "temperature": draws.choice((0, 0.7, 100, 1e-320)), "seed": draws.randrange(9),
@@ -129,8 +129,9 @@ def _with_wrong_headers(draws: Random, name: str, content: bytes, own: Sequence[
 def _for_a_file(draws: Random, own: Sequence[str]) -> bytes:
     method = draws.choice(("GET", "PUT", "HEAD", "OPTIONS", "TRACE", "BREW"))
     path = draws.choice((
-        "/", "/scope", "/scope/", "/scope/main.js", "/scope/../server.py", "/scope/%2e%2e/server.py",
-        "/scope//etc/passwd", "/scope/%00", "/scope/api/", "/scope/api/state", "/%ff", "/" + "a" * 5000,
+        "/", "/scope", "/scope/", "/scope/main.js", "/scope/../server.py",
+        "/scope/%2e%2e/server.py", "/scope//etc/passwd", "/scope/%00", "/scope/api/",
+        "/scope/api/state", "/%ff", "/" + "a" * 5000,
     ))  # fmt: skip
     return "\r\n".join([f"{method} {path} HTTP/1.1", "connection: close", *own, "", ""]).encode()
 

@@ -56,7 +56,6 @@ class Outcome:
     name: str
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    spent_s: float = 0.0
 
     def add(self, number: int, end: str, fault: str) -> None:
         """Count one input's end; `fault` says what was wrong with it, if anything was."""
@@ -100,6 +99,8 @@ def served(app: Any) -> Iterator[int]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
     try:
         yield listening.getsockname()[1]
     finally:
@@ -110,8 +111,8 @@ def served(app: Any) -> Iterator[int]:
 def send(port: int, sent: Message) -> bytes | None:
     """Send bytes and read what comes until the server hangs up; None when it does not in time."""
     received = bytearray()
-    patience_s = PATIENCE_S if sent.is_whole else _IMPATIENCE_S
-    with socket.create_connection(("127.0.0.1", port), timeout=patience_s) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+        connection.settimeout(PATIENCE_S if sent.is_whole else _IMPATIENCE_S)
         try:
             connection.sendall(sent.content)
             if sent.hangs_up:
@@ -441,9 +442,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         outcome = campaign(given.messages, given.seed)
         ends = ", ".join(f"{count:,} {end}" for end, count in outcome.ends.most_common())
+        spent_s = time.perf_counter() - began
         print(
-            f"{outcome.name}: {sum(outcome.ends.values()):,} in {time.perf_counter() - began:.0f} s "
-            f"({ends}), {len(outcome.faults)} ended otherwise",
+            f"{outcome.name}: {sum(outcome.ends.values()):,} in {spent_s:.0f} s ({ends}), "
+            f"{len(outcome.faults)} ended otherwise",
             flush=True,
         )
         for fault in outcome.faults[:20]:
