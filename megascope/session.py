@@ -160,6 +160,7 @@ class Session:
         self._commands: deque[Mapping[str, Any]] = deque()
         self._active: _Active | None = None
         self._seen: OrderedDict[int, Seen] = OrderedDict()
+        self._spots: list[Spot] = find_spots([model.module])
 
     @property
     def has_work(self) -> bool:
@@ -215,7 +216,7 @@ class Session:
         while len(self._seen) > _KEPT_RUNS:
             self._seen.popitem(last=False)
         random = np.random.default_rng(run.seed)
-        spots = find_spots([self._model.module], tuple(places))
+        spots = [spot for spot in self._spots if spot.place.name in places]
         self._active = _Active(run=run, seen=seen, random=random, spots=spots)
 
     def _check_patches(self, run: Run) -> None:
@@ -385,6 +386,13 @@ class Session:
         layers = sorted(streams)
         num_tokens = max(1, _MOST_PCA_POINTS // len(layers))
         points = np.stack([streams[layer][-num_tokens:] for layer in layers]).astype(np.float64)
+        broken = [layer for layer, one in zip(layers, points, strict=True)
+                  if not np.isfinite(one).all()]  # fmt: skip
+        if broken:
+            raise ConfigError(
+                f"the stream is not finite from layer {broken[0]} on, so it has no main axes; the "
+                "strips show where that begins"
+            )
         places, shares = principal_axes(points.reshape(-1, points.shape[-1]))
         header = {
             "kind": "pca", "layers": layers, "tokens": seen.tokens, "shares": shares,

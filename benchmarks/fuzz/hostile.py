@@ -76,6 +76,9 @@ def command(draws: Random, newest: int) -> Mapping[str, object]:
 
 def change(draws: Random) -> dict[str, object]:
     """An intervention, sensible or not."""
+    if draws.random() < 0.2:  # numbers that are not finite, mostly
+        place = draws.choice(("fc1", "fc2", "qkv", "attention_out"))
+        return {"place": place, "kind": "flip", "amount": 30, "bit": 30, "seed": draws.randrange(5)}
     return {
         "place": draws.choice((*_STRIPS, "attention_out", "fc2", "logits")),
         "kind": draws.choice(_KINDS), "amount": draws.choice(_AMOUNTS),

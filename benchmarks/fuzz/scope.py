@@ -22,7 +22,6 @@ import argparse
 import json
 import logging
 import queue
-import re
 import socket
 import sys
 import threading
@@ -41,12 +40,13 @@ from benchmarks.fuzz.damage import damaged
 from benchmarks.fuzz.hostile import NAMES, Message, asked, command, message, question
 
 PATIENCE_S = 20.0
+_MOST_FAULTS = 20
+"""After which a campaign ends."""
 TOKEN = "a-token-of-some-length"
 _IMPATIENCE_S = 0.05
 """How long the answer to what is no whole request is waited for."""
 _NUM_CLIENTS = 3
 _CHECKED_EVERY = 100
-_NEWEST = re.compile(rb'"run":(\d+)')
 
 
 @dataclass
@@ -152,6 +152,8 @@ def attack(outcome: Outcome, port: int, num_messages: int, seed: int, body: Body
     own = (f"host: 127.0.0.1:{port}", f"authorization: Bearer {TOKEN}")
 
     def one(number: int) -> None:
+        if len(outcome.faults) >= _MOST_FAULTS:
+            return
         sent = message(Random(f"{seed}:{number}"), body, own)
         outcome.add(number, *judge(sent, send(port, sent)))
 
@@ -204,8 +206,15 @@ class Speaking:
             {"model": "m", "num_layers": 2}, tell=self._work.put, tokenize=tokenizer.tokenize,
             text_of=str, max_length=self._model.max_length, vocab_size=tokenizer.vocab_size,
         )  # fmt: skip
-        self._session = Session(self._model, self.page.deliver, tokenizer.vocab_size, str)
+        self._session = Session(self._model, self._deliver, tokenizer.vocab_size, str)
         self.failure: str = ""
+        self.newest = 0
+        """The newest run that has said something."""
+
+    def _deliver(self, identifier: int, frame: bytes | None) -> None:
+        if frame is not None and b'"kind":"step"' in frame[:1000]:
+            self.newest = identifier
+        self.page.deliver(identifier, frame)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -253,22 +262,12 @@ def speaking_page(num_messages: int, seed: int) -> Outcome:
     from megascope.server import build_app
 
     outcome, log, speaking = Outcome("speaking page"), _Log(), Speaking()
-    newest = 0
 
     def body(draws: Random) -> tuple[str, bytes]:
         if draws.random() < 0.3:
             return of_a_folder(draws)
-        return "ask", json.dumps(command(draws, newest)).encode()
+        return "ask", json.dumps(command(draws, speaking.newest)).encode()
 
-    deliver = speaking.page.deliver
-
-    def heard(identifier: int, frame: bytes | None) -> None:
-        nonlocal newest
-        found = _NEWEST.search(frame[:1000]) if frame else None
-        newest = int(found[1]) if found else newest
-        deliver(identifier, frame)
-
-    speaking.page.deliver = heard  # type: ignore[method-assign]
     with log.listening(), speaking.computing():
         before = speaking.says_to_others()
         with served(build_app(speaking.page, token=TOKEN)) as port:
@@ -448,7 +447,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{len(outcome.faults)} ended otherwise",
             flush=True,
         )
-        for fault in outcome.faults[:20]:
+        for fault in outcome.faults[:_MOST_FAULTS]:
             print(fault[:3000], file=sys.stderr)
         faults += len(outcome.faults)
     return 1 if faults else 0
