@@ -286,11 +286,12 @@ def speaking_page(num_messages: int, seed: int) -> Outcome:
 
 def record(folder: Path, iterations: int) -> list[float]:
     """Train a small model that is looked at, and leave the recordings; its losses."""
-    return list(_losses(folder, iterations, lambda number: None))
+    every_iteration = 100.0
+    return list(_losses(folder, iterations, lambda number: None, every_iteration))
 
 
 def _losses(
-    folder: Path | None, iterations: int, before_each: Callable[[int], None]
+    folder: Path | None, iterations: int, before_each: Callable[[int], None], budget: float = 0.05
 ) -> Iterator[float]:
     import torch
 
@@ -299,7 +300,7 @@ def _losses(
     model = model_to_train(2, 64, 200)
     tokens = torch.arange(16)[None] * 7 % 200
     positions = torch.arange(16)[None]
-    recorder = None if folder is None else _recorder(model, folder)
+    recorder = None if folder is None else _recorder(model, folder, budget)
     for iteration in range(1, iterations + 1):
         before_each(iteration)
         if recorder is not None:
@@ -318,7 +319,7 @@ def _losses(
         yield float(loss)
 
 
-def _recorder(model: Any, folder: Path) -> Any:
+def _recorder(model: Any, folder: Path, budget: float) -> Any:
     from megascan.topology import Layout
     from megascope.frames import encode
     from megascope.interventions import TensorShares
@@ -333,7 +334,11 @@ def _recorder(model: Any, folder: Path) -> Any:
     file = DataFile(folder, 0, max_bytes=1 << 24)
     file.open(encode(header), continued=encode({**header, "is_continued": True}))
     return Recorder(
-        [model], file, RequestFile(folder), shares=TensorShares(rank=0, size=1), limits=Limits()
+        [model],
+        file,
+        RequestFile(folder),
+        shares=TensorShares(rank=0, size=1),
+        limits=Limits(budget_ratio=budget),
     )
 
 
