@@ -102,7 +102,8 @@ class MadeUp:
             yield {
                 "kind": "step", "start": 0 if not at else READ + at - 1, "tokens": tokens,
                 "next": READ + at, "texts": [f" w{one}" for one in tokens],
-                "text": f" w{READ + at}", "logprob": -1.0, "top": top, "layers": dict.fromkeys(command["places"], layers),
+                "text": f" w{READ + at}", "logprob": -1.0, "top": top,
+                "layers": dict.fromkeys(command["places"], layers),
             }, arrays  # fmt: skip
             time.sleep(_WORD_MS / 1000)
 
@@ -284,7 +285,7 @@ def measured(pages: Sequence[str]) -> Iterator[str]:
             backend, use = apps[name]
             with served(build_app(backend, token=TOKEN)) as port:
                 tab = browser.new_page(viewport={"width": 1400, "height": 1000})
-                tab.set_default_timeout(60_000)
+                tab.set_default_timeout(30_000)
                 tab.goto(f"http://127.0.0.1:{port}/scope/#token={TOKEN}")
                 yield from use(tab)
                 tab.close()

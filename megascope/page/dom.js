@@ -21,8 +21,8 @@ const tip = document.getElementById("tip");
 export function showTip(event, text) {
   tip.textContent = text;
   tip.hidden = !text;
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 6))}px`;
-  tip.style.top = `${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 6)}px`;
+  const left = Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 6));
+  tip.style.translate = `${left}px ${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 6)}px`;
 }
 export const hideTip = () => { tip.hidden = true; };
 
@@ -64,6 +64,17 @@ export function newestOnly(work) {
         await work(...now);
       }
     } finally { isAsking = false; }
+  };
+}
+
+/** Do it now, and again at most so often; what was asked for last is done. */
+export function atMostEvery(pause_ms, work) {
+  let waits = false, isDue = false;
+  return function soon() {
+    if (waits) { isDue = true; return; }
+    [waits, isDue] = [true, false];
+    work();
+    setTimeout(() => { waits = false; if (isDue) soon(); }, pause_ms);
   };
 }
 

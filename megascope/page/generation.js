@@ -1,10 +1,11 @@
 // A model that speaks: prompt, tokens, strips, attention, logit lens, PCA, changes, A beside B.
 import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
-import { card, guarded, hideTip, link, linked, make, newestOnly, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
+import { atMostEvery, card, guarded, hideTip, link, linked, make, newestOnly, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
 import { drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
+const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
 const MOST_LABELS = 40;  // tokens that are named beside a map
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
@@ -189,21 +190,29 @@ export function showGeneration(view, state) {
 
   /** Mark the chosen token, and shade the others by how much it looks at them: only what changes is touched. */
   function markToken() {
-    const looks = looksOf(chosen.token);
     for (const list of [lists.A, lists.B].filter(Boolean)) {
-      const isChosen = list.side === chosen.side, now = isChosen ? chosen.token : -1, shades = new Map();
-      if (isChosen) looks?.forEach((share, at) => { if (share > 0.005) shades.set(at, Math.round(70 * share)); });
-      for (const at of list.shades.keys()) if (!shades.has(at) && list.tokens[at]) list.tokens[at].style.background = "";
-      for (const [at, share] of shades) if (list.shades.get(at) !== share && list.tokens[at]) list.tokens[at].style.background = `color-mix(in srgb, var(--look) ${share}%, transparent)`;
+      const isChosen = list.side === chosen.side, now = isChosen ? chosen.token : -1;
       if (now !== list.current) {
         list.tokens[list.current]?.removeAttribute("aria-current");
         list.tokens[now]?.setAttribute("aria-current", true);
         if (isChosen) reveal(list.element, list.tokens[now]);
       }
-      Object.assign(list, { shades, current: now });
+      list.current = now;
     }
     for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
+    shadeTokens();
   }
+
+  const shadeTokens = atMostEvery(SHADES_MS, () => {
+    const looks = looksOf(chosen.token);
+    for (const list of [lists.A, lists.B].filter(Boolean)) {
+      const shades = new Map();
+      if (list.side === chosen.side) looks?.forEach((share, at) => { if (share > 0.005) shades.set(at, Math.round(70 * share)); });
+      for (const at of list.shades.keys()) if (!shades.has(at) && list.tokens[at]) list.tokens[at].style.background = "";
+      for (const [at, share] of shades) if (list.shades.get(at) !== share && list.tokens[at]) list.tokens[at].style.background = `color-mix(in srgb, var(--look) ${share}%, transparent)`;
+      list.shades = shades;
+    }
+  });
 
   /** Scroll a token into its own list; the page stays where it is. */
   function reveal(list, token) {
@@ -301,7 +310,8 @@ export function showGeneration(view, state) {
   }
 
   let weights = null;
-  const showAttention = newestOnly(async () => {
+  function showAttention() { return askAttention(); }
+  const askAttention = newestOnly(async () => {
     const run = current();
     if (!run?.id) return;
     chosen.layer = Number(layerField.value);

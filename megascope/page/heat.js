@@ -38,20 +38,22 @@ export function range(values) {
  * What is not finite is red.
  */
 export function drawHeat(canvas, values, rows, columns, { scale = "linear", low, high } = {}) {
-  canvas.width = Math.max(1, columns);
-  canvas.height = Math.max(1, rows);
+  const drawn = new OffscreenCanvas(Math.max(1, columns), Math.max(1, rows));
   const found = range(values);
   let [from, to] = [low ?? found[0], high ?? found[1]];
   const isLog = scale === "log", shown = value => Math.log(Math.max(value, 1e-12));
   if (scale === "both") { to = Math.max(Math.abs(from), Math.abs(to)); from = -to; }
   if (isLog) [from, to] = [shown(from), shown(to)];
   const table = colours(scale === "both" ? BOTH : isDark() ? DARK : LIGHT), slope = 255 / (to - from || 1);
-  const image = new ImageData(canvas.width, canvas.height), pixels = new Uint32Array(image.data.buffer);
+  const image = new ImageData(drawn.width, drawn.height), pixels = new Uint32Array(image.data.buffer);
   for (let i = 0; i < rows * columns; i++) {
     const value = values[i], at = Math.round(slope * ((isLog ? shown(value) : value) - from));
     pixels[i] = Number.isFinite(value) ? table[at < 0 ? 0 : at > 255 ? 255 : at] : table[256];
   }
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  drawn.getContext("2d").putImageData(image, 0, 0);
+  // A finished bitmap: a canvas that could be drawn on is copied anew for every frame of the page.
+  Object.assign(canvas, { width: drawn.width, height: drawn.height });
+  canvas.getContext("bitmaprenderer").transferFromImageBitmap(drawn.transferToImageBitmap());
 }
 
 /** Tell which cell the pointer is over: `words(row, column)` for the tip, `choose(row, column)`. */
@@ -104,9 +106,11 @@ export function drawLines(canvas, xs, lines, { log = false } = {}) {
     g.stroke();
   }
   lines.forEach((values, at) => draw(values, `hsl(${(at * 47) % 360} 45% 55% / .6)`, 1));
-  const plain = g.getImageData(0, 0, canvas.width, canvas.height), accent = style.getPropertyValue("--accent");
+  const plain = new OffscreenCanvas(canvas.width, canvas.height), accent = style.getPropertyValue("--accent");
+  plain.getContext("2d").drawImage(canvas, 0, 0);
   return at => {
-    g.putImageData(plain, 0, 0);
+    g.clearRect(0, 0, width, height);
+    g.drawImage(plain, 0, 0, width, height);
     if (lines[at]) draw(lines[at], accent, 2.4);
   };
 }
