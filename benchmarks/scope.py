@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
+from benchmarks.scope_models import join, model_that_speaks, model_to_train
 
 _ROUNDS = 31
 _GPU_MODEL = (
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--sound", type=int, default=10_000)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--job", action="store_true", help="the job of two ranks on the CPU alone")
+    parser.add_argument("--speaking", action="store_true", help="decoding on the CPU alone")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     import torch
@@ -65,11 +67,13 @@ def main() -> int:
     if given.device == "gpu" or given.job:
         figures = [*_job(given.device)]
     if given.device == "gpu":
-        _join("cuda:0")
+        join("cuda:0")
         figures += _speaking("cuda:0")
     elif not given.job:
-        _join("cpu")
-        figures = [*_training(), *_speaking("cpu"), *_probing(given.trials, given.sound)]
+        join("cpu")
+        figures = [*_speaking("cpu")]
+        if not given.speaking:
+            figures = [*_training(), *figures, *_probing(given.trials, given.sound)]
     rows = [f"| {one.what} | {one.value} | {one.wanted} |" for one in figures]
     text = "\n".join(
         [f"# Looking into a model, {given.device.upper()}", "", environment_line(given.device), "",
@@ -78,45 +82,6 @@ def main() -> int:
     )  # fmt: skip
     publish(text, given.output)
     return 0
-
-
-def _join(device: str) -> None:
-    from training.arguments import resolve_sizes
-    from training.distributed import Launch, initialize, seed_everything
-
-    settings = _settings(2, 64, device)
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    initialize(settings, resolve_sizes(settings, 1, is_trained=False), launch, device)
-    seed_everything(1)
-
-
-def _settings(num_layers: int, hidden: int, device: str = "cpu") -> Any:
-    from training.arguments.model_values import settings_to_use
-
-    return settings_to_use(
-        {"num_layers": num_layers, "hidden_size": hidden, "num_attention_heads": 8,
-         "max_position_embeddings": 128, "position_embedding_type": "rope",
-         "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False},
-        "float32" if device == "cpu" else "bfloat16", hidden_dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
-
-
-def _model(num_layers: int, hidden: int, vocab_size: int = 1000) -> Any:
-    """A model with random weights, ready for gradients."""
-    import torch
-
-    from training.arguments import resolve_sizes
-    from training.model import build_bare_model
-
-    settings = _settings(num_layers, hidden)
-    sizes = resolve_sizes(settings, 1, is_trained=False)
-    (model,) = build_bare_model(settings, sizes, vocab_size, "cpu")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(drawn * 0.05 if parameter.dim() > 1 else 1 + drawn * 0.05)
-    return model
 
 
 def _paired(
@@ -206,7 +171,7 @@ def _training() -> Iterator[Figure]:
     from megascope.recording import DataFile
     from megascope.request import Request, RequestFile, write_request
 
-    model = _model(8, 512)
+    model = model_to_train(8, 512)
     tokens = torch.arange(256).view(2, 128) * 37 % 1000
     positions = torch.arange(128).expand(2, 128)
 
@@ -264,21 +229,9 @@ def _speaking(device: str) -> Iterator[Figure]:
     from megascope.attention import probabilities
     from megascope.frames import encode
     from megascope.session import Session
-    from training.generation.engine import Engine
-    from training.generation.request import Limits
-    from training.generation.scope import Lent
-    from training.generation.stage import Stage
 
     num_layers, hidden = (8, 512) if device == "cpu" else (32, 4096)
-    settings = _settings(num_layers, hidden, device)
-    from training.arguments import resolve_sizes
-
-    limits = Limits(num_rows=1, max_length=128, max_prompt_tokens=128)
-    sizes = resolve_sizes(settings, 1, is_trained=False)
-    stage = Stage(settings, sizes, 1000, device, limits, num_extra_slots=1)
-    for parameter in stage.model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    lent = Lent(Engine(stage, limits))
+    lent = model_that_speaks(num_layers, hidden, 1000, device)
     prompt = list(range(32))
 
     @torch.inference_mode()
@@ -325,7 +278,7 @@ def _probing(num_trials: int, num_sound: int) -> Iterator[Figure]:
     from megascan.topology import Layout
     from megascope.probe import Probe
 
-    model = _model(2, 64, 200)
+    model = model_to_train(2, 64, 200)
     tokens = torch.arange(32)[None] * 7 % 200
     positions = torch.arange(32)[None]
 
@@ -361,7 +314,7 @@ def _probing(num_trials: int, num_sound: int) -> Iterator[Figure]:
         what=f"sound probes in groups of {_REPLICAS}: somebody named",
         value=f"{false} of {num_sound // _REPLICAS * _REPLICAS}", wanted="0",
     )  # fmt: skip
-    large = _model(8, 512)
+    large = model_to_train(8, 512)
     probing = Probe([large])
     ids = torch.arange(256).view(2, 128) * 37 % 1000
     at = torch.arange(128).expand(2, 128)

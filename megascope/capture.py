@@ -12,6 +12,7 @@ microbatches in order, whatever the pipeline schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,7 +32,7 @@ class Sight(NamedTuple):
 
     spot: Spot
     call: int
-    """How often the spot was computed before, since the capture began or was told `restart`."""
+    """How often the spot was computed before, since the capture began."""
     tensor: torch.Tensor
     """(token, row, feature), or (token, row, head, channel)."""
     share: Share
@@ -70,67 +71,127 @@ class Calls:
         self._counts.clear()
 
 
+_ODD = ATTENTION_INPUTS | {"loss", "logits", "experts"}
+"""Places whose tensors have to be brought into order, or which are more than a tensor."""
+
+
+@dataclass(slots=True)
+class _View:
+    """A spot that is looked at, and how often it was shown."""
+
+    spot: Spot
+    is_plain: bool
+    """Whether three dimensions are (token, row, feature), this rank's share of them."""
+    index: int
+    num_calls: int = 0
+    num_gradients: int = 0
+
+    @classmethod
+    def of(cls, spot: Spot) -> _View:
+        """Look at a spot from now on."""
+        return cls(spot, is_plain=spot.place.name not in _ODD, index=spot.place.index)
+
+
+class _Watched(NamedTuple):
+    """What is looked at of one module."""
+
+    inputs: list[_View]
+    outputs: list[_View]
+
+
 class Capture:
     """Hooks on some spots; `close`, or leaving the `with`, takes every one away.
 
-    With `gradients` the gradients of what modules put out are shown as well.
+    With `gradients` the gradients of what modules put out are shown as well. A module has one hook
+    for all its spots: what torch does beside for each module that has any costs more than a look.
+
+    With `waits` hooks only note what has passed, and `show` shows it. That is for a model that
+    speaks, whose tensors nobody writes to again: between its operations each look costs more.
     """
 
-    def __init__(self, spots: Sequence[Spot], take: Take, *, gradients: bool = False) -> None:
+    def __init__(
+        self, spots: Sequence[Spot], take: Take, *, gradients: bool = False, waits: bool = False
+    ) -> None:
         self._take = take
         self._gradients = gradients
-        self._calls = Calls()
-        self._handles: list[RemovableHandle] = [self._watch(spot) for spot in spots]
+        self._waits = waits
+        self._passed: list[tuple[_Watched, tuple[Any, ...], Output | None]] = []
+        by_module: dict[torch.nn.Module, list[Spot]] = {}
+        for spot in spots:
+            by_module.setdefault(spot.module, []).append(spot)
+        self._handles = [self._watch(module, own) for module, own in by_module.items()]
 
-    def _watch(self, spot: Spot) -> RemovableHandle:
+    def _watch(self, module: torch.nn.Module, spots: Sequence[Spot]) -> RemovableHandle:
+        """Show a module's inputs and outputs; its inputs alone as soon as they are there."""
+        watched = _Watched(
+            inputs=[_View.of(spot) for spot in spots if spot.place.side is Side.IN],
+            outputs=[_View.of(spot) for spot in spots if spot.place.side is Side.OUT],
+        )
+        passed, see = self._passed, self._see
+
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-            del module
-            self._show(spot, inputs[spot.place.index])
+            see(watched, inputs, None)
 
         def after(module: torch.nn.Module, inputs: tuple[Any, ...], output: Output) -> None:
-            del module
-            if spot.place.name == "loss" and not _is_loss(output):
-                return
-            counts = inputs[1] if spot.place.name == "experts" else None
-            self._show(spot, _value(output), counts)
+            see(watched, inputs, output)
 
-        if spot.place.side is Side.IN:
-            return spot.module.register_forward_pre_hook(before)
-        return spot.module.register_forward_hook(after)
+        def note(
+            module: torch.nn.Module, inputs: tuple[Any, ...], output: Output | None = None
+        ) -> None:
+            passed.append((watched, inputs, output))
 
-    def _show(self, spot: Spot, tensor: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        if self._gradients and tensor.requires_grad:
-            tensor.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self._show_gradient(spot, gradient, counts)
-            )
+        if watched.outputs:
+            return module.register_forward_hook(note if self._waits else after)
+        return module.register_forward_pre_hook(note if self._waits else before)
+
+    def _see(self, watched: _Watched, inputs: tuple[Any, ...], output: Output | None) -> None:
+        for view in watched.inputs:
+            self._show(view, inputs[view.index], None)
+        if output is None:
+            return
+        for view in watched.outputs:
+            if view.is_plain:
+                self._show(view, _value(output), None)
+            elif view.spot.place.name != "loss" or _is_loss(output):
+                counts = inputs[1] if view.spot.place.name == "experts" else None
+                self._show(view, _value(output), counts)
+
+    def show(self) -> None:
+        """Show what has passed since the last time (`waits`)."""
+        for watched, inputs, output in self._passed:
+            self._see(watched, inputs, output)
+        self._passed.clear()
+
+    def _show(self, view: _View, tensor: torch.Tensor, counts: torch.Tensor | None) -> None:
+        if tensor.requires_grad:
+            if self._gradients:
+                tensor.register_hook(  # type: ignore[no-untyped-call]
+                    lambda gradient: self._show_gradient(view, gradient, counts)
+                )
+            tensor = tensor.detach()
         if is_repeated():
             return
-        self._take(self._sight(spot, tensor.detach(), counts, is_gradient=False))
+        call = view.num_calls
+        view.num_calls = call + 1
+        if view.is_plain and tensor.dim() == 3:
+            self._take(Sight(view.spot, call, tensor, view.spot.share, False, counts))
+        else:
+            self._take(_sight(view.spot, call, tensor, counts, is_gradient=False))
 
     def _show_gradient(
-        self, spot: Spot, gradient: torch.Tensor, counts: torch.Tensor | None
+        self, view: _View, gradient: torch.Tensor, counts: torch.Tensor | None
     ) -> None:
         if self._handles:  # closed since: nobody looks any more
-            self._take(self._sight(spot, gradient.detach(), counts, is_gradient=True))
-
-    def _sight(
-        self, spot: Spot, tensor: torch.Tensor, counts: torch.Tensor | None, *, is_gradient: bool
-    ) -> Sight:
-        call = self._calls.next(spot.chunk, spot.layer, spot.place.name, is_gradient)
-        share = spot.share
-        if spot.place.name == "logits" and tensor.shape[-1] != _num_own_rows(spot.module):
-            share = Share.WHOLE  # gathered already
-        return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
-
-    def restart(self) -> None:
-        """Count calls from 0 again: a new iteration begins."""
-        self._calls.restart()
+            call = view.num_gradients
+            view.num_gradients = call + 1
+            self._take(_sight(view.spot, call, gradient.detach(), counts, is_gradient=True))
 
     def close(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._passed.clear()
 
     def __enter__(self) -> Capture:
         return self
@@ -144,14 +205,23 @@ class Capture:
         self.close()
 
 
+def _sight(
+    spot: Spot, call: int, tensor: torch.Tensor, counts: torch.Tensor | None, *, is_gradient: bool
+) -> Sight:
+    share = spot.share
+    if spot.place.name == "logits" and tensor.shape[-1] != _num_own_rows(spot.module):
+        share = Share.WHOLE  # gathered already
+    return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
+
+
 def _value(output: Output) -> torch.Tensor:
     """The value of a module's output; a bias that Megatron-Core adds later is part of it."""
     if isinstance(output, torch.Tensor):
         return output
-    first, *rest = output
+    first = output[0]
     assert first is not None
-    bias = rest[0] if rest else None
-    if isinstance(bias, torch.Tensor) and bias.dim() == 1 and first.dim() > 1:
+    bias = output[1] if len(output) > 1 else None
+    if bias is not None and bias.dim() == 1 and first.dim() > 1:
         return first + bias
     return first
 

@@ -43,12 +43,12 @@ class Frame:
 def encode(header: Mapping[str, object], arrays: Mapping[str, Array] | None = None) -> bytes:
     """Return a frame. Floats become f4 unless they are f2, integers i4."""
     described, blobs = [], []
-    for name, array in (arrays or {}).items():
-        kind = "f2" if array.dtype == np.float16 else "f4" if array.dtype.kind == "f" else "i4"
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        for name, array in (arrays or {}).items():
+            kind = "f2" if array.dtype == np.float16 else "f4" if array.dtype.kind == "f" else "i4"
             made = np.ascontiguousarray(array, dtype=_TYPES[kind])
-        described.append({"name": name, "shape": list(array.shape), "type": kind})
-        blobs.append(made.tobytes() + b"\0" * (-made.nbytes % 8))
+            described.append({"name": name, "shape": list(array.shape), "type": kind})
+            blobs.append(made.tobytes() + b"\0" * (-made.nbytes % 8))
     text = orjson.dumps({**header, "arrays": described}, option=orjson.OPT_NON_STR_KEYS)
     text += b" " * (-len(text) % 8)
     return _SIZES.pack(4 + len(text) + sum(map(len, blobs)), len(text)) + text + b"".join(blobs)
@@ -64,7 +64,7 @@ def decode(content: bytes | memoryview) -> Frame:
     try:
         header = json.loads(bytes(content[8 : 8 + header_size]))
         arrays = dict(_arrays(header, memoryview(content)[8 + header_size :]))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"a frame is damaged ({error})") from error
     return Frame(header=header, arrays=arrays)
 

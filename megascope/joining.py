@@ -45,7 +45,11 @@ def join_table(
     for part in parts:
         per_token = bool(part.frame.header["per_token"])
         for number, item in enumerate(part.frame.header["items"]):
-            if (item["place"], item["reduction"], item["gradient"]) == (place, reduction, gradient):
+            if (
+                item["place"] == place
+                and item["reduction"] == reduction
+                and item["gradient"] == gradient
+            ):
                 stages[part.pp].append((part.tp, item, part.frame.arrays[str(number)]))
     found = [
         (shares[0][1]["layers"], _joined(shares, reduction, per_token=per_token))

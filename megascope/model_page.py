@@ -67,6 +67,8 @@ class ModelPage:
         text = body.get("text")
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
             raise ConfigError(f"text must be a text of at most {_LONGEST_TEXT} letters")
+        if not _is_unicode(text):
+            raise ConfigError("text has half of a character (a surrogate) that has no other half")
         ids = await asyncio.to_thread(self._tokenize, text)
         return {"ids": ids, "texts": [self._text_of(one) for one in ids]}
 
@@ -104,3 +106,12 @@ class ModelPage:
         answers = self._waiting.get(identifier)
         if answers is not None:
             answers.put_nowait(frame)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether all of a text can be written: JSON can name halves of characters alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

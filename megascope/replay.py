@@ -19,6 +19,7 @@ from megascan.errors import ConfigError, InputError
 from megascan.topology import Layout
 from megascope.frames import Array, Frame, decode, whole_frames
 from megascope.joining import Part, join_table
+from megascope.recorded import check_frame
 from megascope.request import BY_EXPERT
 
 MOST_POINTS = 1 << 22
@@ -84,6 +85,9 @@ class Recordings:
         return any(changed)
 
     def _read_on(self, path: Path) -> bool:
+        """Read what a file has more; whether there was anything before what is damaged."""
+        before = self._files.get(path)
+        num_before = 0 if before is None else len(before.frames)
         try:
             found = path.stat()
             known = self._files.get(path)
@@ -99,12 +103,14 @@ class Recordings:
             sentence = f"{path.name}: {error}"
             if sentence not in self.problems:
                 self.problems.append(sentence)
-            return False
+            now = self._files.get(path)
+            return now is not None and (now is not before or len(now.frames) > num_before)
 
     def _add_frames(self, path: Path, known: _File, content: bytes) -> bool:
         offset, before = known.size, len(known.frames)
         for start, end in whole_frames(content):
             frame = decode(content[start:end])
+            check_frame(frame)
             known.frames.append(
                 Kept(path=path, start=offset + start, end=offset + end, header=frame.header)
             )

@@ -125,13 +125,13 @@ class _Active:
     spots: list[Spot]
     num_computed: int = 0
     strips: dict[str, dict[int, Sight]] = field(default_factory=dict)
-    """What the step under way has shown, by place and layer."""
+    """What the newest step has shown, by place and layer."""
+    capture: Capture | None = None
     hooks: ExitStack = field(default_factory=ExitStack)
     changes: Intervening | None = None
-    is_looking: bool = False
 
     def take(self, sight: Sight) -> None:
-        """Keep what a hook shows. What a step computes is its own: nobody writes to it again."""
+        """Keep what was computed. What a step computes is its own: nobody writes to it again."""
         place, layer = sight.spot.place.name, sight.spot.layer
         self.seen.tensors.setdefault((place, layer), []).append(sight.tensor)
         if place in self.run.places:
@@ -140,7 +140,7 @@ class _Active:
     def look_away(self) -> None:
         """Take hooks and changes out of the model."""
         self.hooks.close()
-        self.changes, self.is_looking = None, False
+        self.changes = self.capture = None
 
 
 Send = Callable[[int, bytes | None], None]
@@ -160,6 +160,7 @@ class Session:
         self._commands: deque[Mapping[str, Any]] = deque()
         self._active: _Active | None = None
         self._seen: OrderedDict[int, Seen] = OrderedDict()
+        self._spots: list[Spot] = find_spots([model.module])
 
     @property
     def has_work(self) -> bool:
@@ -199,7 +200,7 @@ class Session:
 
     def look_away(self) -> None:
         """Leave the model as it is for others, until the next step of ours."""
-        if self._active is not None and self._active.is_looking:
+        if self._active is not None and self._active.capture is not None:
             self._active.look_away()
 
     def _end_run(self) -> None:
@@ -215,7 +216,7 @@ class Session:
         while len(self._seen) > _KEPT_RUNS:
             self._seen.popitem(last=False)
         random = np.random.default_rng(run.seed)
-        spots = find_spots([self._model.module], tuple(places))
+        spots = [spot for spot in self._spots if spot.place.name in places]
         self._active = _Active(run=run, seen=seen, random=random, spots=spots)
 
     def _check_patches(self, run: Run) -> None:
@@ -236,14 +237,15 @@ class Session:
         run, seen = active.run, active.seen
         start = active.num_computed
         tokens = seen.tokens[start:]
-        self._look(active)
+        capture = self._look(active)
         if active.changes is not None:
             active.changes.restart(start)
-        active.strips = {}
         row = self._model.compute(
             tokens, start, temperature=run.temperature, draw=float(active.random.random())
         )
         active.num_computed += len(tokens)
+        active.strips = {}
+        capture.show()
         self._show_step(active, start, row)
         seen.tokens.append(int(row[0]))
         is_full = len(seen.tokens) >= self._model.max_length
@@ -251,14 +253,14 @@ class Session:
             self._end_run()
             self._send(run.identifier, None)
 
-    def _look(self, active: _Active) -> None:
+    def _look(self, active: _Active) -> Capture:
         """Have hooks and changes in the model; they stay as long as nobody else is served."""
-        if active.is_looking:
-            return
+        if active.capture is not None:
+            return active.capture
         if active.run.interventions:
             active.changes = active.hooks.enter_context(self._changes(active.run))
-        active.hooks.enter_context(Capture(active.spots, active.take))
-        active.is_looking = True
+        active.capture = Capture(active.spots, active.take, waits=True)
+        return active.hooks.enter_context(active.capture)
 
     def _changes(self, run: Run) -> Intervening:
         source = None if run.replace_from is None else self._seen.get(run.replace_from)
@@ -275,19 +277,9 @@ class Session:
 
     def _show_step(self, active: _Active, start: int, row: Sequence[float]) -> None:
         run, tokens = active.run, active.seen.tokens[start:]
-        items, tables = [], []
-        for place, sights in active.strips.items():
-            stacked = torch.stack([one.tensor for one in sights.values()])
-            made = reduce(run.reduction, stacked.flatten(0, 1))  # one reduction for all layers
-            first = next(iter(sights.values()))
-            width = width_of(run.reduction, first.tensor, per_token=True)
-            items.append({
-                "place": place, "reduction": run.reduction, "gradient": False,
-                "share": first.share.value, "width": width, "layers": list(sights),
-                "microbatches": [0],
-            })  # fmt: skip
-            tables.append(made.view(len(sights), 1, *stacked.shape[1:3], made.shape[-1]))
-        arrays = {str(number): table for number, table in enumerate(_on_host(tables))}
+        tables = _reduced(run.reduction, active.strips)
+        items = [_item_of(place, run.reduction, active.strips[place]) for place in tables]
+        arrays = {str(at): table for at, table in enumerate(tables.values())}
         parts = self._collect({"per_token": True, "items": items}, arrays)
         if parts is None:
             return
@@ -298,10 +290,10 @@ class Session:
                 parts, place, run.reduction, num_shares=self._model.shares.size
             )
             joined[place] = table[:, 0, :, 0]
-        ids, logprobs = np.split(np.asarray(row[2:]), 2)
+        middle = 2 + (len(row) - 2) // 2
         top = [
-            [int(one), float(logprob), self._text_of(int(one))]
-            for one, logprob in zip(ids, logprobs, strict=True)
+            [int(one), logprob, self._text_of(int(one))]
+            for one, logprob in zip(row[2:middle], row[middle:], strict=True)
         ]
         header = {
             "kind": "step", "start": start, "tokens": list(tokens), "next": int(row[0]),
@@ -394,6 +386,13 @@ class Session:
         layers = sorted(streams)
         num_tokens = max(1, _MOST_PCA_POINTS // len(layers))
         points = np.stack([streams[layer][-num_tokens:] for layer in layers]).astype(np.float64)
+        broken = [layer for layer, one in zip(layers, points, strict=True)
+                  if not np.isfinite(one).all()]  # fmt: skip
+        if broken:
+            raise ConfigError(
+                f"the stream is not finite from layer {broken[0]} on, so it has no main axes; the "
+                "strips show where that begins"
+            )
         places, shares = principal_axes(points.reshape(-1, points.shape[-1]))
         header = {
             "kind": "pca", "layers": layers, "tokens": seen.tokens, "shares": shares,
@@ -426,14 +425,61 @@ class Session:
         self._send(identifier, encode({**header, "run": identifier}, arrays))
 
 
+def _item_of(place: str, reduction: str, sights: Mapping[int, Sight]) -> dict[str, object]:
+    """How a frame describes the table of one place."""
+    first = next(iter(sights.values()))
+    return {
+        "place": place, "reduction": reduction, "gradient": False, "share": first.share.value,
+        "width": width_of(reduction, first.tensor, per_token=True), "layers": list(sights),
+        "microbatches": [0],
+    }  # fmt: skip
+
+
+def _reduced(reduction: str, strips: Mapping[str, Mapping[int, Sight]]) -> dict[str, Array]:
+    """Partial numbers `(layer, 1, token, row, number)` of each place, by one transfer.
+
+    Tensors of the same shape are reduced together, whatever their place and layer: for one token an
+    operation takes as long as it takes to begin it.
+    """
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for place, sights in strips.items():
+        tensor = next(iter(sights.values())).tensor
+        key = (tensor.shape[:2], tensor.shape[2:].numel(), tensor.dtype)
+        alike.setdefault(key, []).append(place)
+    made: dict[str, Array] = {}
+    for places, numbers in zip(
+        alike.values(),
+        _on_host([_of_all(reduction, strips, places) for places in alike.values()]),
+        strict=True,
+    ):
+        first = 0
+        for place in places:
+            made[place] = numbers[first : first + len(strips[place])]
+            first += len(strips[place])
+    return {place: made[place] for place in strips}
+
+
+def _of_all(
+    reduction: str, strips: Mapping[str, Mapping[int, Sight]], places: Sequence[str]
+) -> torch.Tensor:
+    """Partial numbers `(place and layer, 1, token, row, number)` of tensors of the same shape."""
+    tensors = [sight.tensor for place in places for sight in strips[place].values()]
+    flat = [one if one.dim() == 3 else one.flatten(2) for one in tensors]
+    num_tokens, num_rows, _ = flat[0].shape
+    made = reduce(reduction, torch.cat(flat))
+    return made.view(len(flat), 1, num_tokens, num_rows, -1)
+
+
 def _on_host(tables: Sequence[torch.Tensor]) -> list[Array]:
     """Tables as arrays, by one transfer from the device."""
     if not tables:
         return []
-    flat = torch.cat([one.reshape(-1) for one in tables]).cpu().numpy()
-    ends = np.cumsum([one.numel() for one in tables])
-    parts = np.split(flat, ends[:-1])
-    return [part.reshape(one.shape) for part, one in zip(parts, tables, strict=True)]
+    flat = torch.cat([one.view(-1) for one in tables]).cpu().numpy()
+    made, first = [], 0
+    for one in tables:
+        made.append(flat[first : first + one.numel()].reshape(one.shape))
+        first += one.numel()
+    return made
 
 
 def principal_axes(points: Array) -> tuple[Array, list[float]]:

@@ -20,6 +20,15 @@ function half(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
 }
 
+let allHalves = null;
+/** Maps have millions of them: each is looked up. */
+function halves(data) {
+  allHalves ??= Float32Array.from({ length: 1 << 16 }, (_, bits) => half(bits));
+  const made = new Float32Array(data.length);
+  for (let i = 0; i < data.length; i++) made[i] = allHalves[data[i]];
+  return made;
+}
+
 function readFrame(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset);
   const headerSize = view.getUint32(4, true);
@@ -30,7 +39,7 @@ function readFrame(bytes) {
     const [Kind, width] = KINDS[type];
     const size = shape.reduce((a, b) => a * b, 1) * width;
     let data = new Kind(bytes.slice(at, at + size).buffer);
-    if (type === "f2") data = Float32Array.from(data, half);
+    if (type === "f2") data = halves(data);
     arrays[name] = { shape, data };
     at += size + (-size & 7);
   }
@@ -39,21 +48,30 @@ function readFrame(bytes) {
 
 async function* framesOf(body) {
   const reader = body.getReader();
-  let held = new Uint8Array(0);
+  let parts = [], held = 0, wanted = 8;
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const joined = new Uint8Array(held.length + value.length);
-    joined.set(held);
-    joined.set(value, held.length);
-    held = joined;
-    while (held.length >= 8) {
-      const size = 4 + new DataView(held.buffer, held.byteOffset).getUint32(0, true);
-      if (held.length < size) break;
-      yield readFrame(held.subarray(0, size));
-      held = held.slice(size);
+    parts.push(value);
+    held += value.length;
+    while (held >= wanted) {  // joined once a frame, however many parts it came in
+      let bytes = parts.length === 1 ? parts[0] : joined(parts, held);
+      wanted = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+      if (held >= wanted) {
+        yield readFrame(bytes.subarray(0, wanted));
+        bytes = bytes.slice(wanted);
+        wanted = 8;
+      }
+      [parts, held] = [[bytes], bytes.length];
     }
   }
+}
+
+function joined(parts, size) {
+  const made = new Uint8Array(size);
+  let at = 0;
+  for (const part of parts) { made.set(part, at); at += part.length; }
+  return made;
 }
 
 async function post(name, body, signal) {

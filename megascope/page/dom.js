@@ -21,8 +21,8 @@ const tip = document.getElementById("tip");
 export function showTip(event, text) {
   tip.textContent = text;
   tip.hidden = !text;
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 6))}px`;
-  tip.style.top = `${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 6)}px`;
+  const left = Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 6));
+  tip.style.translate = `${left}px ${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 6)}px`;
 }
 export const hideTip = () => { tip.hidden = true; };
 
@@ -40,9 +40,42 @@ export const guarded = work => async (...given) => {
 
 const links = new URLSearchParams(location.hash.slice(1));
 export const linked = (name, otherwise) => links.get(name) ?? otherwise;
+const LINK_MS = 250;  // browsers allow few changes of the address in a row
+let linksSoon = 0;
 export function link(name, value) {
+  if (links.get(name) === String(value)) return;
   links.set(name, value);
-  history.replaceState(null, "", `${location.pathname}#${links}`);
+  linksSoon ||= setTimeout(() => {
+    linksSoon = 0;
+    history.replaceState(null, "", `${location.pathname}#${links}`);
+  }, LINK_MS);
+}
+
+/** Ask again only when the answer is there: of what was wanted meanwhile the newest counts. */
+export function newestOnly(work) {
+  let isAsking = false, waits = null;
+  return async (...given) => {
+    if (isAsking) { waits = given; return; }
+    isAsking = true;
+    try {
+      for (waits = given; waits;) {
+        const now = waits;
+        waits = null;
+        await work(...now);
+      }
+    } finally { isAsking = false; }
+  };
+}
+
+/** Do it now, and again at most so often; what was asked for last is done. */
+export function atMostEvery(pause_ms, work) {
+  let waits = false, isDue = false;
+  return function soon() {
+    if (waits) { isDue = true; return; }
+    [waits, isDue] = [true, false];
+    work();
+    setTimeout(() => { waits = false; if (isDue) soon(); }, pause_ms);
+  };
 }
 
 /** Do it once before the next picture, however often it is asked for. */

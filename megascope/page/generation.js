@@ -1,46 +1,50 @@
 // A model that speaks: prompt, tokens, strips, attention, logit lens, PCA, changes, A beside B.
 import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
-import { card, guarded, hideTip, link, linked, make, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
+import { atMostEvery, card, guarded, hideTip, link, linked, make, newestOnly, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
 import { drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
+const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
 const MOST_LABELS = 40;  // tokens that are named beside a map
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
 /** One run: what was computed, token by token. */
 class Run {
   constructor(places, changes) {
-    Object.assign(this, { id: 0, places, changes, tokens: [], texts: [], steps: [], strips: new Map(), prompt: 0 });
+    Object.assign(this, { id: 0, places, changes, tokens: [], texts: [], steps: new Map(), strips: new Map(), prompt: 0 });
   }
 
   add(frame) {
     this.id = frame.run;
-    if (!this.steps.length) this.prompt = frame.tokens.length;
+    if (!this.steps.size) this.prompt = frame.tokens.length;
     else this.tokens.length = this.texts.length = frame.start;
     this.tokens.push(...frame.tokens, frame.next);
     this.texts.push(...frame.texts, frame.text);
-    this.steps.push({ at: frame.start + frame.tokens.length, logprob: frame.logprob, top: frame.top, token: frame.next });
+    const at = frame.start + frame.tokens.length;
+    this.steps.set(at, { at, logprob: frame.logprob, top: frame.top, token: frame.next });
     for (const place of this.places) {
       const { shape, data } = frame.arrays[place];
-      if (!this.strips.has(place)) this.strips.set(place, { layers: frame.layers[place], columns: [], width: shape[2] });
-      const strip = this.strips.get(place), width = shape[2];
-      for (let token = 0; token < shape[1]; token++) {
-        strip.columns.push(Float32Array.from({ length: shape[0] * width }, (_, i) =>
-          data[(Math.floor(i / width) * shape[1] + token) * width + i % width]));
-      }
+      if (!this.strips.has(place)) this.strips.set(place, { layers: frame.layers[place], parts: [], tokens: 0, width: shape[2] });
+      const strip = this.strips.get(place);
+      strip.parts.push({ data, wide: shape[1] * shape[2], from: strip.tokens * shape[2] });
+      strip.tokens += shape[1];
     }
   }
 
   /** The step that chose the token at a position; none for the prompt's. */
-  stepAt(position) { return this.steps.find(step => step.at === position); }
+  stepAt(position) { return this.steps.get(position); }
 
   /** Rows are layers, columns tokens times numbers. */
   values(place) {
-    const { layers, columns, width } = this.strips.get(place), wide = columns.length * width;
-    const values = new Float32Array(layers.length * wide);
-    columns.forEach((column, token) => column.forEach((value, i) => { values[Math.floor(i / width) * wide + token * width + i % width] = value; }));
-    return { values, rows: layers.length, columns: wide, width, layers };
+    const strip = this.strips.get(place), { layers, width } = strip, columns = strip.tokens * width;
+    if (strip.values?.length !== layers.length * columns) {
+      strip.values = new Float32Array(layers.length * columns);
+      for (const { data, wide, from } of strip.parts) {
+        for (let row = 0; row < layers.length; row++) strip.values.set(data.subarray(row * wide, (row + 1) * wide), row * columns + from);
+      }
+    }
+    return { values: strip.values, rows: layers.length, columns, width, layers };
   }
 }
 
@@ -110,7 +114,7 @@ export function showGeneration(view, state) {
         runs[side] = made;
         chosen.side = side;
         chosen.token = made.tokens.length - 1;
-        status(`${side}: ${made.steps.length} tokens, ${((performance.now() - begun) / made.steps.length).toFixed(0)} ms each`);
+        status(`${side}: ${made.steps.size} tokens, ${((performance.now() - begun) / made.steps.size).toFixed(0)} ms each`);
         drawSoon();
       }
     } finally {
@@ -141,39 +145,81 @@ export function showGeneration(view, state) {
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
     if (turned) showAll();
-    else { markToken(); showTop(); }
+    else moveSoon();
     if (turned || maps.dataset.layer !== String(chosen.layer)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
-    else drawAttention();
   }
+  const moveSoon = oncePerFrame(() => { markToken(); showTop(); tellHeads(); });
 
+  const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
   function showTokens() {
-    spoken.body.replaceChildren(...["A", "B"].filter(side => runs[side]).map(side => {
-      const run = runs[side], other = side === "B" ? runs.A : null;
-      return make("div", { className: "tokens", id: `tokens${side}` }, make("span", { className: "lead" }, side), run.texts.map((word, at) => {
-        const differs = other && other.tokens[at] !== run.tokens[at];
-        const step = run.stepAt(at), token = make("button", {
-          className: `token${step ? " new" : ""}${differs ? " changed" : ""}`, onclick: () => choose(at, chosen.layer, side),
-          onpointermove: event => showTip(event, `${at}: id ${run.tokens[at]}${step ? ` · ${(100 * Math.exp(step.logprob)).toFixed(1)} %` : " · prompt"}`), onpointerleave: hideTip,
-        }, visible(word));
-        return token;
-      }));
-    }));
+    for (const side of ["A", "B"]) {
+      if (!runs[side]) lists[side] = null;
+      else if (lists[side]?.run !== runs[side]) lists[side] = listOf(side);
+      else addTokens(lists[side]);
+    }
+    const shown = [lists.A, lists.B].filter(Boolean).map(list => list.element);
+    if (shown.length !== spoken.body.children.length || shown.some((element, at) => element !== spoken.body.children[at])) spoken.body.replaceChildren(...shown);
     markToken();
   }
 
-  /** Mark the chosen token, and shade the others by how much it looks at them. */
+  function listOf(side) {
+    const run = runs[side], tokens = [], at = event => tokens.indexOf(event.target.closest(".token"));
+    const element = make("div", {
+      className: "tokens", id: `tokens${side}`, onpointerleave: hideTip,
+      onclick: event => { if (at(event) >= 0) choose(at(event), chosen.layer, side); },
+      onpointermove: event => {
+        const step = run.stepAt(at(event));
+        showTip(event, at(event) < 0 ? "" : `${at(event)}: id ${run.tokens[at(event)]}${step ? ` · ${(100 * Math.exp(step.logprob)).toFixed(1)} %` : " · prompt"}`);
+      },
+    }, make("span", { className: "lead" }, side));
+    const list = { side, run, element, tokens, shades: new Map(), current: -1 };
+    addTokens(list);
+    return list;
+  }
+
+  /** Show what the run has more than its list. */
+  function addTokens({ side, run, element, tokens }) {
+    const other = side === "B" ? runs.A : null, more = [];
+    for (let at = tokens.length + more.length; at < run.texts.length; at++) {
+      const differs = other && other.tokens[at] !== run.tokens[at];
+      more.push(make("button", { className: `token${run.stepAt(at) ? " new" : ""}${differs ? " changed" : ""}` }, visible(run.texts[at])));
+    }
+    tokens.push(...more);
+    element.append(...more);
+  }
+
+  /** Mark the chosen token, and shade the others by how much it looks at them: only what changes is touched. */
   function markToken() {
-    const looks = looksOf(chosen.token);
-    for (const side of ["A", "B"]) {
-      spoken.body.querySelectorAll(`#tokens${side} .token`).forEach((token, at) => {
-        token.setAttribute("aria-current", side === chosen.side && at === chosen.token);
-        const share = side === chosen.side ? looks?.[at] ?? 0 : 0;
-        token.style.background = share > 0.005 ? `color-mix(in srgb, var(--look) ${Math.round(70 * share)}%, transparent)` : "";
-      });
+    for (const list of [lists.A, lists.B].filter(Boolean)) {
+      const isChosen = list.side === chosen.side, now = isChosen ? chosen.token : -1;
+      if (now !== list.current) {
+        list.tokens[list.current]?.removeAttribute("aria-current");
+        list.tokens[now]?.setAttribute("aria-current", true);
+        if (isChosen) reveal(list.element, list.tokens[now]);
+      }
+      list.current = now;
     }
     for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
-    const here = spoken.body.querySelector(`#tokens${chosen.side} .token[aria-current=true]`);
-    here?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    shadeTokens();
+  }
+
+  const shadeTokens = atMostEvery(SHADES_MS, () => {
+    const looks = looksOf(chosen.token);
+    for (const list of [lists.A, lists.B].filter(Boolean)) {
+      const shades = new Map();
+      if (list.side === chosen.side) looks?.forEach((share, at) => { if (share > 0.005) shades.set(at, Math.round(70 * share)); });
+      for (const at of list.shades.keys()) if (!shades.has(at) && list.tokens[at]) list.tokens[at].style.background = "";
+      for (const [at, share] of shades) if (list.shades.get(at) !== share && list.tokens[at]) list.tokens[at].style.background = `color-mix(in srgb, var(--look) ${share}%, transparent)`;
+      list.shades = shades;
+    }
+  });
+
+  /** Scroll a token into its own list; the page stays where it is. */
+  function reveal(list, token) {
+    if (!token) return;
+    const [box, own] = [list.getBoundingClientRect(), token.getBoundingClientRect()];
+    if (own.top < box.top) list.scrollTop -= box.top - own.top;
+    else if (own.bottom > box.bottom) list.scrollTop += own.bottom - box.bottom;
   }
 
   /** Attention of the query at, or before, a token, over the heads shown; its largest is 1. */
@@ -191,12 +237,12 @@ export function showGeneration(view, state) {
 
   function placeMark(mark) {
     const wide = current()?.tokens.length - 1 || 1;
-    mark.style.left = `${100 * Math.min(chosen.token, wide - 1) / wide}%`;
+    mark.style.translate = `${100 * Math.min(chosen.token, wide - 1)}%`;  // of its own width: nothing is laid out anew
     mark.style.width = `${100 / wide}%`;
   }
 
   function showTop() {
-    const run = current(), step = run?.stepAt(chosen.token) ?? run?.steps[0];
+    const run = current(), step = run?.stepAt(chosen.token) ?? run?.steps.get(run.prompt);
     if (!step) return;
     const most = Math.exp(step.top[0][1]);
     top.body.replaceChildren(make("p", { className: "empty" }, `position ${step.at}${chosen.token < run.prompt ? " (the first after the prompt)" : ""}, run ${chosen.side}`),
@@ -264,7 +310,8 @@ export function showGeneration(view, state) {
   }
 
   let weights = null;
-  async function showAttention() {
+  function showAttention() { return askAttention(); }
+  const askAttention = newestOnly(async () => {
     const run = current();
     if (!run?.id) return;
     chosen.layer = Number(layerField.value);
@@ -276,7 +323,7 @@ export function showGeneration(view, state) {
     maps.dataset.layer = chosen.layer;
     drawAttention();
     markToken();
-  }
+  });
 
   function drawAttention() {
     if (!weights) return;
@@ -287,10 +334,21 @@ export function showGeneration(view, state) {
       drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(values)[1]) });
       canvas.style.aspectRatio = `${columns} / ${rows}`;
       pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[row] ?? "")} (${row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(row));
-      const row = Math.min(chosen.token, rows - 1), own = values.subarray(row * columns, row * columns + columns);
-      const best = own.reduce((most, value, column) => value > own[most] ? column : most, 0);
-      return make("figure", {}, shape[0] === 1 && columns <= MOST_LABELS ? labelled(canvas, run, rows, columns) : canvas, make("figcaption", {}, `head ${head} · ${visible(run.texts[row] ?? "")} → ${visible(run.texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`));
+      return make("figure", {}, shape[0] === 1 && columns <= MOST_LABELS ? labelled(canvas, run, rows, columns) : canvas, make("figcaption"));
     }));
+    tellHeads();
+  }
+
+  /** Below each map: what the chosen token looks at most. */
+  function tellHeads() {
+    if (!weights || weights.of !== current()?.id) return;
+    const { shape: [, rows, columns], data } = weights.arrays.weights, { texts } = current(), row = Math.min(chosen.token, rows - 1);
+    maps.querySelectorAll("figcaption").forEach((words, at) => {
+      const own = data.subarray((at * rows + row) * columns, (at * rows + row + 1) * columns);
+      let best = 0;
+      for (let column = 1; column < columns; column++) if (own[column] > own[best]) best = column;
+      words.textContent = `head ${weights.heads[at]} · ${visible(texts[row] ?? "")} → ${visible(texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`;
+    });
   }
 
   /** A map with its tokens beside and below. */
@@ -336,8 +394,13 @@ export function showGeneration(view, state) {
     }
     pcaCanvas.onpointerleave = hideTip;
     pcaCanvas.onpointermove = event => {
-      const box = pcaCanvas.getBoundingClientRect(), near = all.map(i => [Math.hypot(spot(i)[0] - event.clientX + box.left, spot(i)[1] - event.clientY + box.top), i]).sort((a, b) => a[0] - b[0])[0];
-      if (near && near[0] < 14) showTip(event, `layer ${found.layers[Math.floor(near[1] / tokens)]} · ${visible(run.texts[found.first + near[1] % tokens])} (${found.first + near[1] % tokens})`);
+      const box = pcaCanvas.getBoundingClientRect();
+      let near = -1, least = 14;
+      for (const i of all) {
+        const [x, y] = spot(i), far = Math.hypot(x - event.clientX + box.left, y - event.clientY + box.top);
+        if (far < least) [near, least] = [i, far];
+      }
+      if (near >= 0) showTip(event, `layer ${found.layers[Math.floor(near / tokens)]} · ${visible(run.texts[found.first + near % tokens])} (${found.first + near % tokens})`);
       else hideTip();
     };
   }

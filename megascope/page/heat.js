@@ -8,19 +8,28 @@ const NAN = [214, 40, 40];
 
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
+const tables = new Map();
+/** 256 colours as a canvas keeps them, then the one of what is not finite. */
 function colours(stops) {
-  const table = new Uint8Array(256 * 3);
+  if (tables.has(stops)) return tables.get(stops);
+  const table = new Uint8ClampedArray(257 * 4).fill(255);
   for (let i = 0; i < 256; i++) {
     const at = (i / 255) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(at));
-    for (let c = 0; c < 3; c++) table[3 * i + c] = stops[low][c] + (at - low) * (stops[low + 1][c] - stops[low][c]);
+    for (let c = 0; c < 3; c++) table[4 * i + c] = stops[low][c] + (at - low) * (stops[low + 1][c] - stops[low][c]);
   }
-  return table;
+  table.set(NAN, 4 * 256);
+  tables.set(stops, new Uint32Array(table.buffer));
+  return tables.get(stops);
 }
 
 /** Smallest and largest finite value. */
 export function range(values) {
   let low = Infinity, high = -Infinity;
-  for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (value < low && value !== -Infinity) low = value;
+    if (value > high && value !== Infinity) high = value;
+  }
   return low <= high ? [low, high] : [0, 1];
 }
 
@@ -29,22 +38,22 @@ export function range(values) {
  * What is not finite is red.
  */
 export function drawHeat(canvas, values, rows, columns, { scale = "linear", low, high } = {}) {
-  canvas.width = Math.max(1, columns);
-  canvas.height = Math.max(1, rows);
+  const drawn = new OffscreenCanvas(Math.max(1, columns), Math.max(1, rows));
   const found = range(values);
   let [from, to] = [low ?? found[0], high ?? found[1]];
-  const shown = scale === "log" ? value => Math.log(Math.max(value, 1e-12)) : value => value;
+  const isLog = scale === "log", shown = value => Math.log(Math.max(value, 1e-12));
   if (scale === "both") { to = Math.max(Math.abs(from), Math.abs(to)); from = -to; }
-  [from, to] = [shown(from), shown(to)];
-  const table = colours(scale === "both" ? BOTH : isDark() ? DARK : LIGHT);
-  const image = new ImageData(canvas.width, canvas.height);
+  if (isLog) [from, to] = [shown(from), shown(to)];
+  const table = colours(scale === "both" ? BOTH : isDark() ? DARK : LIGHT), slope = 255 / (to - from || 1);
+  const image = new ImageData(drawn.width, drawn.height), pixels = new Uint32Array(image.data.buffer);
   for (let i = 0; i < rows * columns; i++) {
-    const value = values[i];
-    const at = Math.max(0, Math.min(255, Math.round(255 * (shown(value) - from) / (to - from || 1))));
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = Number.isFinite(value) ? table[3 * at + c] : NAN[c];
-    image.data[4 * i + 3] = 255;
+    const value = values[i], at = Math.round(slope * ((isLog ? shown(value) : value) - from));
+    pixels[i] = Number.isFinite(value) ? table[at < 0 ? 0 : at > 255 ? 255 : at] : table[256];
   }
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  drawn.getContext("2d").putImageData(image, 0, 0);
+  // A finished bitmap: a canvas that could be drawn on is copied anew for every frame of the page.
+  Object.assign(canvas, { width: drawn.width, height: drawn.height });
+  canvas.getContext("bitmaprenderer").transferFromImageBitmap(drawn.transferToImageBitmap());
 }
 
 /** Tell which cell the pointer is over: `words(row, column)` for the tip, `choose(row, column)`. */
@@ -60,7 +69,10 @@ export function pointable(canvas, words, choose) {
   if (choose) canvas.addEventListener("click", event => choose(...cell(event)));
 }
 
-/** Lines over a common x axis on a canvas of its own resolution. */
+/**
+ * Lines over a common x axis on a canvas of its own resolution. Returns what emphasises one of them
+ * over the others, which are drawn once.
+ */
 export function drawLines(canvas, xs, lines, { log = false } = {}) {
   const ratio = devicePixelRatio || 1, width = canvas.clientWidth || 600, height = 180;
   canvas.width = width * ratio;
@@ -70,7 +82,7 @@ export function drawLines(canvas, xs, lines, { log = false } = {}) {
   g.scale(ratio, ratio);
   g.font = "11px system-ui";
   const shown = log ? value => Math.log10(Math.max(value, 1e-12)) : value => value;
-  const [low, high] = range(lines.flatMap(({ values }) => Array.from(values, shown)));
+  const [low, high] = range(lines.flatMap(values => Array.from(values, shown)));
   const [first, last] = range(xs), left = 58, bottom = height - 18;
   const x = value => left + (width - left - 8) * (value - first) / (last - first || 1);
   const y = value => bottom - (bottom - 8) * (shown(value) - low) / (high - low || 1);
@@ -82,9 +94,8 @@ export function drawLines(canvas, xs, lines, { log = false } = {}) {
   g.fillText(first, left, height - 4);
   g.textAlign = "right";
   g.fillText(last, width - 8, height - 4);
-  lines.forEach(({ values, emphasis }, number) => {
-    g.strokeStyle = emphasis ? style.getPropertyValue("--accent") : `hsl(${(number * 47) % 360} 45% 55% / .6)`;
-    g.lineWidth = emphasis ? 2.4 : 1;
+  function draw(values, colour, lineWidth) {
+    Object.assign(g, { strokeStyle: colour, lineWidth });
     g.beginPath();
     let pen = false;
     values.forEach((value, at) => {
@@ -93,5 +104,13 @@ export function drawLines(canvas, xs, lines, { log = false } = {}) {
       pen = true;
     });
     g.stroke();
-  });
+  }
+  lines.forEach((values, at) => draw(values, `hsl(${(at * 47) % 360} 45% 55% / .6)`, 1));
+  const plain = new OffscreenCanvas(canvas.width, canvas.height), accent = style.getPropertyValue("--accent");
+  plain.getContext("2d").drawImage(canvas, 0, 0);
+  return at => {
+    g.clearRect(0, 0, width, height);
+    g.drawImage(plain, 0, 0, width, height);
+    if (lines[at]) draw(lines[at], accent, 2.4);
+  };
 }

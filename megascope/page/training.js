@@ -1,13 +1,13 @@
 // A training's recordings: health by layer and iteration, one iteration in detail, parameters, requests.
 import { askFrame, askJson, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
-import { card, guarded, link, linked, make, number, status } from "./dom.js";
+import { card, guarded, link, linked, make, newestOnly, number, oncePerFrame, status } from "./dom.js";
 import { drawHeat, drawLines, pointable, range } from "./heat.js";
 
 const REFRESH_MS = 2000;
 
 export function showTraining(view, first) {
-  let state = first, series = null, table = null;
+  let state = first, series = null, table = null, emphasise = () => {};
   const chosen = {
     key: linked("key", ""), layer: Number(linked("layer", "1")), iteration: Number(linked("iteration", "0")),
   };
@@ -99,12 +99,11 @@ export function showTraining(view, first) {
     const [low, high] = range(values), log = low > 0 && high / low > 30;
     drawHeat(map, values, layers.length, iterations.length, { scale: log ? "log" : "linear" });
     legend.textContent = `${number(low)} to ${number(high)}${log ? ", logarithmic" : ""} · medians over microbatches`;
-    drawLines(lines, iterations, layers.map((layer, row) => ({
-      values: iterations.map((_, column) => series.at(row, column)), emphasis: layer === chosen.layer,
-    })), { log });
+    emphasise = drawLines(lines, iterations, layers.map((_, row) => iterations.map((_, column) => series.at(row, column))), { log });
+    emphasise(layers.indexOf(chosen.layer));
   }
 
-  async function drawDetail() {
+  const drawDetail = newestOnly(async () => {
     const iteration = series.iterations.includes(chosen.iteration) ? chosen.iteration : series.iterations.at(-1);
     const frame = await askFrame("table", { place: series.place, reduction: series.reduction, gradient: series.gradient, iteration });
     const { shape, data } = frame.arrays.values, columns = data.length / shape[0];
@@ -112,7 +111,7 @@ export function showTraining(view, first) {
     const [low, high] = range(data);
     drawHeat(cells, data, shape[0], columns, { scale: low > 0 && high / low > 30 ? "log" : "linear" });
     cellWords.textContent = `iteration ${iteration}, ${series.place} ${series.reduction}: ${number(low)} to ${number(high)}`;
-  }
+  });
 
   async function drawWeights() {
     const frame = await askFrame("weights", {}).catch(() => null);
@@ -129,9 +128,10 @@ export function showTraining(view, first) {
     Object.assign(chosen, { layer, iteration });
     link("layer", layer);
     link("iteration", iteration);
-    drawSeries();
+    markSoon();
     guarded(drawDetail)();
   }
+  const markSoon = oncePerFrame(() => emphasise(series.layers.indexOf(chosen.layer)));
 
   async function exportSeries() {
     if (!series) return;

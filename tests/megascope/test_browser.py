@@ -166,7 +166,8 @@ def kept_picture(tab: Any, name: str) -> None:
 def is_painted(tab: Any, selector: str) -> bool:
     """Whether a canvas has more than one colour."""
     return bool(tab.locator(selector).first.evaluate(
-        "one => { const d = one.getContext('2d').getImageData(0, 0, one.width, one.height).data;"
+        "one => { const g = new OffscreenCanvas(one.width, one.height).getContext('2d');"
+        " g.drawImage(one, 0, 0); const d = g.getImageData(0, 0, one.width, one.height).data;"
         " return new Set(Array.from({length: d.length / 4}, (_, i) => d.slice(4 * i, 4 * i + 3)"
         ".join())).size > 1 }"
     ))  # fmt: skip

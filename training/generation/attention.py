@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from training.generation.cache import KeyValueCache
 from training.generation.layout import Decoding, Layout, Piece
+from training.generation.lightening import caller
 
 Turns = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines."""
@@ -110,6 +111,7 @@ class CachedAttention(torch.nn.Module):
         super().__init__()
         self._is_last = is_last
         self.heads = Heads()
+        self._pass = caller(self.heads)
         self._scale = num_channels**-0.5
         self._layer_number = layer_number
         self._state = state
@@ -131,7 +133,7 @@ class CachedAttention(torch.nn.Module):
             num_heads = queries.shape[1]
             turned = rotate(torch.cat((queries, keys), dim=1), state.turns)
             queries, keys = turned[:, :num_heads], turned[:, num_heads:]
-        queries, keys, values = self.heads(queries, keys, values)
+        queries, keys, values = self._pass(queries, keys, values)
         state.cache.write(self._layer_number, layout.places, keys, values)
         parts = []
         if layout.decoding is not None:

@@ -35,20 +35,37 @@ def lighten(model: torch.nn.Module) -> None:
             module.forward = make(module)
 
 
-def _caller(module: torch.nn.Module) -> _Forward:
-    """Call a module, by torch's way only while somebody looks at it."""
+def caller(module: torch.nn.Module) -> _Forward:
+    """Call a module with those hooks that change or show values, as torch calls them.
+
+    Torch's own way, and that of Megatron-Core's layers around it, looks for much else: for one
+    token it takes longer than the hooks.
+    """
     before, after = module._forward_pre_hooks, module._forward_hooks
+    is_special = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
 
     def call(*inputs: object) -> Any:
-        return module(*inputs) if before or after else module.forward(*inputs)
+        if not (before or after):
+            return module.forward(*inputs)
+        if any(is_special):
+            return module(*inputs)
+        for enter in before.values():
+            changed = enter(module, inputs)
+            if changed is not None:
+                inputs = changed if isinstance(changed, tuple) else (changed,)
+        output = module.forward(*inputs)
+        for leave in after.values():
+            changed = leave(module, inputs, output)
+            output = output if changed is None else changed
+        return output
 
     return call
 
 
 def _block(block: Any) -> _Forward:
     """Run all layers of a stage and, on the last one, the norm behind them."""
-    layers = [_caller(layer) for layer in block.layers]
-    normalize = None if block.final_layernorm is None else _caller(block.final_layernorm)
+    layers = [caller(layer) for layer in block.layers]
+    normalize = None if block.final_layernorm is None else caller(block.final_layernorm)
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         if not block.pre_process:
@@ -63,9 +80,9 @@ def _block(block: Any) -> _Forward:
 def _layer(layer: Any) -> _Forward:
     """Run attention and MLP, each behind its norm and added to what came in."""
     normalize_first, normalize_second = map(
-        _caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
+        caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
     )
-    attend, think = _caller(layer.self_attention), _caller(layer.mlp)
+    attend, think = caller(layer.self_attention), caller(layer.mlp)
     select = layer.self_attention.core_attention.select
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
@@ -82,7 +99,7 @@ def _attention(attention: Any) -> _Forward:
     """Queries, keys and values, the attention of this project to its cache, and the projection."""
     shares_groups = attention.config.num_query_groups < attention.world_size
     heads = attention.get_query_key_value_tensors if shares_groups else _heads(attention)
-    attend, project = _caller(attention.core_attention), _caller(attention.linear_proj)
+    attend, project = caller(attention.core_attention), caller(attention.linear_proj)
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> _Output:
         output: _Output = project(attend(*heads(hidden_states)))
@@ -93,11 +110,11 @@ def _attention(attention: Any) -> _Forward:
 
 def _heads(attention: Any) -> _Forward:
     """Return queries `(token, 1, head, channel)`, keys and values `(token, 1, group, channel)`."""
-    mix = _caller(attention.linear_qkv)
+    mix = caller(attention.linear_qkv)
     groups = attention.num_query_groups_per_partition
     channels = attention.hidden_size_per_attention_head
     norms = attention.q_layernorm, attention.k_layernorm
-    of_queries, of_keys = (None if norm is None else _caller(norm) for norm in norms)
+    of_queries, of_keys = (None if norm is None else caller(norm) for norm in norms)
 
     def heads(hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         mixed = mix(hidden_states)[0]
@@ -115,7 +132,7 @@ def _heads(attention: Any) -> _Forward:
 
 def _mlp(mlp: Any) -> _Forward:
     """Run the two linear layers with the activation, gated or not, between them."""
-    widen, narrow = _caller(mlp.linear_fc1), _caller(mlp.linear_fc2)
+    widen, narrow = caller(mlp.linear_fc1), caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
 
     def forward(
