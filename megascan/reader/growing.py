@@ -156,9 +156,14 @@ class GrowingFile:
         if self._is_another(file, status):
             self._begin(file, status)
         text, end, whole = self._next_text(file)
-        if self._waits_for(text):
+        behind = 0 if text or not _is_gzip(file) else _next_whole_member(file, self._place.offset)
+        if self._waits_for(b"\0" in text or behind > 0):
             self._place.seen, self.has_more = (-1, -1), False
             return b""
+        if behind:
+            self._leave_out(self._place.offset, behind, "compressed data that is damaged or gone")
+            self._place.offset = behind
+            text, end, whole = self._next_text(file)
         self.has_more = end > self._place.offset and not whole
         self._place.seen = now
         if text:
@@ -169,9 +174,11 @@ class GrowingFile:
         self.is_closed = whole and self._ends_closed(file)
         return text.removeprefix(BYTE_ORDER_MARK).strip(_AROUND)
 
-    def _waits_for(self, text: bytes) -> bool:
-        """Tell whether a text has zeros in it that may yet be filled; later they are damage."""
-        if b"\0" not in text:
+    def _waits_for(self, has_hole: bool) -> bool:
+        """Tell whether a hole (zeros, or no whole member before one) may yet be filled; later it is
+        damage.
+        """
+        if not has_hole:
             self._hole_since_s = None
             return False
         now = time.monotonic()
@@ -214,13 +221,18 @@ class GrowingFile:
         return found
 
     def _damaged(self, begin: int, end: int, error: InputError) -> list[Segment]:
-        """Go on behind damage with what is known of the run."""
-        self.problem = f"bytes {begin:,} to {end:,} were left out: {error}"
+        """Go on behind damage; return the windows before it."""
         found = self._runs.take_finished() if self._runs else []
+        self._leave_out(begin, end, str(error))
+        return found
+
+    def _leave_out(self, begin: int, end: int, reason: str) -> None:
+        """Say what is left out, and go on with what is known of the run."""
+        where = "" if str(self.path) in reason else f"{self.path}: "
+        self.problem = f"{where}bytes {begin:,} to {end:,} were left out: {reason}"
         self._runs = FileRuns(self.path)
         if self.header is not None:
             self._runs.mark(self.header, 1)
-        return found
 
     def _ends_closed(self, file: BinaryIO) -> bool:
         file.seek(self._place.offset)
@@ -324,6 +336,20 @@ def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
             text = b"".join(part for _, at, part in parts if at <= ends[-1])
             return text, end, not file.read(1)
     return b"", offset, True
+
+
+def _next_whole_member(file: BinaryIO, offset: int) -> int:
+    """Where a complete member begins behind one that is not, 0 without one.
+
+    Members are written one after the other, so what is missing before it was lost.
+    """
+    file.seek(offset)
+    raw = file.read()
+    whole_until = max((end for _, end, _ in _members(raw)), default=0)
+    at = raw.find(_MEMBER, whole_until + 1)
+    while at >= 0 and next(_members(raw[at:]), None) is None:
+        at = raw.find(_MEMBER, at + 1)
+    return offset + at if at >= 0 else 0
 
 
 def _members(raw: bytes) -> Iterator[tuple[int, int, bytes]]:

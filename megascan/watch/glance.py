@@ -34,6 +34,8 @@ LEAST_HISTORY = 6
 """Iterations before the new ones, without which everything is unusual."""
 FOLLOWED = 8
 """Iterations for which something that stands out is followed: twice the detector's least."""
+LEAST_FOLLOWED = 4
+"""From so many on all of them together may stand out, though no single one does."""
 _MEDIAN_VARIANCE = np.pi / 2
 """Of a median over that of a mean."""
 
@@ -88,7 +90,10 @@ class Glance:
         history = self._values[:, : -max(num_new, self._num_followed) or None]
         if history.shape[1] < LEAST_HISTORY:
             return True
-        if not any(self._stand_out(history, num) for num in {num_new, num_newest}):
+        lengths = {num_new, num_newest}
+        if self._num_followed >= LEAST_FOLLOWED:
+            lengths.add(self._num_followed)
+        if not any(self._stand_out(history, num) for num in lengths):
             return False
         self._num_followed = self._num_followed or max(num_new, num_newest)
         return True

@@ -21,12 +21,17 @@ from megascan.watch.watcher import Watcher
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 _COLOURS = {"healthy": "green", "job": "yellow", "undecided": "yellow", "degraded": "bold red"}
 _BAR = 24
 _FULL_BAR_RATIO = 0.5
 """A rank that is half as slow again fills its bar."""
 _KEPT_LINES = 50
+_FRAME, _FRAME_LINES = 4, 2
+"""What a panel's frame takes of width and height."""
+_SHARE_OF_FINDINGS, _SHARE_OF_EVENTS = 3, 4
+"""At most one part in so many of the height is theirs."""
 
 
 @dataclass
@@ -49,21 +54,26 @@ class Screen:
         judgement = watcher.judgement
         if judgement is not None and (not self.verdicts or self.verdicts[-1] is not judgement):
             self.verdicts.append(judgement)
+        width, height = self.console.size
+        found = self._findings(watcher)
+        num_lines = len(found.wrap(self.console, width - _FRAME))
+        findings = _FRAME_LINES + min(num_lines, height // _SHARE_OF_FINDINGS)
+        num_events = min(max(1, len(self.events)), max(2, (height - findings) // _SHARE_OF_EVENTS))
         layout = Layout()
-        num_holding = len(watcher.state.accounts.holding)
         layout.split_column(
-            Layout(self._head(watcher), size=3),
+            Layout(self._head(watcher), size=_FRAME_LINES + 1),
             Layout(name="middle"),
-            Layout(self._findings(watcher), size=min(9, 4 + 2 * max(1, num_holding))),
-            Layout(self._events(), size=6),
+            Layout(_framed(found, "findings"), size=findings),
+            Layout(self._last_events(num_events), size=_FRAME_LINES + num_events),
         )
+        rows = height - 2 * _FRAME_LINES - 1 - findings - _FRAME_LINES - num_events
         layout["middle"].split_row(
-            Layout(self._ranks(judgement), ratio=3), Layout(self._windows(), ratio=2)
+            Layout(self._ranks(judgement, rows), ratio=3), Layout(self._verdicts(), ratio=2)
         )
         return layout
 
     def _head(self, watcher: Watcher) -> RenderableType:
-        from rich.panel import Panel
+        from rich.markup import escape
         from rich.text import Text
 
         text = Text()
@@ -84,66 +94,77 @@ class Screen:
             "bold red" if hang else "dim",
         )
         text.append("  HANG" if hang else "", "bold red")
-        return Panel(text, title=f"megascan watch: {watcher.job}", title_align="left")
+        text.no_wrap = True
+        return _framed(text, escape(f"megascan watch: {watcher.job}"))
 
-    def _ranks(self, judgement: Judgement | None) -> RenderableType:
-        from rich.panel import Panel
+    def _ranks(self, judgement: Judgement | None, num_rows: int) -> RenderableType:
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table(box=None, expand=True, padding=(0, 1), show_header=False)
         table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, ratio=1)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True, style="dim")
         slowness = judgement.slowness if judgement else {}
-        for rank in sorted(slowness, key=lambda one: -slowness[one])[: self.console.height]:
+        shown = sorted(slowness, key=lambda one: -slowness[one])[: max(1, num_rows)]
+        for rank in shown:
             excess = max(0.0, slowness[rank] - 1.0)
             bar = "█" * min(_BAR, round(_BAR * excess / _FULL_BAR_RATIO))
             header = judgement.window.segments.get(rank) if judgement else None
             table.add_row(
                 f"rank {rank}", bar or "▏", f"{slowness[rank]:.3f}x",
-                header.header.host if header else "",
+                escape(header.header.host) if header else "",
             )  # fmt: skip
-        return Panel(table, title="ranks by slowness (1 = like its peers)", title_align="left")
+        is_part = len(shown) < len(slowness)
+        note = f", {len(shown)} of {len(slowness)}" if is_part else " (1 = like its peers)"
+        return _framed(table, f"ranks by slowness{note}")
 
-    def _windows(self) -> RenderableType:
-        from rich.panel import Panel
-        from rich.text import Text
+    def _verdicts(self) -> RenderableType:
+        from rich.table import Table
 
-        text = Text()
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        for justify in ("right", "left", "right", "left"):
+            table.add_column(justify=justify, no_wrap=True)
         for judgement in reversed(self.verdicts):
-            word = judgement.report.verdict.value
-            window = judgement.window
-            text.append(f"{window.first_iteration:>7}-{window.last_iteration:<7}")
-            text.append(f"{word:10}", _COLOURS[word])
-            missing = f" {len(window.missing)} missing" if window.missing else ""
-            text.append(f"{judgement.report.iteration_ns / 1e6:8.4g} ms{missing}\n", "dim")
-        return Panel(text, title="last windows", title_align="left")
+            word, window = judgement.report.verdict.value, judgement.window
+            missing = f"{len(window.missing)} missing" if window.missing else ""
+            table.add_row(
+                f"{window.last_iteration}", f"[{_COLOURS[word]}]{word}[/]",
+                f"[dim]{judgement.report.iteration_ns / 1e6:.4g} ms[/]", missing,
+            )  # fmt: skip
+        return _framed(table, "verdicts up to iteration")
 
-    def _findings(self, watcher: Watcher) -> RenderableType:
-        from rich.panel import Panel
+    def _findings(self, watcher: Watcher) -> Text:
+        """Return what stands out, a hang first: the whole of it, whatever the width."""
         from rich.text import Text
 
         text = Text()
-        holding = watcher.state.accounts.holding
-        for account in holding:
+        if watcher.hangs.hang is not None:
+            text.append(f"HANG: {watcher.hangs.hang.headline}\n", "bold red")
+        for account in watcher.state.accounts.holding:
             text.append(f"{account.id} ", "bold red" if account.owner == "node" else "yellow")
             text.append(
-                f"{account.slowdown:.3f}x, owner {account.owner}, since iteration "
-                f"{account.since_iteration}, {account.cost_gpu_hours:.3g} GPU-hours\n"
+                f"(owner {account.owner}), since iteration {account.since_iteration}, "
+                f"{account.cost_gpu_hours:.3g} GPU-hours\n"
             )
-            text.append(f"  {account.headline}\n", "dim")
-        if not holding:
-            text.append("none", "dim")
-        return Panel(text, title="findings", title_align="left")
+            text.append(f"{account.headline}\n", "dim")
+        text.rstrip()
+        return text if text else Text("none", "dim")
 
-    def _events(self) -> RenderableType:
-        from rich.panel import Panel
+    def _last_events(self, num_lines: int) -> RenderableType:
         from rich.text import Text
 
-        lines = list(self.events)[-4:]
-        text = Text("\n".join(lines) or "none", "dim" if not lines else "", no_wrap=True)
-        return Panel(text, title="events", title_align="left")
+        lines = list(self.events)[-num_lines:]
+        text = Text("\n".join(lines) or "none", "" if lines else "dim")
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return _framed(text, "events")
+
+
+def _framed(content: RenderableType, title: str) -> RenderableType:
+    from rich.panel import Panel
+
+    return Panel(content, title=title, title_align="left")
 
 
 @contextmanager

@@ -200,7 +200,9 @@ class Watcher:
     def _is_due(self, newest: JobWindow) -> bool:
         """Tell whether what is new is to be judged now."""
         judged = self.judgement
-        if judged is None or newest.missing != judged.window.missing or self.files.is_closed:
+        if judged is None or newest.missing != judged.window.missing:
+            return True
+        if self.files.is_closed or self.hangs.hang is not None:  # nothing comes that it waits for
             return True
         return (
             self.glance.is_unusual(self._num_unjudged, newest.num_iterations)

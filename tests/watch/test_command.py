@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+
+from megascan.watch.hang import Hang
 
 
 def test_once_judges_what_is_there_and_the_exit_code_tells(megascan, faulty, healthy, grow):
@@ -100,9 +103,29 @@ def test_the_screen_shows_verdict_ranks_findings_and_windows(faulty, grow, watch
     assert "rank 5" in ranks[0]
     assert "█" in ranks[0]
     assert any("compute-rank5" in line for line in lines)
-    assert any("19-20" in line and "degraded" in line for line in lines)
-    assert any("15-16" in line for line in lines)
+    assert any(" 20 " in line and "degraded" in line for line in lines)
+    assert any(" 16 " in line and "job" in line for line in lines)
     assert any("an event" in line for line in lines)
+
+
+def test_a_small_screen_shows_the_whole_of_a_hang(faulty, grow, watched):
+    from rich.console import Console
+
+    from megascan.watch.screen import Screen
+
+    feed = grow(faulty)
+    watch = watched(feed.target)
+    feed.step(10)
+    watch.watcher.look()
+    watch.watcher.hangs.hang = Hang(
+        silent_s=21.0, usual_gap_s=1.5, last_iteration=171, missing=(), silent=(1,)
+    )
+    console = Console(width=80, height=24, record=True, force_terminal=True)
+    lines = _drawn(console, Screen(console), watch).splitlines()
+    assert len(lines) <= 25
+    words = " ".join(" ".join(line.strip("│ ") for line in lines).split())
+    assert watch.watcher.hangs.hang.headline in words
+    assert re.search(r"by slowness, \d of 8", words)
 
 
 def _drawn(console, screen, watch) -> str:

@@ -191,6 +191,26 @@ def test_a_torn_compressed_member_is_waited_for(healthy, grow):
     assert everything(file) == [4]
 
 
+def test_a_compressed_member_that_is_lost_is_left_out_and_said(healthy, grow, monkeypatch):
+    """Somebody truncates the file, its writer goes on where it was: zeros in between."""
+    monkeypatch.setattr("megascan.reader.growing._HOLE_S", 0.0)
+    feed = grow(healthy, compress=True)
+    feed.step(4, ranks=[0])
+    path = feed.path(0)
+    file = GrowingFile(path, Wanted(num_windows=100))
+    assert len(file.poll()) == 4
+    feed.step(2, ranks=[0])
+    written = path.read_bytes()
+    path.write_bytes(written[:-300] + bytes(300))
+    feed.step(ranks=[0])
+    windows = [segment.windows[0].last_iteration for segment in file.poll()]
+    feed.step(ranks=[0])
+    windows += [segment.windows[0].last_iteration for segment in file.poll()]
+    assert windows == [10, 14, 16]
+    assert "were left out: compressed data that is damaged" in file.problem
+    assert str(path) in file.problem
+
+
 def test_an_empty_or_foreign_file_hands_out_nothing(tmp_path):
     path = tmp_path / "benchmark-data-0-pipeline-0-tensor-0.json"
     path.write_bytes(b"")

@@ -145,6 +145,23 @@ def test_the_end_of_the_job_is_judged(healthy, grow, watched):
     assert watch.watcher.state.judged_iteration == 22
 
 
+def test_what_has_waited_is_judged_when_the_job_hangs(healthy, grow, watched):
+    feed = grow(healthy)
+    watch = watched(feed.target, cpu_share=NEVER_DUE, hang_after_s=60.0)
+    clock = ticking(watch)
+    watch.watcher.glance.is_unusual = lambda *_: False
+    feed.step(10)
+    watch.watcher.look()
+    feed.step()
+    watch.watcher.look()
+    assert watch.watcher.state.judged_iteration == 20
+    clock[0] += 61.0
+    watch.watcher.look()
+    watch.watcher.look()
+    assert watch.names == ["hang"]
+    assert watch.watcher.state.judged_iteration == 22
+
+
 def test_what_came_and_went_while_windows_waited_is_told(faulty, grow, watched):
     """The fault has ended when the first verdict after it is reached: raised, then cleared."""
     feed = grow(faulty)
