@@ -74,6 +74,18 @@ def _digits(column: Integers) -> tuple[Integers, int]:
     return digits.astype(np.int64), len(values)
 
 
+def order_within(key: Integers, values: Floats) -> Integers:
+    """Return an order of rows by key, and by value within a key, where keys are 0 and up.
+
+    That of `numpy.lexsort((values, key))`, but for which of two equal rows comes first, in a third
+    of its time: neither sort of floats need be stable, nor are keys of 16 bits compared at all.
+    """
+    by_value = np.argsort(values)
+    of_few = len(key) and int(key.max()) < 2**16
+    narrow = key.astype(np.uint16) if of_few else key
+    return by_value[np.argsort(narrow[by_value], kind="stable")]
+
+
 def group_starts(*sorted_keys: Integers) -> Integers:
     """Return the index of the first row of each run of rows that are equal in all columns.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -189,8 +190,9 @@ class ShardedTimeline:
             bounds = np.searchsorted(numbers(spans, "rank"), [*shard.ranks, shard.ranks[-1] + 1])
             for rank, low, high in zip(shard.ranks, bounds[:-1], bounds[1:], strict=True):
                 parts[rank] = spans.slice(int(low), int(high - low))
-        spans = pa.concat_tables([parts[rank] for rank in sorted(parts)])
-        return replace(self.frame, spans=spans.unify_dictionaries())
+        spans = pa.concat_tables([parts[rank] for rank in sorted(parts)]).unify_dictionaries()
+        # in one piece: each look at a column would put its pieces together anew
+        return replace(self.frame, spans=spans.combine_chunks())
 
 
 def is_end(spans: pa.Table) -> Flags:
@@ -273,17 +275,20 @@ def first_rows(code: Integers, num_codes: int) -> Integers:
 
 def codes(table: pa.Table, name: str) -> tuple[Integers, list[str]]:
     """Return a text column as (code of each row, text of each code)."""
+    row_codes, texts = _narrow_codes(table, name)
+    return row_codes.astype(np.int64), texts
+
+
+def _narrow_codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int32], list[str]]:
     column = table.column(name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    return np.asarray(
-        column.indices.to_numpy(zero_copy_only=False), dtype=np.int64
-    ), column.dictionary.to_pylist()
+    return column.indices.to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
 
 
 def equals(table: pa.Table, name: str, *values: str) -> Flags:
     """Mark the rows whose text column is one of `values`."""
-    row_codes, texts = codes(table, name)
+    row_codes, texts = _narrow_codes(table, name)
     wanted = np.array([text in values for text in texts] or [False], dtype=np.bool_)
     return wanted[row_codes]
 

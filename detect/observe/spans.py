@@ -11,6 +11,7 @@ and so is how long a rank only waits:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,11 @@ class SpanIndex:
         """(ranks, iterations)."""
         return len(self.ranks), len(self.iterations)
 
+    @cached_property
+    def axis(self) -> tuple[Integers, Integers]:
+        """Starts and ends of all spans on one axis, as `axis_of` lays them out."""
+        return _on_one_axis(self)
+
     def named(self, names: Iterable[str]) -> Flags:
         """Return spans of these names that belong to an iteration."""
         return equals(self.table, "name", *names) & self.counts
@@ -97,6 +103,10 @@ class SpanTimes(Protocol):
 
 def axis_of(spans: SpanTimes) -> tuple[Integers, Integers]:
     """Return starts and ends, (span,) each, on one axis on which ranks follow each other."""
+    return spans.axis if isinstance(spans, SpanIndex) else _on_one_axis(spans)
+
+
+def _on_one_axis(spans: SpanTimes) -> tuple[Integers, Integers]:
     if not len(spans.start):
         return spans.start, spans.start
     origin = int(spans.start.min())

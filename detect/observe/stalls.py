@@ -53,7 +53,7 @@ import numpy as np
 from detect.observe.observations import FORWARD
 from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
 from detect.thresholds import STALLS, STARVATION
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, order_within
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import equals, numbers
 from megascan.vocabulary import CONTAINERS
@@ -157,7 +157,7 @@ def _lowest_by(key: Integers, values: Floats) -> Floats:
 
 def _median_by(key: Integers, values: Floats) -> Floats:
     """Return for each value the median of the values of its key."""
-    order = np.lexsort((values, key))
+    order = order_within(key, values)
     ordered = key[order]
     first = group_starts(ordered)
     last = first + group_lengths(first, len(key))

@@ -17,7 +17,7 @@ from detect.observe.observations import LateIn, Transfers
 from detect.observe.spans import SpanIndex
 from detect.stats import robust
 from detect.thresholds import LINKS
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
+from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, order_within
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
 from megascan.vocabulary import MUTUAL_OPS
@@ -266,7 +266,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
 
 def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
     """Return the median of the values of each cell; NaN where there are none."""
-    order = np.lexsort((values, cell))
+    order = order_within(cell, values)
     ordered, place = values[order], cell[order]
     edges = group_starts(place)
     sizes = group_lengths(edges, len(place))

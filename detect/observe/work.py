@@ -37,7 +37,15 @@ from detect.observe.observations import BACKWARD, FORWARD, Work
 from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
 from detect.stats import robust
 from detect.thresholds import PASSES
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, united
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    group_lengths,
+    group_starts,
+    order_within,
+    united,
+)
 from megascan.schema import Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import (
@@ -212,15 +220,15 @@ def _layers_alike(index: SpanIndex, rows: Flags, time_ns: Floats) -> bool:
     """Return False when layers of one rank differ by 15 % and more (dense and expert layers
     mixed).
     """
-    layer = numbers(index.table, "layer")[rows]
     forward = equals(index.table, "name", *names_of(CountsAs.LAYER, phases=[Phase.FORWARD]))[rows]
-    for row in range(len(index.ranks)):
-        mine = forward & (index.row[rows] == row)
-        medians = [np.median(time_ns[mine & (layer == one)]) for one in np.unique(layer[mine])]
-        if medians and max(medians) > PASSES.layers_alike_ratio * min(medians):
+    few = np.flatnonzero(forward & (index.row[rows] < 32))  # a few stages' worth of ranks tells
+    row, time_ns = index.row[rows][few], time_ns[few]
+    layer = numbers(index.table, "layer")[rows][few]
+    for one in np.unique(row).tolist():
+        mine = row == one
+        medians = [np.median(time_ns[mine & (layer == each)]) for each in np.unique(layer[mine])]
+        if max(medians) > PASSES.layers_alike_ratio * min(medians):
             return False
-        if row >= 31:  # a few stages' worth of ranks tells
-            break
     return True
 
 
@@ -391,7 +399,7 @@ def _usual_ratio(row: Integers, ratio: Floats, exact: Flags) -> float:
 
 def _medians(row: Integers, values: Floats, least: int) -> dict[int, float]:
     """Lower median of the values of every rank that has so many at least."""
-    order = np.lexsort((values, row))
+    order = order_within(row, values)
     ranks, ordered = row[order], values[order]
     starts = group_starts(ranks)
     sizes = group_lengths(starts, len(ranks))
