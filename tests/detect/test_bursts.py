@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from detect import Cause, Owner
-from detect.causes.bursts import bursts
+from detect.causes.bursts import _bursts_among, bursts
+from detect.thresholds import BURSTS
 from megascan.topology import Layout
 
 
@@ -148,3 +149,17 @@ def test_the_mate_of_a_throttled_rank_waits_for_it(job):
 
     findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
     assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}
+
+
+def test_rows_of_a_place_are_judged_as_if_all_others_were_known():
+    generator = np.random.default_rng(0)
+    value = generator.normal(0.0, 0.002, size=(24, 20))
+    value[5, ::4] += 0.2
+    rows, known = np.arange(0, 12), np.zeros(24, dtype=bool)
+    known[3] = True
+    (mine,) = _bursts_among(rows, value, known, 0.01)
+    (alone,) = bursts(value, known | (np.arange(24) >= 12), 0.01, BURSTS.least_share)
+    assert mine.row == alone.row == 5
+    assert (mine.q_value, mine.other_hits) == (alone.q_value, alone.other_hits)
+    np.testing.assert_array_equal(mine.others, alone.others)
+    np.testing.assert_array_equal(mine.excess, alone.excess)
