@@ -111,6 +111,8 @@ def _check_mapping(check_key: Check, check_value: Check, value: object, path: st
 def _check_plain(kind: object, value: object, path: str) -> None:
     if type(value) is kind is str:  # nearly all there is, of thousands of headers
         return
+    if type(value) is kind is int and -_LARGEST <= value < _LARGEST:
+        return
     if not _is_plain(value, kind):
         raise _misfit(value, kind, path)
 

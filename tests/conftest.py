@@ -75,7 +75,7 @@ def once(
 def without_power(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare a test what would have been found, unless it is marked `power`.
 
-    To say so the ranks of a trace are slowed and searched one by one: nine tenths of the time of a
+    To say so the ranks of a trace are slowed and searched one by one: most of the time of a
     verdict, and no finding rests on it.
     """
     from detect.causes import compute

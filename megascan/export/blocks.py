@@ -32,6 +32,16 @@ class Block:
     arguments: Task = ()
 
 
+@dataclass(frozen=True)
+class Head:
+    """What stands first in a file: this process makes it while others make the blocks behind it.
+
+    `make` returns its number of events and its bytes.
+    """
+
+    make: Callable[[], tuple[int, bytes]]
+
+
 def row_blocks(num_rows: int) -> Iterator[slice]:
     """Yield the rows of a shard, those of a block at a time."""
     for first in range(0, num_rows, BLOCK_ROWS):

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Floats, Integers
-from megascan.export.blocks import Block, row_blocks, timeline_record
+from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
 from megascan.export.drawing import (
     MARK_NUMBER,
@@ -182,12 +182,20 @@ _LAST = "track"
 """Always applies, so it can close the event without a comma."""
 
 
+def chrome_head(drawing: Drawing) -> Head:
+    """Return the timeline's record, and what ranks, tracks and marks are called."""
+
+    def make() -> tuple[int, bytes]:
+        records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
+        option = orjson.OPT_NON_STR_KEYS
+        text = b",\n".join(orjson.dumps(record, option=option) for record in records)
+        return len(records), b"[\n" + text
+
+    return Head(make)
+
+
 def chrome_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield the file piece by piece, in order. Pieces are independent: any thread may make them."""
-    records = [_timeline_event(drawing), *_metadata(drawing), *_marks(drawing)]
-    option = orjson.OPT_NON_STR_KEYS
-    text = b"[\n" + b",\n".join(orjson.dumps(record, option=option) for record in records)
-    yield Block(len(records), text)
+    """Yield what follows the head, in order. Pieces are independent: any thread may make them."""
     axes = _Axes(drawing.timeline.origin_ns, tid_base(drawing.timeline.layout))
     for shard in drawing.shards:
         for rows in row_blocks(shard.num_rows):

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -85,9 +86,12 @@ _LANES_IN_ORDER = 10
 def axis_labels(layout: Layout, rank: int, axes: Iterable[str]) -> list[str]:
     """Return `DP03` in a layout of 16, for each axis: padded, so that names sort like numbers."""
     place = layout.coordinates(rank)
-    return [
-        f"{axis.upper()}{getattr(place, axis):0{_digits(getattr(layout, axis))}d}" for axis in axes
-    ]
+    return [_axis_label(axis, getattr(place, axis), getattr(layout, axis)) for axis in axes]
+
+
+@lru_cache(maxsize=1 << 14)  # thousands of ranks have the same few hundred
+def _axis_label(axis: str, place: int, size: int) -> str:
+    return f"{axis.upper()}{place:0{_digits(size)}d}"
 
 
 def shown_axes(layout: Layout) -> list[str]:

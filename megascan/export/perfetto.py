@@ -44,7 +44,7 @@ from megascan.arrays import (
     group_lengths,
     group_starts,
 )
-from megascan.export.blocks import Block, row_blocks, timeline_record
+from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
 from megascan.export.drawing import (
     CURVE_NUMBER,
@@ -127,7 +127,7 @@ class _Builder:
         self._layout = drawing.timeline.layout
         self._nodes = [TrackNode(ROOT, 0, f"run {drawing.timeline.run_id}", 0)]
         self._group_of: dict[str, int] = {}
-        depth = max((len(group_titles(self._layout, rank)) for rank in drawing.ranks), default=0)
+        depth = len(group_titles(self._layout, drawing.ranks[0])) if drawing.ranks else 0
         self._levels: list[dict[int, int]] = [{} for _ in range(1 + depth)]
         self._ranks: dict[int, int] = {}
         self._kinds: dict[tuple[int, int], int] = {}
@@ -531,14 +531,23 @@ class _Rows:
     applies: dict[str, Flags]
 
 
-def perfetto_blocks(drawing: Drawing) -> Iterator[Block]:
-    """Yield the file piece by piece, in order. Pieces are independent: anybody may make them."""
+def perfetto_pieces(drawing: Drawing) -> tuple[Head, Iterator[Block]]:
+    """Return the file piece by piece, in order. Pieces are independent: anybody may make them."""
     tree = build_tree(drawing)
     summary = summarise(drawing, tree)
     interned = intern(drawing.texts, summary)
+
+    def make_head() -> tuple[int, bytes]:
+        trace = head(drawing, tree, interned)
+        return len(trace.packet), bytes(trace.SerializeToString())
+
+    return Head(make_head), _blocks(drawing, tree, summary, interned)
+
+
+def _blocks(
+    drawing: Drawing, tree: TrackTree, summary: SummarySlices, interned: Interned
+) -> Iterator[Block]:
     origin_ns = drawing.timeline.origin_ns
-    first_packets = head(drawing, tree, interned)
-    yield Block(len(first_packets.packet), first_packets.SerializeToString())
     of_rank: dict[int, dict[tuple[int, int], int]] = {}
     for key, uuid in tree.kinds.items():
         of_rank.setdefault(key[0], {})[key] = uuid

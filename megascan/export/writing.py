@@ -17,9 +17,9 @@ from pathlib import Path
 from isal import isal_zlib
 
 from megascan.errors import UsageError
-from megascan.export.blocks import Block
+from megascan.export.blocks import Block, Head
 from megascan.export.chain import Hop
-from megascan.export.chrome import chrome_blocks
+from megascan.export.chrome import chrome_blocks, chrome_head
 from megascan.export.drawing import Drawing, Mark, Selection, make_drawing
 from megascan.overwriting import partial_of, replacing
 from megascan.parallel import Here, Workers
@@ -114,28 +114,41 @@ def write_timeline(
     with replacing(path, force=force) as file:
         drawing = make_drawing(timeline, selection or Selection(), marks, chain)
         num_events = 0
-        blocks = _blocks(drawing, file_format.encoding)
-        for count, data in _made(blocks, timeline.workers, file_format.gzipped):
+        head, blocks = _blocks(drawing, file_format.encoding)
+        for count, data in _made(head, blocks, timeline.workers, file_format.gzipped):
             file.write(data)
             num_events += count
     return num_events
 
 
-def _made(blocks: Iterable[Block], workers: Workers, gzipped: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield number of events and bytes of each block, in order; workers make those that are not."""
+def _made(
+    head: Head, blocks: Iterable[Block], workers: Workers, gzipped: bool
+) -> Iterator[tuple[int, bytes]]:
+    """Yield number of events and bytes of each piece, in order; workers make what is not made.
+
+    The head of thousands of ranks takes seconds: it is made when the workers have begun.
+    """
+    heads = [head]
     for is_made, some in groupby(blocks, lambda block: isinstance(block.made, bytes)):
-        if is_made:
-            for block in some:
-                if isinstance(block.made, bytes):
-                    yield block.num_events, encoded(block.made, gzipped)
-            continue
-        tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
-        yield from workers.results(make_block, tasks)
+        made = _encoded_here(some, gzipped)
+        if not is_made:
+            tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
+            made = workers.results(make_block, tasks)
+        while heads:
+            count, text = heads.pop().make()
+            yield count, encoded(text, gzipped)
+        yield from made
 
 
-def _blocks(drawing: Drawing, encoding: Encoding) -> Iterator[Block]:
+def _encoded_here(blocks: Iterable[Block], gzipped: bool) -> Iterator[tuple[int, bytes]]:
+    for block in blocks:
+        if isinstance(block.made, bytes):
+            yield block.num_events, encoded(block.made, gzipped)
+
+
+def _blocks(drawing: Drawing, encoding: Encoding) -> tuple[Head, Iterator[Block]]:
     if encoding is Encoding.CHROME:
-        return chrome_blocks(drawing)
-    from megascan.export.perfetto import perfetto_blocks
+        return chrome_head(drawing), chrome_blocks(drawing)
+    from megascan.export.perfetto import perfetto_pieces
 
-    return perfetto_blocks(drawing)
+    return perfetto_pieces(drawing)

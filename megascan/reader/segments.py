@@ -143,10 +143,9 @@ class Segment:
     """Where the spans are, of which `spans` are then the ends."""
 
 
-def settled_shard(segments: Sequence[Segment]) -> tuple[pa.Table, Packed]:
-    """Return all spans of some segments as one table, and the segments with the ends only.
-
-    The number of the shard is for the caller to set.
+def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:
+    """Return all spans of some segments, the shard of a number, as one table, and the segments with
+    the ends only.
     """
     ordered = sorted(segments, key=lambda one: (one.header.run_id, one.header.rank))
     several = ordered and ordered[0].header.run_id != ordered[-1].header.run_id
@@ -165,7 +164,7 @@ def settled_shard(segments: Sequence[Segment]) -> tuple[pa.Table, Packed]:
         pairwise(np.searchsorted(rows, bounds).tolist()),
         strict=True,
     ):
-        stay = Stay(-1, begin, end)
+        stay = Stay(number, begin, end)
         handed.append(replace(one, spans=ends.slice(low, high - low), stay=stay))
     return spans, Packed(tuple(handed))
 

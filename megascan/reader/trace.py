@@ -13,12 +13,14 @@ most of them were traced with. The rank files keep the others.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatch
+from fnmatch import translate
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -442,7 +444,7 @@ def _format_of(path: Path, start: bytes) -> Format:
 
 def holds_ranks(path: Path) -> bool:
     """Tell whether a file of a trace folder is a rank's, by its name or by what it holds."""
-    if _is_named(path, RANK_FILE_PATTERNS):
+    if _is_named(path.name, RANK_FILE_PATTERNS):
         return True
     return _sniff_stray(path) in RANK_FORMATS
 
@@ -465,16 +467,17 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
 
 
 def _matching(
-    folder: Path, patterns: Sequence[str], known: Collection[Path] = frozenset()
+    folder: Path, patterns: tuple[str, ...], known: Collection[str] = frozenset()
 ) -> list[Path]:
-    """List the files of a folder, less those that are known, in the order of their names.
+    """List the files of a folder, less those of known names, in the order of their names.
 
     Path.glob finds nothing where it may not look.
     """
     try:
-        paths = [path for path in folder.iterdir() if _is_named(path, patterns)]
-        files = [path for path in paths if path not in known and path.is_file()]
-        return sorted(files, key=lambda path: path.name)
+        with os.scandir(folder) as entries:
+            named = [one for one in entries if _is_named(one.name, patterns)]
+            names = [one.name for one in named if one.name not in known and one.is_file()]
+        return [folder / name for name in sorted(names)]
     except OSError as error:
         raise InputError(
             f"{error.filename}: cannot be looked at ({error.strerror}); "
@@ -482,8 +485,14 @@ def _matching(
         ) from error
 
 
-def _is_named(path: Path, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(path.name, pattern) for pattern in patterns)
+def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    return _expression(patterns).match(name) is not None
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what matches the names of any of these patterns; asked of thousands of files."""
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def _sniff_named(path: Path) -> Format | None:
@@ -513,7 +522,7 @@ def _beside(path: Path, read: Format, files: Collection[Path]) -> list[str]:
     """Say which rank traces of other formats lie among a folder's rank files, which are `files`."""
     if not path.is_dir():
         return []
-    others = _matching(path, _JSON_PATTERNS, set(files))
+    others = _matching(path, _JSON_PATTERNS, {file.name for file in files})
     formats = {file.name: _sniff_stray(file) for file in others}
     return [
         f"{_NAMES[other]} in the same folder were not read ({listed(names, most=2)}): "
@@ -586,9 +595,14 @@ def _load_here(found: Format, files: Sequence[Path]) -> list[Segment]:
     return _importer(found)(files, Here())
 
 
-def read_shard(found: Format, files: Sequence[Path], num_threads: int) -> tuple[pa.Table, Packed]:
-    """Read some rank files; return all their spans, and their segments with the ends only."""
-    return settled_shard(_importer(found)(files, Here(num_threads)))
+def read_shard(
+    found: Format, files: Sequence[Path], num_threads: int, number: int
+) -> tuple[pa.Table, Packed]:
+    """Read some rank files, the shard of a number.
+
+    Returns all their spans, and their segments with the ends only.
+    """
+    return settled_shard(_importer(found)(files, Here(num_threads)), number)
 
 
 @dataclass(frozen=True)
@@ -601,22 +615,20 @@ class _ShardLoader:
     def __call__(self, found: Format, files: Sequence[Path]) -> list[Segment]:
         segments: list[Segment] = []
         for kept, packed in self._shards(found, self.workers.files(files)):
-            shard = len(self.kept)
             self.kept.append(kept)
-            for one in packed.segments:
-                stay = one.stay and replace(one.stay, shard=shard)
-                segments.append(replace(one, stay=stay))
+            segments += packed.segments
         return segments
 
     def _shards(self, found: Format, files: Sequence[Path]) -> Iterator[tuple[Kept, Packed]]:
         if found is not Format.RANK_FILES:  # their ranks are told together: workers read, we place
-            for part in _by_rows(_importer(found)(files, self.workers)):
-                spans, packed = settled_shard(part)
+            for number, part in enumerate(_by_rows(_importer(found)(files, self.workers))):
+                spans, packed = settled_shard(part, number)
                 yield self.workers.put(spans), packed
             return
         shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
         num_threads = max(num_workers() // max(len(shards), 1), 1)
-        yield from self.workers.keep(read_shard, ((found, part, num_threads) for part in shards))
+        tasks = ((found, part, num_threads, number) for number, part in enumerate(shards))
+        yield from self.workers.keep(read_shard, tasks)
 
 
 def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:

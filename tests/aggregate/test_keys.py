@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascan.arrays import by_name, combine, group_lengths, group_starts
+from megascan.arrays import by_name, combine, group_lengths, group_starts, order_within
 
 integers = st.integers(min_value=-(2**62), max_value=2**62)
 
@@ -33,3 +33,13 @@ def test_groups_of_a_sorted_key():
 
 def test_codes_by_name_follow_the_alphabet():
     assert by_name(np.array([0, 1, 2, 0]), ["tp@0", "dp@0", "pp@0"]).tolist() == [2, 0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1e9, 1e9)), max_size=40), st.booleans())
+@settings(max_examples=50)
+def test_an_order_within_keys_is_that_of_a_sort_by_both_columns(rows, many_keys):
+    key = np.array([key for key, _ in rows], dtype=np.int64) * (2**20 if many_keys else 1)
+    value = np.array([value for _, value in rows], dtype=np.float64)
+    order, expected = order_within(key, value), np.lexsort((value, key))
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    assert (key[order] == key[expected]).all() and (value[order] == value[expected]).all()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import bursts, in_turn
+from detect.causes.bursts import _bursts_among, bursts, in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
+from detect.thresholds import BURSTS
 from megascan.topology import Layout
 
 
@@ -217,3 +218,17 @@ def test_short_pauses_inside_uneven_passes_are_undecided(job, pause_ms, inside, 
     )  # fmt: skip
     found = judge(seen, DetectorSettings()).findings
     assert [(one.ranks, one.owner) for one in found if one.cause == Cause.HOST] == [((5,), owner)]
+
+
+def test_rows_of_a_place_are_judged_as_if_all_others_were_known():
+    generator = np.random.default_rng(0)
+    value = generator.normal(0.0, 0.002, size=(24, 20))
+    value[5, ::4] += 0.2
+    rows, known = np.arange(0, 12), np.zeros(24, dtype=bool)
+    known[3] = True
+    (mine,) = _bursts_among(rows, value, known, 0.01)
+    (alone,) = bursts(value, known | (np.arange(24) >= 12), 0.01, BURSTS.least_share)
+    assert mine.row == alone.row == 5
+    assert (mine.q_value, mine.other_hits) == (alone.q_value, alone.other_hits)
+    np.testing.assert_array_equal(mine.others, alone.others)
+    np.testing.assert_array_equal(mine.excess, alone.excess)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from detect import Cause, Owner
+from detect.causes.hosts import _Channel, _Place
+from detect.stats import robust
 from megascan.topology import Layout
 
 
@@ -112,3 +117,21 @@ def test_passes_of_a_host_that_is_a_stage_rise_inside_the_trace(job):
     assert finding.first_iteration == 12
     report = stages.but(work=longer_sequences).report()
     assert not [one for one in report.findings if one.owner == Owner.NODE]
+
+
+@pytest.mark.parametrize("by_operation", [False, True])
+def test_leaving_a_host_out_is_comparing_as_if_it_had_never_been_there(by_operation):
+    """Four places of six rows, two hosts with half of a place each, one with a whole place."""
+    generator = np.random.default_rng(0)
+    value = generator.normal(size=(24, 9, 4) if by_operation else (24, 9))
+    value[generator.random(value.shape) < 0.1] = np.nan
+    everybody, place = np.ones(24, dtype=bool), np.arange(24) // 6
+    places = [_Place(np.flatnonzero(place == one), (place == one, everybody)) for one in range(4)]
+    control = np.arange(24) != 20
+    channel = _Channel(value, places, control, robust.centre)
+    for rows in (range(3), range(3, 6), range(12, 18), (2, 8, 20)):
+        own = np.isin(np.arange(24), rows)
+        alone = _Channel(value, places, control & ~own, robust.centre).without(everybody & False)
+        left_out = channel.without(own)
+        np.testing.assert_array_equal(left_out.value, alone.value)
+        np.testing.assert_array_equal(left_out.level, alone.level)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from detect import Owner, Verdict
+from detect import DetectorSettings, Owner, Verdict
+from detect.causes.power import planted_power
+from detect.detector import _inquiry
+from detect.observe.extract import observe
+from detect.thresholds import POWER
 from megascan.topology import Layout
 
 pytestmark = pytest.mark.power
@@ -48,3 +53,22 @@ def test_slow_ranks_of_the_trace_are_not_tried(job, slow):
     report = job(layout=Layout(dp=6), work=slow(2, 1.5)).report()
     assert named(report, 2)
     assert 1.0 < report.minimum_detectable_slowdown < 2.0
+
+
+def test_only_who_is_not_found_is_tried_at_the_largest_factor(job):
+    """Rank 0 is found from the first factor on and named from the second, rank 3 never."""
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    tried: list[tuple[int, float]] = []
+
+    def judged(inquiry, row):
+        effect = float(np.nanmax(inquiry.seen.work.log_ns[row] - seen.work.log_ns[row]))
+        tried.append((row, round(effect, 6)))
+        if row == 3:
+            return None
+        return Owner.NODE if row or effect > 0.05 else Owner.UNDECIDED
+
+    power = planted_power(_inquiry(seen, DetectorSettings()), 0.04, np.zeros(4, dtype=bool), judged)
+    assert power.found == pytest.approx(0.04) and power.unseen == (3,)
+    assert power.named == pytest.approx(0.04 * POWER.rung_ratio)
+    largest = round(float(np.log(POWER.blind_ratio)), 6)
+    assert [row for row, effect in tried if effect == largest] == [3]
