@@ -149,8 +149,8 @@ def test_a_run_that_was_forgotten_is_said(inspected: Any) -> None:
 
 def test_a_stream_that_is_not_finite_has_no_axes_and_harms_nobody(inspected: Any) -> None:
     clean = logprobs(inspected, 62)
-    broken = {"place": "fc2", "kind": "flip", "amount": 200, "bit": 30, "layers": [3]}
-    logprobs(inspected, 63, interventions=[broken])
+    grows = {"place": "residual", "kind": "scale", "amount": 1e6, "layers": [3]}
+    logprobs(inspected, 63, interventions=[grows] * 8)
     inspected.do([{"do": "pca", "id": 64, "run": 63}, {"do": "lens", "id": 65, "run": 63}])
     (frame,) = inspected.frames(64)
     assert "not finite from layer 3 on" in frame.header["text"]
