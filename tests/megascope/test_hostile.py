@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.fuzz import scope
+from benchmarks.fuzz.hostile import Message
 from benchmarks.fuzz.scope import Outcome, judge
 from megascope import session
 from megascope.server import build_app
@@ -52,7 +53,7 @@ def test_numbers_for_others_that_change_are_found(
 
 
 def test_a_whole_request_without_an_answer_is_a_fault() -> None:
-    whole = scope.Message(b"POST / HTTP/1.1", is_whole=True)
+    whole = Message(b"POST / HTTP/1.1", is_whole=True)
     assert judge(whole, None)[1] and judge(whole, b"")[1]
     assert judge(whole, b"HTTP/1.1 503 x\r\n\r\n")[0] == "503"
-    assert judge(scope.Message(b"?", is_whole=False), None) == ("cut short", "")
+    assert judge(Message(b"?", is_whole=False), None) == ("cut short", "")
