@@ -31,7 +31,7 @@ from megascope.folder_page import FolderPage
 from megascope.frames import encode
 from megascope.model_page import ModelPage
 from megascope.recording import data_file_name
-from megascope.server import build_app
+from megascope.server import Backend, build_app
 
 LAYERS, HEADS, READ, WRITTEN = 32, 16, 900, 100
 PLACES = ("residual", "attention_out", "fc2", "neurons", "context", "query")
@@ -279,8 +279,10 @@ def measured(pages: Sequence[str]) -> Iterator[str]:
     with TemporaryDirectory() as place, sync_playwright() as player:
         write_recordings(Path(place))
         browser = player.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        apps = {"model": (MadeUp().page, of_a_model),
-                "training": (FolderPage(Path(place), list), of_a_training)}  # fmt: skip
+        apps: dict[str, tuple[Backend, Callable[[Any], Iterator[str]]]] = {
+            "model": (MadeUp().page, of_a_model),
+            "training": (FolderPage(Path(place), list), of_a_training),
+        }
         for name in pages:
             backend, use = apps[name]
             with served(build_app(backend, token=TOKEN)) as port:

@@ -67,9 +67,9 @@ def _check_item(item: object, array: Any) -> None:
         _need(item.get(name) in known, name)
     for name in ("layers", "microbatches"):
         _need(all(map(_is_natural, item[name])) and len(set(item[name])) == len(item[name]), name)
-    shape = None if array is None else array.shape
-    fits = shape is not None and shape[:2] == (len(item["layers"]), len(item["microbatches"]))
-    _need(fits and len(shape) == 5, "items")
+    shape: tuple[int, ...] = () if array is None else array.shape
+    counted = (len(item["layers"]), len(item["microbatches"]))
+    _need(len(shape) == 5 and shape[:2] == counted, "items")
     width = item.get("width")
     _need(isinstance(width, int) and not isinstance(width, bool) and width > 0, "width")
 

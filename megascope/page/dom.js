@@ -40,15 +40,11 @@ export const guarded = work => async (...given) => {
 
 const links = new URLSearchParams(location.hash.slice(1));
 export const linked = (name, otherwise) => links.get(name) ?? otherwise;
-const LINK_MS = 250;  // browsers allow few changes of the address in a row
-let linksSoon = 0;
+const LINK_MS = 100;  // browsers allow few changes of the address in a row
+const writeLinks = atMostEvery(LINK_MS, () => history.replaceState(null, "", `${location.pathname}#${links}`));
 export function link(name, value) {
-  if (links.get(name) === String(value)) return;
   links.set(name, value);
-  linksSoon ||= setTimeout(() => {
-    linksSoon = 0;
-    history.replaceState(null, "", `${location.pathname}#${links}`);
-  }, LINK_MS);
+  queueMicrotask(writeLinks);  // after all that changes at once
 }
 
 /** Ask again only when the answer is there: of what was wanted meanwhile the newest counts. */
@@ -68,13 +64,13 @@ export function newestOnly(work) {
 }
 
 /** Do it now, and again at most so often; what was asked for last is done. */
-export function atMostEvery(pause_ms, work) {
+export function atMostEvery(pauseMs, work) {
   let waits = false, isDue = false;
   return function soon() {
     if (waits) { isDue = true; return; }
     [waits, isDue] = [true, false];
     work();
-    setTimeout(() => { waits = false; if (isDue) soon(); }, pause_ms);
+    setTimeout(() => { waits = false; if (isDue) soon(); }, pauseMs);
   };
 }
 

@@ -145,10 +145,9 @@ export function showGeneration(view, state) {
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
     if (turned) showAll();
-    else moveSoon();
+    else { markToken(); showTop(); tellHeads(); }
     if (turned || maps.dataset.layer !== String(chosen.layer)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
   }
-  const moveSoon = oncePerFrame(() => { markToken(); showTop(); tellHeads(); });
 
   const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
   function showTokens() {

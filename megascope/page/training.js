@@ -87,7 +87,7 @@ export function showTraining(view, first) {
       ["first break", broken
         ? make("span", { className: "bad", id: "broken" }, `${broken.layer ? `layer ${broken.layer} ` : ""}${broken.place}${broken.gradient ? " (gradient)" : ""}, rank ${broken.rank} (${broken.label}), iteration ${broken.iteration}, microbatch ${broken.microbatch}`)
         : make("span", { className: "good" }, "all numbers finite")],
-      ["bits", verdict.length ? make("span", { id: "bits" }, verdict.join("; ")) : "not probed"],
+      ["bits", verdict.length ? make("span", { id: "bits", className: verdict.every(one => one.startsWith("all replicas agreed")) ? "good" : "bad" }, verdict.join("; ")) : "not probed"],
       ...(problems.length ? [["files", make("span", { className: "bad" }, problems.join("; "))]] : []),
     ];
     summary.body.replaceChildren(make("dl", {}, ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));

@@ -122,6 +122,23 @@ def test_looking_changes_no_bit_and_leaves_no_hook(model_of: Model) -> None:
     assert hooks == []
 
 
+def test_what_waits_is_shown_the_same_in_the_same_order(model_of: Model) -> None:
+    model = model_of("qwen3")
+    at_once: list[Sight] = []
+    later: list[Sight] = []
+    with Capture(find_spots([model]), at_once.append):
+        run(model)
+    with Capture(find_spots([model]), later.append, waits=True) as waiting:
+        run(model)
+        assert later == []
+        waiting.show()
+    assert [(one.spot.name, one.call, one.share) for one in later] == [
+        (one.spot.name, one.call, one.share) for one in at_once
+    ]
+    assert all(torch.equal(one.tensor, two.tensor)
+               for one, two in zip(at_once, later, strict=True))  # fmt: skip
+
+
 class Fused(torch.nn.Module):
     """A norm and the linear layer behind it in one module, as in Transformer Engine specs."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.fuzz.hostile import NAMES, question
 from megascan.topology import Layout
 from megascope.folder_page import FolderPage
 from megascope.frames import decode, encode
@@ -165,6 +166,16 @@ def test_a_question_to_a_model_is_told_once_and_answered() -> None:
     assert [one["do"] for one in told] == ["run"] and told[0]["id"] == 1
 
 
+def test_half_of_a_character_is_refused() -> None:
+    async def ask() -> httpx.Response:
+        async with Answering().client() as client:
+            content = b'{"text": "a \\ud800"}'
+            return await client.post("/scope/api/tokenize", content=content, headers=ALLOWED)
+
+    found = asyncio.run(ask())
+    assert found.status_code == 400 and "half of a character" in found.json()["error"]
+
+
 def test_who_hangs_up_stops_the_model() -> None:
     async def hang_up() -> list[str]:
         answering = Answering()
@@ -188,32 +199,8 @@ def test_a_large_body_is_refused(tmp_path: Path) -> None:
     assert asyncio.run(ask()).status_code == 400
 
 
-NAMES = ("state", "series", "table", "weights", "request", "parquet", "ask", "tokenize", "x")
-VALUES: tuple[object, ...] = (
-    None, True, -1, 0, 3, 1e308, 2**80, "residual", "rms", "x" * 300, [], [1, 2], [[1]], {},
-    {"a": [1]}, {"a": [[1]], "b": "x"}, "run", "attention", "lens", "\ud800", ["fc1"],
-    [{"place": "fc1", "kind": "flip", "amount": 1}], [{"kind": "noise"}],
-)  # fmt: skip
-FIELDS = ("do", "run", "layer", "heads", "rows", "prompt", "max_tokens", "places", "reduction",
-          "place", "iteration", "dp", "gradient", "text", "columns", "interventions", "every",
-          "first", "layers", "reductions", "per_token", "temperature", "replace_from")  # fmt: skip
-
-
-def fuzzed(draws: random.Random) -> bytes:
-    """A body: fields with odd values, or broken JSON, or any bytes."""
-    kind = draws.random()
-    if kind < 0.1:
-        return draws.randbytes(draws.randrange(60))
-    body = {draws.choice(FIELDS): draws.choice(VALUES) for _ in range(draws.randrange(7))}
-    content = bytearray(json.dumps(body).encode())
-    if kind < 0.3:
-        for _ in range(3):
-            content[draws.randrange(len(content))] = draws.randrange(256)
-    return bytes(content)
-
-
 @pytest.mark.parametrize("kind", ["folder", "model"])
-def test_ten_thousand_fuzzed_questions_end_in_a_sentence(
+def test_fuzzed_questions_end_in_a_sentence(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> dict[int, int]:
@@ -222,9 +209,9 @@ def test_ten_thousand_fuzzed_questions_end_in_a_sentence(
         answering = Answering()
         opened = folder_client(tmp_path) if kind == "folder" else answering.client()
         async with opened as client:
-            for _ in range(5000):
+            for _ in range(1000):
                 name = draws.choice(NAMES)
-                content = fuzzed(draws)
+                content = question(draws)
                 found = await client.post(f"/scope/api/{name}", content=content, headers=ALLOWED)
                 counts[found.status_code] = counts.get(found.status_code, 0) + 1
                 if found.status_code >= 400:
@@ -232,7 +219,7 @@ def test_ten_thousand_fuzzed_questions_end_in_a_sentence(
         return counts
 
     counts = asyncio.run(ask())
-    assert set(counts) <= {200, 400, 404} and counts[400] > 1000, counts
+    assert set(counts) <= {200, 400, 404} and counts[400] > 200, counts
     assert "Traceback" not in caplog.text
     if kind == "folder":
         names = {path.name for path in tmp_path.iterdir()}

@@ -147,6 +147,17 @@ def test_a_run_that_was_forgotten_is_said(inspected: Any) -> None:
     assert frame.header["kind"] == "error" and "run the prompt again" in frame.header["text"]
 
 
+def test_a_stream_that_is_not_finite_has_no_axes_and_harms_nobody(inspected: Any) -> None:
+    clean = logprobs(inspected, 62)
+    grows = {"place": "residual", "kind": "scale", "amount": 1e6, "layers": [3]}
+    logprobs(inspected, 63, interventions=[grows] * 8)
+    inspected.do([{"do": "pca", "id": 64, "run": 63}, {"do": "lens", "id": 65, "run": 63}])
+    (frame,) = inspected.frames(64)
+    assert "not finite from layer 3 on" in frame.header["text"]
+    assert inspected.frames(65)[0].header["kind"] == "lens"
+    assert logprobs(inspected, 66) == clean
+
+
 def logprobs(inspected: Any, identifier: int, **command: Any) -> list[float]:
     from session_ranks import RUN
 
