@@ -26,7 +26,7 @@ from aggregate.match import Matches
 from megascan.arrays import Flags, Floats, Integers, by_name, combine, group_lengths, group_starts
 from megascan.schema import Kind
 from megascan.timeline import codes, equals, numbers
-from megascan.vocabulary import ROOTED_OPS
+from megascan.vocabulary import ROOTED_OPS, axis_of_group
 
 ONE_WAY_SLACK_NS = 100_000
 """Deviation given to a message whose transfer time nothing bounds from the other side."""
@@ -171,7 +171,7 @@ def _classes(spans: pa.Table, rows: Integers) -> Integers:
     """
     group_codes, names = codes(spans, "group")
     op_codes, ops = codes(spans, "op")
-    axes = [name.partition("@")[0] if "@" in name else "" for name in names]
+    axes = [axis_of_group(name) if "@" in name else "" for name in names]
     numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
     axis = np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
     size_bits = np.frexp(np.maximum(numbers(spans, "size_bytes")[rows], 0).astype(np.float64))[1]

@@ -159,7 +159,9 @@ def effect(row: Threshold, factor: float, judged: Sequence[Judged]) -> str:
     except (ValueError, IndexError, ZeroDivisionError) as error:
         return f"fails ({type(error).__name__})"
     before = [one.outcome for one in judged]
-    return "same" if outcomes == before else str(total(outcomes))
+    return (
+        "same" if outcomes == before else f"{total(outcomes)} (unmoved {total(before).num_found})"
+    )
 
 
 def total(outcomes: Sequence[Outcome]) -> Outcome:
@@ -175,7 +177,8 @@ def page(figures: Figures) -> str:
         "`python -m benchmarks.detection.thresholds` writes this page from `detect/thresholds.py`. "
         f"{figures.get(AS_IT_IS, 'Nothing has been measured yet.')} `same` means that every case "
         "comes out as before, `not read` that none of these cases uses the number, a dash that it "
-        "was not measured, `fixed` that it follows from a definition.",
+        "was not measured, `fixed` that it follows from a definition. `unmoved` is how many were "
+        "found with no threshold moved when the figure was measured.",
         "",
         "| threshold | value | unit | origin | meaning | half less | half more |",
         "|---|---|---|---|---|---|---|",

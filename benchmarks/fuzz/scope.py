@@ -90,7 +90,7 @@ def served(app: Any) -> Iterator[int]:
     """Serve an application as the commands do, in a thread; gives the port."""
     import uvicorn
 
-    from megascope.server import listen
+    from megascan.listening import listen
 
     listening = listen("127.0.0.1", 0)
     config = uvicorn.Config(

@@ -19,6 +19,7 @@ from detect.observe.transfers import bytes_text
 from megascan.errors import listed
 from megascan.schema import Kind
 from megascan.timeline import codes, equals, numbers
+from megascan.vocabulary import axis_of_group, is_data_parallel
 
 if TYPE_CHECKING:
     from detect.comparison.measures import Side
@@ -50,9 +51,9 @@ def traffic_of(spans: pa.Table) -> Traffic:
     kinds = np.unique(np.stack([group, op, size]), axis=1)
     for of_group, of_op, of_size in kinds.T.tolist():
         if of_size > 0:
-            axis = groups[of_group].partition("@")[0]
+            axis = axis_of_group(groups[of_group])
             found.setdefault((axis, ops[of_op]), set()).add(of_size)
-    over_replicas = np.array([name.startswith("dp") for name in groups] or [False])[group]
+    over_replicas = np.array([is_data_parallel(name) for name in groups] or [False])[group]
     reduced = over_replicas & equals(spans, "op", *_REDUCTIONS) & (size > 0)
     keys = np.stack([numbers(spans, "rank")[reduced], numbers(spans, "iteration")[reduced]])
     owner = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)

@@ -20,7 +20,7 @@ from detect.thresholds import LINKS
 from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, order_within
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import MUTUAL_OPS
+from megascan.vocabulary import MUTUAL_OPS, axis_of_group
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _kinds(
     crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
     width = np.array([len(ranks) for ranks in members])
     group, texts = codes(index.table, "group")
-    axis_of = [text.partition("@")[0] for text in texts]
+    axis_of = [axis_of_group(text) for text in texts]
     axes = sorted({*axis_of, "p2p"})
     is_p2p = equals(index.table, "kind", Kind.P2P)[found.first]
     axis = np.array([axes.index(name) for name in axis_of], dtype=np.int64)[group[found.first]]

@@ -35,6 +35,7 @@ from detect.text import (
     render_text,
     times,
 )
+from detect.thresholds import COSTS
 from detect.whatif.metrics import WhatIf
 from detect.whatif.savings import Saving
 from megascan.errors import listed
@@ -47,8 +48,6 @@ MOST_LETTERS_IN_A_FIGURE = 12
 MOST_RANKS_IN_A_HEADLINE = 2
 MOST_DEVICES = 2
 """Findings of more ranks do not list their devices."""
-WORTH_SAYING = 1.001
-"""A finding that makes an iteration longer by less costs next to nothing."""
 HOURS_A_DAY = 24.0
 IN_ALL = "in all traced iterations"
 """What a headline says when the finding was there all the time."""
@@ -284,7 +283,7 @@ def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
     hours = share * _num_gpus(inputs) * HOURS_A_DAY
     how = "replayed" if finding.cost_is_replayed else "estimated"
     detail = f"{100 * share:.1f} % of every GPU's time, {how}"
-    if finding.step_time_cost_ratio < WORTH_SAYING:
+    if finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio:
         detail = "it hides in time that others spend anyway"
     return [
         Figure(*_who(finding, report)),
@@ -377,7 +376,7 @@ def _finding_facts(finding: Finding, *, is_first: bool) -> list[Fact]:
         facts.insert(1, Fact("slowdown", f"{finding.slowdown:.3f} {interval}"))
     if "confidence" not in finding.headline:
         facts.append(Fact("confidence", confidence(finding.q_value)))
-    if finding.step_time_cost_ratio >= WORTH_SAYING and not is_first:
+    if finding.step_time_cost_ratio >= COSTS.next_to_nothing_ratio and not is_first:
         how = "by replay of the step" if finding.cost_is_replayed else "estimate"
         ratio = f"{finding.step_time_cost_ratio:.3f}"
         facts.append(Fact("cost", f"an iteration takes {ratio} times as long with it ({how})"))

@@ -33,7 +33,7 @@ from megascan.arrays import Flags, Integers, Words
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
-from megascan.vocabulary import LOSS_SYNC, CountsAs, names_of
+from megascan.vocabulary import LOSS_SYNC, CountsAs, axis_of_group, names_of
 
 PASS_NAMES = names_of(CountsAs.PASS)
 END, BEGIN, COMMUNICATION = range(3)
@@ -203,7 +203,7 @@ def _keys(table: pa.Table, columns: dict[str, Integers], row: Integers, edge: In
     """Return a number for what each mark means, the same on every rank of a stage."""
     communication = edge == COMMUNICATION
     group, groups = codes(table, "group")
-    axes = np.array([name.partition("@")[0] for name in groups] or [""])
+    axes = np.array([axis_of_group(name) for name in groups] or [""])
     axis = np.unique(axes, return_inverse=True)[1][group[row]]
     overlapped = numbers(table, "track")[row] == Track.OVERLAPPED
     parts = [

@@ -219,7 +219,7 @@ class _Walk:
 
     def _communication(self, number: int, waits_for: tuple[int, ...]) -> int:
         row, spans = self.rows[number], self.spans
-        group = spans.group[row].partition("@")[0]
+        group = vocabulary.axis_of_group(spans.group[row])
         if spans.name[row] == vocabulary.LOSS_SYNC:
             group = "dp"
         op = spans.op[row] or spans.name[row]
@@ -505,7 +505,7 @@ def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> di
     for header in timeline.headers.values():
         for name, ranks in header.groups.items():
             for rank in ranks:
-                member_of[name.partition("@")[0], rank] = name
+                member_of[vocabulary.axis_of_group(name), rank] = name
     lanes = stack.ranks[0]
     return {
         axis: partition_of([member_of.get((axis, int(rank)), f"alone {rank}") for rank in lanes])
