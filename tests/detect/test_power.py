@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detect import Owner, Verdict
+from detect.text import render_text
 from megascan.topology import Layout
 
 pytestmark = pytest.mark.power
@@ -48,3 +49,11 @@ def test_slow_ranks_of_the_trace_are_not_tried(job, slow):
     report = job(layout=Layout(dp=6), work=slow(2, 1.5)).report()
     assert named(report, 2)
     assert 1.0 < report.minimum_detectable_slowdown < 2.0
+
+
+def test_a_lone_tp_group_claims_nothing_where_it_waits_unseen(job):
+    """Whoever is slow in it, its mates are as slow; with a second group one of both is found."""
+    alone = job(layout=Layout(tp=4)).report()
+    assert alone.verdict == Verdict.UNDECIDED
+    assert "nothing below a factor of 2 can be seen here" in " ".join(render_text(alone).split())
+    assert job(layout=Layout(tp=2, dp=4)).report().verdict == Verdict.HEALTHY
