@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from detect.thresholds import COSTS
+from detect.thresholds import COSTS, NETWORKS
 from megascan.errors import MegaScanError
 from megascan.timeline import Timeline
 
@@ -44,6 +44,18 @@ class ReplayedCosts:
         except MegaScanError:
             return None
         return max(1.0, saving.speedup) if saving.compared_with == "peers" else None
+
+    def ratio_of_border(self, ranks: tuple[int, ...], slowdown: float) -> float | None:
+        """Return iteration time now over that with a quicker network of these ranks' host, at least
+        1: all that crosses its border is `slowdown` times slower. None if unknown.
+        """
+        replay = self._get_replay() if ranks else None
+        if replay is None or _hidden_wait(replay, ranks) > COSTS.max_hidden_share:
+            return None
+        from detect.whatif import saved_by_quicker_border
+
+        saving = saved_by_quicker_border(replay, ranks, slowdown, NETWORKS.min_bytes)
+        return None if saving is None else max(1.0, saving.speedup)
 
     def _get_replay(self) -> Replay | None:
         if self._replay is None and not self._fails:
