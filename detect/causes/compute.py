@@ -10,10 +10,11 @@ transformer layers of other stages, which have the same shape, join in.
 
 Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
 of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
-What the ranks that are not suspected show among themselves tells how much is ordinary:
+What the other ranks show among themselves tells how much is ordinary:
 
 * a small slowdown counts where it exceeds 4.5 times the root mean square of their distances from
-  their peers, or 3 times the largest, minus what noise in time explains;
+  their peers, or 3 times the largest, minus what noise in time explains; other ranks that are slow
+  by as little are among them;
 * a pair shows no such thing: a small slowdown of one of two stays undecided;
 * all ranks of a (TP, CP, EP) position slow alike by a few per cent, or the first rank of the job's
   only TP group: that is what the position does.
@@ -463,7 +464,10 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         return None
     if slow.num_peers == 1:
         return "two sound devices may differ by as much, and it has one peer only"
-    levels = np.abs(robust.median(found.residuals.value[~found.slow_rows], axis=1))
+    large = [one.suspect.row for one in found.slow
+             if one.suspect.course.effect >= ORDINARY.small_floors * floor]  # fmt: skip
+    others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
+    levels = np.abs(robust.median(found.residuals.value[others], axis=1))
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
         return None

@@ -57,6 +57,8 @@ class Claim:
     """Whether its cost can be had by bringing the ranks to their peers' times."""
     is_bound: bool = False
     """Whether the true slowdown may be larger."""
+    is_border: bool = False
+    """Whether it is what crosses the border of these ranks' host that is slower."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,11 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     timing = when(claim.course, seen.iterations)
     replayed = None
     if seen.costs and claim.is_replayed:
-        replayed = seen.costs.ratio(claim.ranks, links=claim.cause == Cause.LINK)
+        replayed = (
+            seen.costs.ratio_of_border(claim.ranks, claim.slowdown)
+            if claim.is_border
+            else seen.costs.ratio(claim.ranks, links=claim.cause == Cause.LINK)
+        )
     cost = cost_ratio(seen.iteration_ns, claim.saved_ns) if replayed is None else replayed
     devices = {
         f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows

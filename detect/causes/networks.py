@@ -266,6 +266,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             predicate=f"transfers {times(slowdown)} slower than between other hosts",
             evidence=(_evidence(seen, split), *(() if is_one else (NOT_TOLD_APART,))),
             advice=connection_advice(seen, slow.ranks),
+            is_border=is_one,
         ),
     )
 

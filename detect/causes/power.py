@@ -13,7 +13,8 @@ that were tried are found; another one says from where on all are named.
     rank 5          undecided  named           so 1.041 is found, and 1.055 named
 
 A device that computes slower by a factor takes that much longer in its passes, and a quarter of it
-in the optimizer, which is bound by memory (`POWER.optimizer_share`).
+in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where its TP group's
+communication is not in the trace, its mates wait for it inside their passes: these are as slow.
 
 A rank that is not found at any factor of the ladder (it has no peer, or next to no iterations) says
 nothing of the others' power: it is left out and told, as long as others are found. Who is found at
@@ -29,12 +30,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from detect.causes.device import mates_of
 from detect.causes.spec import Inquiry
 from detect.observe.observations import Observations
 from detect.report import Owner
 from detect.thresholds import POWER
-from megascan.arrays import Flags
+from megascan.arrays import Flags, Integers
 
+TP = "tp"
+"""The axis that a kind of transfers names first: "tp all_reduce of 4 MB"."""
 Judged = Callable[[Inquiry, int], Owner | None]
 """Who a row's slowness is blamed on; None where the row is not found."""
 
@@ -122,14 +126,27 @@ def _tried(inquiry: Inquiry, slow: Flags) -> list[int]:
 
 def _slowed(seen: Observations, row: int, effect: float) -> Observations:
     """Return the observations with one row's device slower throughout."""
+    rows = np.append(_waiting_for(seen, row), row)
     work, layers = seen.work.log_ns.copy(), None
-    work[row] += effect
+    work[rows] += effect
     if seen.layers is not None:
         slower = seen.layers.log_ns.copy()
-        slower[row] += effect
+        slower[rows] += effect
         layers = replace(seen.layers, log_ns=slower)
     optimizer = seen.optimizer_ns.astype(np.float64)
     optimizer[row] *= np.exp(POWER.optimizer_share * effect)
     return replace(
         seen, work=replace(seen.work, log_ns=work), layers=layers, optimizer_ns=optimizer
     )
+
+
+def _waiting_for(seen: Observations, row: int) -> Integers:
+    """Return the rows whose passes get longer with this one's: those of its TP group, where the
+    trace shows none of the communication in which they wait for it.
+    """
+    kinds = () if seen.transfers is None else seen.transfers.kinds
+    # a profile's kernels hold no waiting
+    is_shown = not seen.tells_passes or any(kind.split()[0] == TP for kind in kinds)
+    if is_shown or seen.members.layout.tp < 2 or seen.members.device_kind == "cpu":
+        return np.zeros(0, dtype=np.int64)
+    return mates_of(seen.members, row)

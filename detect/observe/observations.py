@@ -180,6 +180,9 @@ class Costs(Protocol):
         `links`: the ranks' communication is slow, not what they compute.
         """
 
+    def ratio_of_border(self, ranks: tuple[int, ...], slowdown: float) -> float | None:
+        """Return the same of a host's network, which is so many times slower."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:

@@ -63,3 +63,13 @@ def test_two_slow_ranks_at_one_place_that_are_not_alike_are_nodes(job):
 def test_a_window_of_three_iterations_shows_a_large_fault(job):
     report = job(layout=Layout(dp=4), iterations=3, work=chips((1, 1, 1.2, 1))).report()
     assert owners(report) == [((2,), Owner.NODE)]
+
+
+def test_two_small_ones_are_measured_by_each_other(job):
+    """Of eight sound ones two lie 3 % off; two at 8 % are no longer sound."""
+    small, large = (
+        job(layout=Layout(dp=8), work=chips((high, 1, 1, 1, 1, 1, high + 0.004, 1))).report()
+        for high in (1.032, 1.08)
+    )
+    assert sorted(owners(small)) == [((0,), Owner.UNDECIDED), ((6,), Owner.UNDECIDED)]
+    assert sorted(owners(large)) == [((0,), Owner.NODE), ((6,), Owner.NODE)]

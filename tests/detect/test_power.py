@@ -9,6 +9,7 @@ from detect import DetectorSettings, Owner, Verdict
 from detect.causes.power import planted_power
 from detect.detector import _inquiry
 from detect.observe.extract import observe
+from detect.text import render_text
 from detect.thresholds import POWER
 from megascan.topology import Layout
 
@@ -72,3 +73,11 @@ def test_only_who_is_not_found_is_tried_at_the_largest_factor(job):
     assert power.named == pytest.approx(0.04 * POWER.rung_ratio)
     largest = round(float(np.log(POWER.blind_ratio)), 6)
     assert [row for row, effect in tried if effect == largest] == [3]
+
+
+def test_a_lone_tp_group_claims_nothing_where_it_waits_unseen(job):
+    """Whoever is slow in it, its mates are as slow; with a second group one of both is found."""
+    alone = job(layout=Layout(tp=4)).report()
+    assert alone.verdict == Verdict.UNDECIDED
+    assert "nothing below a factor of 2 can be seen here" in " ".join(render_text(alone).split())
+    assert job(layout=Layout(tp=2, dp=4)).report().verdict == Verdict.HEALTHY

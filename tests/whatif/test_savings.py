@@ -8,10 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregate import build_timeline
 from detect import Cause, Finding, Owner
-from detect.whatif import Replay, saved_by_fixing, savings_of
+from detect.whatif import (
+    Replay,
+    replay_of_timeline,
+    saved_by_fixing,
+    saved_by_quicker_border,
+    savings_of,
+)
+from detect.whatif.graph import sweep
 from detect.whatif.metrics import analyze, heavy_stages, savings_of_standouts
 from detect.whatif.render import render_text, to_json
+from megascan.simulate import JobModel, communication_heavy, simulate_trace
+from megascan.topology import Layout
 
 MakeReplay = Callable[[Sequence[float]], Replay]
 
@@ -91,3 +101,29 @@ def test_one_slow_rank_makes_no_heavy_stage(data_parallel_replay: MakeReplay) ->
     assert heavy_stages(replace(result, replay=two_stages, rank_ratio=cost)) == ()
     cost[1] = 1.2
     assert heavy_stages(replace(result, replay=two_stages, rank_ratio=cost)) == (1,)
+
+
+def test_a_quicker_network_speeds_up_what_crosses_the_border_and_nothing_else() -> None:
+    """Stage 0 and 1 of two replicas are a host each: only what both stages take part in crosses."""
+    layout = Layout(pp=2, dp=2)
+    job = JobModel(layout=layout, costs=communication_heavy(layout), iterations=2,
+                   num_microbatches=4)  # fmt: skip
+    replay = replay_of_timeline(build_timeline(simulate_trace(job, seed=3)))
+    host = [int(rank) for rank in replay.ranks[1]]
+    quicker = [saved_by_quicker_border(replay, host, factor, 0) for factor in (1.0, 2.0, 4.0)]
+    savings = [one.saved_s for one in quicker if one is not None]
+    assert len(savings) == 3 and savings[0] == pytest.approx(0.0, abs=1e-9)
+    assert 0 < savings[1] < savings[2]
+
+    graph = replay.graph
+    crosses = np.zeros(len(graph.nodes), dtype=bool)
+    for group in graph.groups:
+        places = list(group.nodes)
+        crosses[places] = len(set(graph.stage[places])) > 1 and not graph.is_local[places[0]]
+    weights = np.where(crosses[:, None, None], replay.weights / 2.0, replay.weights)
+    mended = sweep(graph, lambda node: weights[node][:, None, :]).mean()
+    assert quicker[1] is not None and quicker[1].fixed_step_s == pytest.approx(float(mended))
+
+    everybody = [int(rank) for rank in replay.ranks.ravel()]
+    assert saved_by_quicker_border(replay, everybody, 2.0, 0) is None  # nothing leaves
+    assert saved_by_quicker_border(replay, host, 2.0, 10**15) is None  # all of it is latency
