@@ -83,7 +83,7 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device", "power"}
+SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device", "power", "readings"}
 
 
 def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():
