@@ -45,8 +45,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     usual = np.nan_to_num(robust.median(loading, axis=1))
     loads: Flags = np.asarray(np.isfinite(loading).any(axis=1))
     groups, across = _rows_that_load(members, loads, usual)
-    alone = len(groups) == 1 and len(groups[0]) < 2
-    mates = mates_that_load(seen) if alone else None
+    mates = mates_that_load(seen) if len(groups) == 1 and len(groups[0]) < 2 else None
     if mates is not None:
         groups, across = [mates], False
 
@@ -139,15 +138,11 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 
     alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
 
-    slow = inquiry.slow
     at_place: set[int] = set()  # rows whose like in other stages lose as much
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
         at_place.update(_alike_at_their_place(seen, suspects))
-        if seen.tells_passes:
-            return suspects
-        # nobody recorded all that a TP group waits for: with a slow mate, it waits for that one
-        return tuple(one for one in suspects if not slow[mates_of(seen.members, one.row)].any())
+        return _without_waiting(inquiry, suspects)
 
     def owner(suspect: Suspect) -> Owner:
         if suspect.row in at_place:
@@ -190,6 +185,14 @@ OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "
     "communication that the trace does not show is likelier than as many slow hosts"
 )
+
+
+def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    """Leave out mates of slow ranks where nobody recorded all that a TP group waits for."""
+    seen, slow = inquiry.seen, inquiry.slow
+    if seen.tells_passes:
+        return suspects
+    return tuple(one for one in suspects if not slow[mates_of(seen.members, one.row)].any())
 
 
 def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> set[int]:
