@@ -6,6 +6,7 @@ import { drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
 const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
+const GROWS_MS = 100;  // strips are drawn anew, all of them, for tokens that come
 const MOST_LABELS = 40;  // tokens that are named beside a map
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
@@ -132,7 +133,8 @@ export function showGeneration(view, state) {
     showTop();
     showStrips();
   }
-  const drawSoon = oncePerFrame(() => { showTokens(); showStrips(); });
+  const drawSoon = oncePerFrame(() => { showTokens(); growStrips(); });
+  const growStrips = atMostEvery(GROWS_MS, showStrips);
 
   function choose(token, layer = chosen.layer, side = chosen.side) {
     const run = runs[side];
