@@ -242,9 +242,10 @@ def _speaking(device: str) -> Iterator[Figure]:
             start = len(tokens)
             tokens.append(int(row[0]))
 
+    session = Session(lent, lambda identifier, frame: None, 1000, str)
+
     @torch.inference_mode()
     def strips() -> None:
-        session = Session(lent, lambda identifier, frame: None, 1000, str)
         session.receive(
             {"do": "run", "id": 1, "prompt": prompt, "max_tokens": 24, "reduction": "rms",
              "places": ["residual", "attention_out", "fc2", "neurons", "context", "query"]}

@@ -13,7 +13,7 @@ from megascan.errors import ConfigError
 from megascope.parquet import to_parquet
 from megascope.request import CHANGEABLE, Kind
 from megascope.server import Answer
-from megascope.session import STRIP_PLACES, read_command
+from megascope.session import MOST_TOKENS, MOST_WEIGHTS, STRIP_PLACES, read_command
 
 _MOST_WAITING = 8
 _LONGEST_TEXT = 100_000
@@ -52,8 +52,8 @@ class ModelPage:
             return {
                 "mode": "generation", "places": sorted(STRIP_PLACES), "kinds": list(Kind),
                 "changeable": [name for name in CHANGEABLE if name != "logits"],
-                "max_length": self._max_length,
-                "vocab_size": self._vocab_size, **self._described,
+                "max_length": self._max_length, "most_weights": MOST_WEIGHTS,
+                "most_rows": MOST_TOKENS, "vocab_size": self._vocab_size, **self._described,
             }  # fmt: skip
         if name == "tokenize":
             return await self._tokens(body)

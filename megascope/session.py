@@ -35,6 +35,8 @@ from megascope.request import PLACES, Intervention, Kind, read_interventions
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024
 MOST_HEADS = 64
+MOST_WEIGHTS = 1 << 25
+"""Of one answer about attention: 128 MB while they are computed."""
 LENS_TOP = 5
 _MOST_LENS_TOKENS = 64
 _MOST_PCA_POINTS = 4096
@@ -305,6 +307,13 @@ class Session:
     def _attention(self, command: Mapping[str, Any]) -> None:
         """Maps of chosen heads of one layer, `(head, query, key)`, over all tokens computed."""
         seen, layer = self._seen_of(command), int(command["layer"])
+        num_tokens = len(seen.tokens)
+        num_weights = len(command["heads"]) * (len(command["rows"]) or num_tokens) * num_tokens
+        if num_weights > MOST_WEIGHTS:
+            raise ConfigError(
+                f"these are {num_weights} weights of attention, and at most {MOST_WEIGHTS} are "
+                "computed at once; ask for fewer heads, or for some rows"
+            )
         query, key = seen.joined("query", layer), seen.joined("key", layer)
         arrays: dict[str, Array] = {}
         own: list[int] = []

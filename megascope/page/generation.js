@@ -6,6 +6,7 @@ import { drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
 const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
+const GROWS_MS = 100;  // strips are drawn anew, all of them, for tokens that come
 const MOST_LABELS = 40;  // tokens that are named beside a map
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
@@ -132,7 +133,8 @@ export function showGeneration(view, state) {
     showTop();
     showStrips();
   }
-  const drawSoon = oncePerFrame(() => { showTokens(); showStrips(); });
+  const drawSoon = oncePerFrame(() => { showTokens(); growStrips(); });
+  const growStrips = atMostEvery(GROWS_MS, showStrips);
 
   function choose(token, layer = chosen.layer, side = chosen.side) {
     const run = runs[side];
@@ -146,7 +148,7 @@ export function showGeneration(view, state) {
     layerField.value = chosen.layer;
     if (turned) showAll();
     else { markToken(); showTop(); tellHeads(); }
-    if (turned || maps.dataset.layer !== String(chosen.layer)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
+    if (turned || maps.dataset.layer !== String(chosen.layer) || !isInMaps(chosen.token)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
   }
 
   const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
@@ -224,7 +226,7 @@ export function showGeneration(view, state) {
   /** Attention of the query at, or before, a token, over the heads shown; its largest is 1. */
   function looksOf(token) {
     if (!weights || weights.of !== current()?.id) return null;
-    const { shape: [heads, rows, columns], data } = weights.arrays.weights, row = Math.min(token, rows - 1);
+    const { shape: [heads, rows, columns], data } = weights.arrays.weights, row = rowOf(token);
     const sums = Array.from({ length: columns }, (_, column) => {
       let sum = 0;
       for (let head = 0; head < heads; head++) sum += data[(head * rows + row) * columns + column];
@@ -317,22 +319,35 @@ export function showGeneration(view, state) {
     chosen.heads = numbers(headsField.value);
     link("heads", chosen.heads.join(" "));
     link("layer", chosen.layer);
-    weights = await askOne({ do: "attention", run: run.id, layer: chosen.layer, heads: chosen.heads, rows: [] });
-    weights.of = run.id;
+    const rows = rowsToAsk(run.tokens.length, chosen.heads.length);
+    weights = await askOne({ do: "attention", run: run.id, layer: chosen.layer, heads: chosen.heads, rows });
+    Object.assign(weights, { of: run.id, first: rows[0] ?? 0 });
     maps.dataset.layer = chosen.layer;
     drawAttention();
     markToken();
   });
 
+  /** All rows of maps, or, of a long run, as many as the server computes at once around the chosen token. */
+  function rowsToAsk(tokens, heads) {
+    if (heads * tokens * tokens <= state.most_weights) return [];
+    const count = Math.max(1, Math.min(state.most_rows, Math.floor(state.most_weights / (heads * tokens))));
+    const first = Math.max(0, Math.min(tokens - 1 - count, chosen.token - (count >> 1)));
+    return Array.from({ length: Math.min(count, tokens - 1) }, (_, at) => first + at);
+  }
+
+  /** The row of the maps that shows a token; outside of them the nearest. */
+  const rowOf = token => Math.max(0, Math.min(weights.arrays.weights.shape[1] - 1, token - weights.first));
+  const isInMaps = token => weights?.of !== current()?.id || rowOf(token) === token - weights.first || token >= current().tokens.length - 1;
+
   function drawAttention() {
     if (!weights) return;
-    const { shape, data } = weights.arrays.weights, [, rows, columns] = shape, run = current();
+    const { shape, data } = weights.arrays.weights, [, rows, columns] = shape, run = current(), { first } = weights;
     maps.className = `heads${shape[0] === 1 ? " one" : ""}`;
     maps.replaceChildren(...weights.heads.map((head, at) => {
       const values = data.subarray(at * rows * columns, (at + 1) * rows * columns), canvas = make("canvas", { className: "head" });
       drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(values)[1]) });
       canvas.style.aspectRatio = `${columns} / ${rows}`;
-      pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[row] ?? "")} (${row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(row));
+      pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[first + row] ?? "")} (${first + row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(first + row));
       return make("figure", {}, shape[0] === 1 && columns <= MOST_LABELS ? labelled(canvas, run, rows, columns) : canvas, make("figcaption"));
     }));
     tellHeads();
@@ -341,12 +356,12 @@ export function showGeneration(view, state) {
   /** Below each map: what the chosen token looks at most. */
   function tellHeads() {
     if (!weights || weights.of !== current()?.id) return;
-    const { shape: [, rows, columns], data } = weights.arrays.weights, { texts } = current(), row = Math.min(chosen.token, rows - 1);
+    const { shape: [, rows, columns], data } = weights.arrays.weights, { texts } = current(), row = rowOf(chosen.token);
     maps.querySelectorAll("figcaption").forEach((words, at) => {
       const own = data.subarray((at * rows + row) * columns, (at * rows + row + 1) * columns);
       let best = 0;
       for (let column = 1; column < columns; column++) if (own[column] > own[best]) best = column;
-      words.textContent = `head ${weights.heads[at]} · ${visible(texts[row] ?? "")} → ${visible(texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`;
+      words.textContent = `head ${weights.heads[at]} · ${visible(texts[weights.first + row] ?? "")} → ${visible(texts[best] ?? "")} ${(100 * own[best]).toFixed(0)} %`;
     });
   }
 

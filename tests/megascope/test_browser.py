@@ -221,6 +221,33 @@ def test_keys_choose_and_links_lead_back(speaking: str, opened: Callable[..., An
     assert again.locator("#layer").input_value() == "2"
 
 
+def test_of_long_runs_the_rows_around_the_chosen_token_are_shown(
+    speaking: str, opened: Callable[..., Any]
+) -> None:
+    """As if the server computed few weights at once."""
+    asked: list[dict[str, Any]] = []
+
+    def fewer(route: Any) -> None:
+        found = route.fetch()
+        route.fulfill(response=found, json={**found.json(), "most_weights": 40})
+
+    tab = opened(speaking)
+    tab.locator("#run").wait_for()
+    tab.route("**/scope/api/state", fewer)
+    tab.on("request", lambda request: asked.append(json.loads(request.post_data))
+           if request.url.endswith("/ask") else None)  # fmt: skip
+    tab.reload()
+    tab.locator("#run").wait_for()
+    run_prompt(tab, most="2")
+    tab.locator("figcaption", has_text="head 0").wait_for()
+    tab.locator("#tokensA .token").first.click()
+    tab.locator("figcaption", has_text="head 0").wait_for()
+    tab.wait_for_timeout(300)
+    rows = [one["rows"] for one in asked if one["do"] == "attention"]
+    length = tab.locator("#tokensA .token").count()
+    assert rows[-1][0] == 0 and rows[0][-1] == length - 2 and len(rows[0]) == 40 // length
+
+
 def test_changes_make_a_run_b_beside_a(speaking: str, opened: Callable[..., Any]) -> None:
     tab = opened(speaking)
     tab.locator("#runB").wait_for()

@@ -158,6 +158,18 @@ def test_a_stream_that_is_not_finite_has_no_axes_and_harms_nobody(inspected: Any
     assert logprobs(inspected, 66) == clean
 
 
+def test_more_attention_than_fits_is_refused_before_it_is_computed(
+    inspected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logprobs(inspected, 67)
+    monkeypatch.setattr("megascope.session.MOST_WEIGHTS", 2 * 27 * 27)
+    attention = {"do": "attention", "run": 67, "layer": 2, "rows": []}
+    inspected.do([{**attention, "id": 68, "heads": [0, 5]},
+                  {**attention, "id": 69, "heads": [0, 5, 11]}])  # fmt: skip
+    assert inspected.frames(68)[0].header["kind"] == "attention"
+    assert "ask for fewer heads" in inspected.frames(69)[0].header["text"]
+
+
 def logprobs(inspected: Any, identifier: int, **command: Any) -> list[float]:
     from session_ranks import RUN
 
