@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from megascan.errors import ConfigError
 from megascan.watch.metrics import Gauges, exposition
@@ -70,10 +70,10 @@ class Endpoint:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went away before it was answered: it asks again."""
         if not isinstance(sys.exception(), OSError):
-            raise
+            super().handle_error(request, client_address)
 
 
 def _health(pulse: Pulse) -> tuple[HTTPStatus, bytes]:
