@@ -24,7 +24,12 @@ from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
-from detect.observe.observations import Observations, one_row_a_worker, steady
+from detect.observe.observations import (
+    Observations,
+    num_judgeable,
+    one_row_a_worker,
+    steady,
+)
 from detect.observe.optable import observe_op_table
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
@@ -125,13 +130,14 @@ def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Rep
 def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
-    num_warm = int((seen.iterations > settings.num_warmup_iterations).sum())
-    if num_warm < WINDOW.min_iterations:
+    num_iterations = num_judgeable(seen, settings)
+    if num_iterations < WINDOW.min_iterations:
+        is_warming = num_iterations < len(seen.iterations)
         note = (
-            f"{counted(num_warm, 'iteration')} can be judged, of "
-            f"{counted(len(observations.iterations), 'traced one')}: a verdict needs "
-            f"{WINDOW.min_iterations} at least behind the first {settings.num_warmup_iterations} "
-            "of the run, and 10 or more to see small slowdowns"
+            f"{counted(num_iterations, 'iteration')} can be judged, of "
+            f"{counted(len(observations.iterations), 'traced one')}"
+            f"{', the others are the run warming up' * is_warming}: a verdict needs "
+            f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
         wrong = CORRUPTION.search(_inquiry(seen, settings))
         return _report(

@@ -57,13 +57,18 @@ EVERY_ITERATION = {"num_layers": 4, "num_microbatches": 4, "interval": 1, "windo
 
 @pytest.mark.parametrize(("num_iterations", "seed"), [(2, 39), (2, 67), (3, 1003), (3, 1007)])
 def test_a_run_that_has_only_begun_names_nobody(num_iterations, seed):
-    """Each rank takes its own time over the first iterations: two behind them are needed."""
+    """Each rank takes its own time over slow first iterations: two behind them are needed."""
     warming = Imbalance(warmup_ratio=2.0)
     report = report_of(
         EIGHT, imbalance=warming, iterations=num_iterations, seed=seed, **EVERY_ITERATION
     )
     assert on_nodes(report) == []
-    assert any("behind the first 2 of the run" in note for note in report.notes)
+    assert any("the others are the run warming up" in note for note in report.notes)
+
+
+def test_even_first_iterations_are_judged_where_there_are_no_others():
+    report = report_of(EIGHT, "rank=5,kind=compute,factor=1.3", iterations=2, **EVERY_ITERATION)
+    assert [one.ranks for one in report.findings if one.cause == "compute"] == [(5,)]
 
 
 def test_a_slow_rank_is_named_from_the_fourth_iteration_on():
