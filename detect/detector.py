@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from detect.causes.compute import COMPUTE
 from detect.causes.consequences import folded
 from detect.causes.corruption import CORRUPTION
 from detect.causes.finding import with_joint_costs
@@ -24,7 +25,12 @@ from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
-from detect.observe.observations import Observations, one_row_a_worker, steady
+from detect.observe.observations import (
+    Observations,
+    num_judgeable,
+    one_row_a_worker,
+    steady,
+)
 from detect.observe.optable import observe_op_table
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
@@ -125,17 +131,22 @@ def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Rep
 def judge(observations: Observations, settings: DetectorSettings) -> Report:
     """Return the report on observations, whatever they were read from."""
     seen = steady(one_row_a_worker(observations), settings)
-    num_iterations = len(seen.iterations)
+    num_iterations = num_judgeable(seen, settings)
     if num_iterations < WINDOW.min_iterations:
+        is_warming = num_iterations < len(seen.iterations)
         note = (
             f"{counted(num_iterations, 'iteration')} can be judged, of "
-            f"{counted(len(observations.iterations), 'traced one')}: a verdict needs "
+            f"{counted(len(observations.iterations), 'traced one')}"
+            f"{', the others are the run warming up' * is_warming}: a verdict needs "
             f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
-        wrong = CORRUPTION.search(_inquiry(seen, settings))
+        inquiry = _inquiry(seen, settings)
+        wrong = CORRUPTION.search(inquiry)
+        found = COMPUTE.search(inquiry).findings if is_warming else ()  # undecided at most
         return _report(
-            seen, settings, window=seen, findings=wrong.findings, notes=(note, *wrong.notes)
-        )
+            seen, settings, window=seen, findings=(*wrong.findings, *found),
+            notes=(note, *wrong.notes),
+        )  # fmt: skip
     if not np.isfinite(seen.work.log_ns).any():
         inquiry = _inquiry(seen, settings)
         wrong, awaited = CORRUPTION.search(inquiry), AWAITED.search(inquiry)

@@ -46,7 +46,15 @@ from detect.causes.power import planted_power
 from detect.causes.readings import reading_evidence, slow_clock
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import host_advice, starvation
-from detect.observe.observations import BACKWARD, FORWARD, PHASE_NAMES, Members, Observations, Work
+from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
+    PHASE_NAMES,
+    Members,
+    Observations,
+    Work,
+    num_judgeable,
+)
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual
@@ -386,11 +394,8 @@ def _judge(
 
 
 def _warms_up(inquiry: Inquiry) -> bool:
-    """Return whether all that can be judged is the run's first iterations, which get quicker."""
-    seen = inquiry.seen
-    level = robust.median(robust.median(seen.work.log_ns, axis=2), axis=0)
-    is_early = int(seen.iterations[-1]) <= inquiry.settings.num_warmup_iterations
-    return is_early and bool(level[0] - level[-1] >= np.log(WINDOW.warm_ratio))
+    """Return whether nearly all that is left are the run's first iterations, which get quicker."""
+    return num_judgeable(inquiry.seen, inquiry.settings) < WINDOW.min_iterations
 
 
 def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:

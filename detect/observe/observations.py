@@ -269,7 +269,7 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
 def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
     iterations = observations.iterations
     keep = iterations > settings.num_warmup_iterations
-    level = robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
+    level = _level(observations)
     typical = float(robust.median(level[keep])) if keep.any() else float(robust.median(level))
     for slot in range(len(level) // 3):
         if keep[slot] and not level[slot] >= typical + np.log(WINDOW.warm_ratio):
@@ -280,6 +280,22 @@ def _warm(observations: Observations, settings: DetectorSettings) -> Flags:
         keep = np.ones(len(keep), dtype=bool)
         keep[:num_early] = iterations[:num_early] > 1
     return np.asarray(keep, dtype=bool)
+
+
+def _level(observations: Observations) -> Floats:
+    """Return how long everybody computes, (iteration,), log."""
+    return robust.median(robust.median(observations.work.log_ns, axis=2), axis=0)
+
+
+def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
+    """Count the iterations that a verdict can stand on.
+
+    `steady` keeps the run's first ones where there are few others. Where everybody is slow in them
+    that is warm-up, which takes each rank its own time, and says nothing of the ranks.
+    """
+    early, level = seen.iterations <= settings.num_warmup_iterations, _level(seen)
+    is_warming = early.any() and level[early].max() >= level[-1] + np.log(WINDOW.warm_ratio)
+    return int((~early).sum()) if is_warming else len(seen.iterations)
 
 
 def one_row_a_worker(seen: Observations) -> Observations:

@@ -6,13 +6,14 @@ GET /healthz    200 while the watch looks at its files, 503 when it has not for 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from megascan.errors import ConfigError
 from megascan.watch.metrics import Gauges, exposition
@@ -51,13 +52,12 @@ class Endpoint:
             }
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"--prometheus: cannot listen on {host}:{port} ({reason}); choose another port"
             ) from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
@@ -65,6 +65,15 @@ class Endpoint:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away before it was answered: it asks again."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _health(pulse: Pulse) -> tuple[HTTPStatus, bytes]:

@@ -19,7 +19,7 @@ from megascan.topology import Layout
 
 
 def report_of(layout, *faults, costs=compute_bound, seed=0, **changes):
-    job = JobModel(layout=layout, costs=costs(layout), iterations=22, **changes)
+    job = JobModel(layout=layout, costs=costs(layout), **{"iterations": 22, **changes})
     trace = simulate_trace(job, [parse_fault(fault) for fault in faults], seed=seed)
     return detect(build_timeline(trace))
 
@@ -49,6 +49,32 @@ def test_lookalikes_name_no_node(layout, kind):
         "collector": Imbalance(gc_interval=4, gc_ns=3e8),
     }[kind]
     assert on_nodes(report_of(layout, imbalance=imbalance)) == []
+
+
+EIGHT = Layout(tp=2, pp=2, dp=2)
+EVERY_ITERATION = {"num_layers": 4, "num_microbatches": 4, "interval": 1, "window": 1}
+
+
+@pytest.mark.parametrize(("num_iterations", "seed"), [(2, 39), (2, 67), (3, 1003), (3, 1007)])
+def test_a_run_that_has_only_begun_names_nobody(num_iterations, seed):
+    """Each rank takes its own time over slow first iterations: two behind them are needed."""
+    warming = Imbalance(warmup_ratio=2.0)
+    report = report_of(
+        EIGHT, imbalance=warming, iterations=num_iterations, seed=seed, **EVERY_ITERATION
+    )
+    assert not [one for one in report.findings if one.owner == Owner.NODE]
+    assert any("the others are the run warming up" in note for note in report.notes)
+
+
+def test_even_first_iterations_are_judged_where_there_are_no_others():
+    report = report_of(EIGHT, "rank=5,kind=compute,factor=1.3", iterations=2, **EVERY_ITERATION)
+    assert [one.ranks for one in report.findings if one.cause == "compute"] == [(5,)]
+
+
+def test_a_slow_rank_is_named_from_the_fourth_iteration_on():
+    fault = "rank=5,kind=compute,factor=1.3"
+    report = report_of(EIGHT, fault, iterations=4, seed=1, **EVERY_ITERATION)
+    assert ((5,), "compute") in on_nodes(report)
 
 
 @pytest.mark.parametrize("last", [8, 10])

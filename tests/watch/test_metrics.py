@@ -98,6 +98,18 @@ def test_the_endpoint_serves_metrics_and_health():
         endpoint.close()
 
 
+def test_a_scraper_that_goes_away_is_no_news(capsys):
+    endpoint = Endpoint("127.0.0.1", 0, Gauges(), Pulse())
+    try:
+        try:
+            raise BrokenPipeError
+        except OSError:
+            endpoint._server.handle_error(None, ("127.0.0.1", 1))
+        assert capsys.readouterr().err == ""
+    finally:
+        endpoint.close()
+
+
 def queries() -> list[str]:
     """Every PromQL expression of rules and dashboard."""
     rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())
