@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, Words
+from megascan.arrays import Flags, Integers, Words, combine
 from megascan.errors import InputError
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import Timeline, codes, equals, numbers
@@ -117,10 +117,7 @@ def _settled(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:
     place = before - before[first[marks.segment]]
     of_stage = stage[marks.segment[floating] // len(marks.iterations)]
     ordinal = _ordinals(marks.segment[floating], marks.key[floating])
-    _, same = np.unique(
-        np.stack([of_stage, marks.key[floating], ordinal]), axis=1, return_inverse=True
-    )
-    same = same.reshape(-1)
+    _, same = np.unique(combine(of_stage, marks.key[floating], ordinal), return_inverse=True)
     earliest = np.full(int(same.max()) + 1, len(fixed))
     np.minimum.at(earliest, same, place[floating])
     place[floating] = earliest[same]
@@ -152,7 +149,7 @@ def _no_later_than_next(time: Integers, fixed: Flags, segment: Integers) -> Inte
 
 def _ordinals(segment: Integers, key: Integers) -> Integers:
     """Return how many marks of the same key came before each in its segment, (mark,)."""
-    order = np.lexsort((np.arange(len(key)), key, segment))
+    order = np.lexsort((key, segment))
     change = (np.diff(segment[order]) != 0) | (np.diff(key[order]) != 0)
     starts = np.flatnonzero(np.concatenate([[True], change]))
     counts = np.diff(np.append(starts, len(order)))
