@@ -327,7 +327,12 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
                 *reasons,
                 *reading_evidence(seen, row),
             ),
-            advice=_advice(cause, owner, members.device_kind != "cpu"),
+            advice=_advice(
+                cause,
+                owner,
+                has_gpu=members.device_kind != "cpu",
+                is_group=len(members.workers[row]) > 1,
+            ),
             is_replayed=cause != Cause.UNKNOWN,
             is_bound=is_bound,
         ),
@@ -670,11 +675,17 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     ]
 
 
-def _advice(cause: Cause, owner: Owner, has_gpu: bool) -> tuple[str, ...]:
+def _advice(cause: Cause, owner: Owner, *, has_gpu: bool, is_group: bool) -> tuple[str, ...]:
     if cause == Cause.HOST:
         return host_advice(owner)
     if cause == Cause.UNKNOWN:
         return ("trace again at granularity full, over more iterations",)
+    if owner == Owner.UNDECIDED and has_gpu and is_group:
+        return (
+            "measure the GPUs of these ranks' host against each other, with the job away: python "
+            "scripts/healthcheck.py --sweep",
+            "or trace again at granularity full, which tells these ranks apart",
+        )
     if owner == Owner.UNDECIDED:
         return (
             "run the same GEMM benchmark on this rank's device and on a peer's: slower there, too, "

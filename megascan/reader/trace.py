@@ -477,6 +477,8 @@ def _matching(
         with os.scandir(folder) as entries:
             named = [one for one in entries if _is_named(one.name, patterns)]
             names = [one.name for one in named if one.name not in known and one.is_file()]
+        for name in names[:1]:
+            (folder / name).stat()  # some folders may be listed and not entered
         return [folder / name for name in sorted(names)]
     except OSError as error:
         raise InputError(
