@@ -181,10 +181,7 @@ def bursts(
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
         return []
-    excess = _over_own_level(value, known)
-    usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
-    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
-    lost = np.where(hits, excess, 0.0)
+    hits, lost = _hits(value, known)
     counts, share = hits.sum(axis=1), lost.mean(axis=1)
     is_burst = (counts >= BURSTS.min_hits) & (counts <= BURSTS.max_hit_share * num_iterations)
     is_small = (share < least_share) | (lost.sum(axis=1) < least_hit * counts)
@@ -212,6 +209,16 @@ def bursts(
                 )
             )  # fmt: skip
     return found
+
+
+def _hits(value: Floats, known: Flags) -> tuple[Flags, Floats]:
+    """Return the iterations in which a row exceeds its own quiet ones by more than sound rows vary,
+    and by how much, 0 elsewhere, (row, iteration) each.
+    """
+    excess = _over_own_level(value, known)
+    usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
+    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    return hits, np.where(hits, excess, 0.0)
 
 
 def _over_own_level(value: Floats, known: Flags) -> Floats:

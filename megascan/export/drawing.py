@@ -696,12 +696,17 @@ def make_drawing(
         marks=tuple(mark for mark in marks if mark.rank in shown),
         ranks=tuple(sorted(shown)),
         selection=selection,
-        texts={
-            name: list(dict.fromkeys(text for laid in found for text in laid.texts[name]))
-            for name in TEXT_COLUMNS
-        },
+        texts=_joined_texts(found),
         chain=_drawn_hops(chain, selection, shown, shards) if chain else (),
     )
+
+
+def _joined_texts(found: Sequence[Laid]) -> dict[str, list[str]]:
+    """Return the words of each column of texts in all shards, each word once."""
+    return {
+        name: list(dict.fromkeys(text for laid in found for text in laid.texts[name]))
+        for name in TEXT_COLUMNS
+    }
 
 
 def _drawn_hops(
