@@ -303,16 +303,20 @@ def process_pool(
         # Workers that vanish while a batch is being written to them leave the pool's own thread
         # writing for ever: what is on its way is read first, if that is a matter of a moment.
         pool.shutdown(wait=False, cancel_futures=True)
-        deadline = time.monotonic() + _GRACE_S
-        while multiprocessing.active_children() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        _await_children()
         held.close()
-        pool.shutdown(cancel_futures=True)
+        _await_children()  # a second shutdown would not wait: the first has let go of its thread
         watched.close()
 
 
 _GRACE_S = 2.0
-"""Seconds that workers of a pool get for what is already on its way to them."""
+"""Seconds that workers of a pool get for what is already on its way to them, and to end."""
+
+
+def _await_children() -> None:
+    deadline = time.monotonic() + _GRACE_S
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _begin(watched: Connection, held: Connection, scratch: Path | None) -> None:
