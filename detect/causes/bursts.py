@@ -563,19 +563,6 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
 
 
-def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> list[_Burst]:
-    """Return the bursts of some rows, compared with each other only."""
-    num_rows = len(value)
-    return [
-        replace(
-            one, row=int(rows[one.row]), others=mask_of(rows[one.others].tolist(), num_rows)
-        )
-        for one in bursts(
-            value[rows], known[rows], rate, BURSTS.least_share, num_tests=num_rows
-        )
-    ]  # fmt: skip
-
-
 def _doubt_of_host(seen: Observations, burst: _Burst, is_uneven: bool) -> tuple[str, ...]:
     """Return how uneven data may explain what a rank lost to its host; nothing where it cannot.
 
@@ -616,6 +603,19 @@ def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[_Burst]:
         return found
     lone = lone_pause(_lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)
     return [lone] if lone else []
+
+
+def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> list[_Burst]:
+    """Return the bursts of some rows, compared with each other only."""
+    num_rows = len(value)
+    return [
+        replace(
+            one, row=int(rows[one.row]), others=mask_of(rows[one.others].tolist(), num_rows)
+        )
+        for one in bursts(
+            value[rows], known[rows], rate, BURSTS.least_share, num_tests=num_rows
+        )
+    ]  # fmt: skip
 
 
 def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:

@@ -91,7 +91,6 @@ BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
 )
-
 WARMING_UP = (
     "these are the run's first iterations, which still get quicker (allocation, compilation), and "
     "no rank by as much as another: a trace of later ones decides"

@@ -293,8 +293,11 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
     `steady` keeps the run's first ones where there are few others. Where everybody is slow in them
     that is warm-up, which takes each rank its own time, and says nothing of the ranks.
     """
-    early, level = seen.iterations <= settings.num_warmup_iterations, _level(seen)
-    is_warming = early.any() and level[early].max() >= level[-1] + np.log(WINDOW.warm_ratio)
+    early = seen.iterations <= settings.num_warmup_iterations
+    if not early.any():  # nearly always, and asked for every slow rank
+        return len(seen.iterations)
+    level = _level(seen)
+    is_warming = level[early].max() >= level[-1] + np.log(WINDOW.warm_ratio)
     return int((~early).sum()) if is_warming else len(seen.iterations)
 
 
