@@ -1,0 +1,225 @@
+"""What is wrong with a rank of `benchmarks.trainers`, made from outside its trainer and tracer.
+
+    python -m benchmarks.trainer_faults CORE SEED      somebody else's work on a core, in bursts
+
+A slow device burns more of its own CPU time by real matrix products, after every part of a layer,
+forward and backward, and after the optimizer's step. Everything else is what happens to jobs:
+another process on the core, a thread that holds the interpreter's lock, a late batch, a collector.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.hogs import core_hogged, gpu_hogged
+from benchmarks.jobs import ROOT
+
+LATE_S = 0.06
+"""Of a batch whose storage is slow."""
+LONGER = 1.25
+"""Times the tokens of the others, in every iteration."""
+BURST_S, PERIOD_S = 0.4, 2.0
+"""A throttled device is slow so long, again after so long: by the clock, not by the iteration."""
+NUM_OBJECTS = 500_000
+"""That the collector of a rank with garbage goes through, tens of ms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happens to one rank, and the causes by which a verdict may name it."""
+
+    name: str
+    causes: tuple[str, ...] = ()
+    """None: nobody's hardware is at fault, and no node may be named."""
+    factor: float = 1.0
+    slows_optimizer: bool = True
+    comes_in_bursts: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+
+
+HEALTHY = Fault(name="healthy", devices=("cpu", "gpu"))
+SHARED = Fault(name="shared", causes=("host", "compute"), devices=("cpu", "gpu"))
+LOADER = Fault(name="late batches", causes=("loader", "host"), devices=("cpu", "gpu"))
+LOCK = Fault(name="held lock", causes=("host", "compute"))
+LONG = Fault(name="longer data", devices=("cpu", "gpu"))
+BUSY = Fault(name="busy machine")
+GARBAGE = Fault(name="garbage", causes=("gc",))
+HEAVY = Fault(name="heavy last stage", devices=("cpu", "gpu"))
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        HEALTHY,
+        Fault(name="slow x1.1", causes=("compute",), factor=1.1),
+        Fault(name="slow x1.3", causes=("compute",), factor=1.3),
+        Fault(name="layers x1.3", causes=("compute",), factor=1.3, slows_optimizer=False),
+        Fault(name="throttled x1.6", causes=("compute",), factor=1.6, comes_in_bursts=True),
+        SHARED,
+        LOCK,
+        LOADER,
+        GARBAGE,
+        LONG,
+        BUSY,
+        HEAVY,
+    )
+}
+
+
+class Disturbance:
+    """A fault at work on this rank, while `acting`."""
+
+    def __init__(self, fault: Fault, *, is_here: bool, device: torch.device, seed: int) -> None:
+        self.fault, self.is_here = fault, is_here
+        self._device, self._seed = device, seed
+        self._garbage: list[list[object]] = []
+        self._matrix = torch.randn(64, 64)
+        self._product = torch.empty_like(self._matrix)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Let everything go on that needs nothing of the trainer."""
+        with ExitStack() as stack:
+            if self.fault == SHARED and self.is_here:
+                stack.enter_context(self._sharer())
+            if self.fault == LOCK and self.is_here:
+                stack.enter_context(_held_lock())
+            if self.fault == BUSY:
+                stack.enter_context(_bursts(self._seed))
+            if self.fault == GARBAGE and self.is_here:
+                self._garbage = [[number] for number in range(NUM_OBJECTS)]
+            yield
+        self._garbage = []
+
+    def _sharer(self) -> AbstractContextManager[None]:
+        return core_hogged(1) if self._device.type == "cpu" else gpu_hogged(self._device.index)
+
+    def burden(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Slow every part of each layer down, the model's ends, and the optimizer."""
+        if self.fault.factor == 1.0 or not self.is_here:
+            return
+        for module in _parts(model):
+            self._burden_part(module)
+        if self.fault.slows_optimizer:
+            self._burden_step(optimizer)
+
+    def _burden_part(self, module: torch.nn.Module) -> None:
+        begin_ns = 0
+
+        def before(_: torch.nn.Module, inputs: object) -> None:
+            nonlocal begin_ns
+            del inputs
+            begin_ns = time.thread_time_ns()
+
+        def after(_: torch.nn.Module, inputs: object, output: object) -> None:
+            del inputs
+            cost_ns = time.thread_time_ns() - begin_ns
+            self._work(cost_ns)
+            value = output[0] if isinstance(output, tuple) else output
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                value.register_hook(lambda _: self._work(2 * cost_ns))  # type: ignore[no-untyped-call]
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def _burden_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the work inside `step`, where a slower device would take longer."""
+        begin_ns = 0
+
+        def before(*_: object) -> None:
+            nonlocal begin_ns
+            begin_ns = time.thread_time_ns()
+
+        def after(*_: object) -> None:
+            self._work(time.thread_time_ns() - begin_ns)
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+
+    def _work(self, cost_ns: int) -> None:
+        """Multiply matrices for the excess over so much CPU time."""
+        if self.fault.comes_in_bursts and time.monotonic() % PERIOD_S > BURST_S:
+            return
+        end_ns = time.thread_time_ns() + int(cost_ns * (self.fault.factor - 1))
+        while time.thread_time_ns() < end_ns:
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def load(self) -> None:
+        """What happens while a batch is fetched."""
+        if self.fault == LOADER and self.is_here:
+            time.sleep(LATE_S)
+        if self._garbage:
+            gc.collect()
+
+    def tokens(self, usual: int, dp_rank: int) -> int:
+        """Of the sequences of a replica."""
+        return int(usual * LONGER) if self.fault == LONG and dp_rank == 1 else usual
+
+
+def _parts(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The children of every layer; elsewhere the modules that hold weights of their own."""
+    lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]
+    layers = [layer for one in lists[:1] for layer in one]
+    inside = {module for layer in layers for module in layer.modules()}
+    ends = [
+        module
+        for module in model.modules()
+        if module not in inside and list(module.parameters(recurse=False))
+    ]
+    return [child for layer in layers for child in layer.children()] + ends
+
+
+@contextmanager
+def _held_lock() -> Iterator[None]:
+    """A thread of this process holds the interpreter's lock in C calls, a third of the time."""
+    record, ended = {str(number): number * 0.5 for number in range(30_000)}, threading.Event()
+
+    def log() -> None:
+        while not ended.is_set():
+            begin = time.perf_counter()
+            json.dumps(record)
+            ended.wait(2 * (time.perf_counter() - begin))
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _bursts(seed: int) -> Iterator[None]:
+    core = max(os.sched_getaffinity(0))
+    words = [sys.executable, "-m", "benchmarks.trainer_faults", str(core), str(seed)]
+    with subprocess.Popen(words, cwd=ROOT) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def work_in_bursts(core: int, seed: int) -> None:
+    """Take a core for 10 to 150 ms, leave it for 100 to 600, until the parent has ended."""
+    os.sched_setaffinity(0, {core})
+    draw, parent = random.Random(seed), os.getppid()
+    while os.getppid() == parent:
+        end = time.monotonic() + draw.uniform(0.01, 0.15)
+        while time.monotonic() < end:
+            pass
+        time.sleep(draw.uniform(0.1, 0.6))
+
+
+if __name__ == "__main__":
+    work_in_bursts(*map(int, sys.argv[1:3]))

@@ -1,0 +1,159 @@
+"""One rank of `benchmarks.trainers`: all cases of one trainer in one process group.
+
+    torchrun … -m benchmarks.trainer_ranks PLAN.json
+
+Every case is a training of its own, with a new model, from its first iteration on; the files of a
+case are complete once its folder holds `done`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from benchmarks.trainer_faults import FAULTS, Disturbance
+from benchmarks.trainer_loops import LOOPS, Recorder, Run
+from megascan.config import TraceConfig
+from megascan.errors import report_errors
+from megascan.instrument import start
+from training.distributed import read_launch
+
+DONE = "done"
+TIMEOUT = timedelta(seconds=60)
+"""Of a collective, after which the job has failed."""
+PROFILED = {"wait": 3, "warmup": 2, "active": 8}
+"""Steps, where torch's profiler records in place of the tracer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A case: its fault, the rank that has it, and where the files go."""
+
+    fault: str
+    rank: int
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the ranks of a job do."""
+
+    loop: str
+    device: str
+    sizes: dict[str, int]
+    """Of the model and the training, by the names of `Run`."""
+    cores: tuple[int, ...]
+    """One a rank; none: wherever there is room."""
+    profiles: bool
+    """Record torch profiles, no trace."""
+    seed: int
+    stages: tuple[Stage, ...]
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """What `write` wrote."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["stages"] = tuple(Stage(**stage) for stage in values["stages"])
+        values["cores"] = tuple(values["cores"])
+        return cls(**values)
+
+
+class Profile:
+    """torch's profiler around the iterations, as its documentation shows it."""
+
+    def __init__(self, path: Path) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._profiler = torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(**PROFILED),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        )
+        self._profiler.start()
+
+    @contextmanager
+    def iteration(self, number: int) -> Iterator[None]:
+        """Enclose a step."""
+        del number
+        yield
+        self._profiler.step()
+
+    def close(self) -> None:
+        """End the recording."""
+        self._profiler.stop()
+
+
+def start_trace(
+    folder: Path, *, model: torch.nn.Module | tuple[()] = (), mesh: DeviceMesh | None = None
+) -> Recorder:
+    """Trace with the default window, as somebody does who has read the first page."""
+    config = TraceConfig(enabled=True, directory=folder)
+    return start(config, model=model, mesh=mesh)
+
+
+def start_profile(folder: Path, **_: object) -> Recorder:
+    """Record with torch's profiler."""
+    return Profile(folder / f"rank{dist.get_rank()}.pt.trace.json.gz")
+
+
+def train(plan: Plan, stage: Stage, device: torch.device) -> None:
+    """One case."""
+    folder = Path(stage.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    fault, rank = FAULTS[stage.fault], dist.get_rank()
+    disturbance = Disturbance(
+        fault, is_here=rank == stage.rank, device=device, seed=plan.seed + rank
+    )
+    run = Run(
+        **plan.sizes,
+        device=device,
+        disturbance=disturbance,
+        start=partial(start_profile if plan.profiles else start_trace, folder),
+        scratch=folder.parent,
+    )
+    torch.manual_seed(plan.seed + rank)
+    with disturbance.acting():
+        dist.barrier()
+        LOOPS[plan.loop](run)
+        dist.barrier()
+    gc.collect()
+    if rank == 0:
+        (folder / DONE).touch()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Join the job and train."""
+    plan, launch = Plan.read(Path(arguments[0])), read_launch(os.environ)
+    if plan.cores:
+        os.sched_setaffinity(0, {plan.cores[launch.local_rank]})
+    torch.set_num_threads(1)
+    if plan.device == "cpu":
+        device = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    else:
+        device = torch.device("cuda", launch.local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, timeout=TIMEOUT)
+    for stage in plan.stages:
+        train(plan, stage, device)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

@@ -1,0 +1,422 @@
+"""Do other people's trainers get the right verdict? Real processes, healthy and with faults.
+
+    python -m benchmarks.trainers [--device cpu|gpu] [--only TEXT] [--seeds N] [--seconds S]
+                                  [--profiles] [--keep DIR] [-o RESULT.md]
+    python -m benchmarks.trainers --judge DIR       (what --keep packed again, on any machine)
+
+The trainers are in `trainer_loops.py`, what is wrong with their ranks in `trainer_faults.py`. On
+the CPU every rank has a core of its own, and jobs run side by side on the cores of this process.
+
+- right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
+- other cause: that rank, with another cause
+- undecided: no node is named, and the verdict is undecided
+- missed: no node is named, and the verdict is another one
+- WRONG NAME: a node is named that is not at fault
+
+Exit 1 when there was a wrong name or a job failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.jobs import ROOT, environment_line, publish
+from benchmarks.trainer_faults import FAULTS, GARBAGE, HEAVY, LOADER, LONG, Fault
+from benchmarks.trainer_ranks import DONE, Plan, Stage
+
+RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
+    "right",
+    "other cause",
+    "undecided",
+    "missed",
+    "WRONG NAME",
+)
+RESULTS = (RIGHT, OTHER, UNDECIDED, MISSED, WRONG)
+JOBS = {
+    "cpu": (
+        *(("megatron TP", 2), ("megatron PP", 2), ("ddp", 4), ("fsdp", 4), ("pipeline", 4)),
+        *(("tensor", 4), ("hybrid", 4), ("megatron TP", 4), ("megatron PP", 4), ("ddp", 8)),
+        *(("fsdp", 8), ("ddp", 2), ("fsdp", 2), ("tensor", 2), ("pipeline", 2), ("hybrid", 8)),
+    ),
+    "gpu": (
+        *(("ddp", 2), ("fsdp", 2), ("pipeline", 2)),
+        *(("megatron PP", 2), ("megatron TP", 2), ("tensor", 2), ("hybrid", 2)),
+    ),
+}
+SIZES = {
+    "cpu": {
+        **{"hidden": 192, "heads": 6, "layers": 4, "sequence": 256},
+        **{"microbatches": 2, "iterations": 30},
+    },
+    "gpu": {
+        **{"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048},
+        **{"microbatches": 2, "iterations": 30},
+    },
+    "profiles": {
+        **{"hidden": 4096, "heads": 32, "layers": 2, "sequence": 2048},
+        **{"microbatches": 1, "iterations": 14},
+    },
+}
+HAS_STAGES, HAS_REPLICAS = ("pipeline", "megatron PP"), ("ddp", "fsdp", "hybrid", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A job with something wrong with one of its ranks."""
+
+    loop: str
+    num_ranks: int
+    fault: str
+    rank: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Shown in the table."""
+        return f"{self.loop} of {self.num_ranks}, {self.fault}, rank {self.rank}, seed {self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """The same for files."""
+        return self.name.replace(",", "").replace(" ", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What the verdict says of a case."""
+
+    case: Case
+    result: str
+    verdict: str
+    named: str
+    iteration_ms: float
+
+    def text(self) -> str:
+        """As a row of the table."""
+        return (
+            f"| {self.case.name} | {self.verdict} | {self.named or '–'} "
+            f"| {self.iteration_ms:,.0f} | {self.result} |"
+        )
+
+
+def cases_of(loop: str, num_ranks: int, device: str, seed: int) -> list[Case]:
+    """Every fault that this job can have, each on another rank."""
+    cases = []
+    for place, fault in enumerate(FAULTS.values()):
+        if device in fault.devices and _is_possible(fault, loop, num_ranks):
+            rank = (place + seed) % num_ranks
+            if loop == "pipeline" and fault == LOADER:
+                rank = 0 if seed % 2 else num_ranks - 1  # the others use no batch
+            case = Case(loop=loop, num_ranks=num_ranks, fault=fault.name, rank=rank, seed=seed)
+            cases.append(case)
+    return cases
+
+
+def _is_possible(fault: Fault, loop: str, num_ranks: int) -> bool:
+    if fault == HEAVY:
+        return loop in HAS_STAGES
+    if fault == LONG:
+        return loop in HAS_REPLICAS[:3] or (num_ranks > 2 and loop != "pipeline")
+    return True
+
+
+def score(case: Case, findings: Sequence[dict[str, object]], verdict: str) -> str:
+    """Compare what is named with what was done."""
+    fault = FAULTS[case.fault]
+    blamed = [one for one in findings if one["owner"] == "node"]
+    if fault == GARBAGE:  # the process's own doing: its owner is the job
+        blamed += [one for one in findings if one["cause"] == "gc" and one["owner"] != "node"]
+    if any(one["ranks"] != [case.rank] for one in blamed) or (blamed and not fault.causes):
+        return WRONG
+    if not fault.causes or any(one["cause"] in fault.causes for one in blamed):
+        return RIGHT
+    if blamed:
+        return OTHER
+    return UNDECIDED if verdict == "undecided" else MISSED
+
+
+def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = False) -> Row:
+    """Detect in the files of a case, as the command does; packs them into `keep`."""
+    from aggregate import build_timeline
+    from detect import detect
+    from megascan.reader import read_trace
+
+    text = io.StringIO()
+    try:
+        with redirect_stderr(text):
+            report = json.loads(json.dumps(detect(build_timeline(read_trace(trace))).to_json()))
+    except Exception:
+        traceback.print_exc()
+        raise
+    findings = report["findings"]
+    result = score(case, findings, report["verdict"])
+    row = Row(
+        case=case,
+        result=result,
+        verdict=report["verdict"],
+        named="; ".join(
+            f"{','.join(map(str, one['ranks']))} {one['cause']} {one['slowdown']:.2f}x"
+            f" ({one['owner']}, cost {one['step_time_cost_ratio']:.3f})"
+            for one in findings
+        ),
+        iteration_ms=report["iteration_ns"] / 1e6,
+    )
+    if keep is not None and (keeps_right or result != RIGHT):
+        _pack(case, trace, keep / result.replace(" ", "-"))
+    return row
+
+
+def _pack(case: Case, trace: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (trace / "case.json").write_text(json.dumps(asdict(case)), encoding="utf-8")
+    with tarfile.open(folder / f"{case.file_name}.tar.xz", "w:xz", preset=2) as archive:
+        archive.add(trace, case.file_name)
+
+
+def judge_kept(packed: Path) -> Row:
+    """Detect again in what `--keep` packed."""
+    with TemporaryDirectory() as temporary, tarfile.open(packed) as archive:
+        archive.extractall(temporary, filter="data")
+        (trace,) = Path(temporary).iterdir()
+        case = Case(**json.loads((trace / "case.json").read_text(encoding="utf-8")))
+        (trace / "case.json").unlink()
+        return judge(case, trace, None)
+
+
+class Campaign:
+    """Jobs side by side on the cores there are; verdicts on the cores they leave."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self._given, self._folder = given, folder
+        cores = sorted(os.sched_getaffinity(0))
+        self._judging = max(1, len(cores) // 4)
+        self._free = cores[self._judging :] if len(cores) > 2 * self._judging else cores
+        if given.device == "gpu":
+            self._free = cores[: max(num_ranks for _, num_ranks in JOBS["gpu"])]
+        self._num_cores = len(self._free)
+        self._changed = threading.Condition()
+        self._end = time.monotonic() + given.seconds
+        self.failed: list[str] = []
+        self.rows: list[Row] = []
+        self._verdicts: list[Future[Row]] = []
+
+    def run(self) -> None:
+        """Start all jobs, each when it finds room, and wait for their verdicts."""
+        with ProcessPoolExecutor(self._judging, mp_context=get_context("spawn")) as pool:
+            threads = []
+            for cases in self._jobs():
+                cores = self._take(min(cases[0].num_ranks, self._num_cores))
+                if cores is None:
+                    break
+                threads.append(threading.Thread(target=self._job, args=(cases, cores, pool)))
+                threads[-1].start()
+            for thread in threads:
+                thread.join()
+            for verdict in self._verdicts:
+                if verdict.exception() is not None:
+                    self.failed.append(f"a verdict: {verdict.exception()}")
+
+    def _jobs(self) -> Iterable[list[Case]]:
+        for seed in range(self._given.first_seed, self._given.first_seed + self._given.seeds):
+            for loop, num_ranks in JOBS[self._given.device]:
+                cases = cases_of(loop, num_ranks, self._given.device, seed)
+                if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
+                    yield wanted
+
+    def _take(self, number: int) -> list[int] | None:
+        """Wait for so many cores; None when the time is over."""
+        with self._changed:
+            while len(self._free) < number:
+                if not self._changed.wait(self._end - time.monotonic()):
+                    return None
+            if time.monotonic() > self._end:
+                return None
+            taken, self._free = self._free[:number], self._free[number:]
+            return taken
+
+    def _job(self, cases: list[Case], cores: list[int], pool: ProcessPoolExecutor) -> None:
+        name = f"{cases[0].loop} of {cases[0].num_ranks}, seed {cases[0].seed}"
+        folder = self._folder / name.replace(" ", "-")
+        folder.mkdir()
+        self._plan(cases, cores, folder).write(folder / "plan.json")
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+        words = [*launcher, str(cases[0].num_ranks), "-m", "benchmarks.trainer_ranks"]
+        output = folder / "output.txt"
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, *words, str(folder / "plan.json")],
+                cwd=ROOT,
+                env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        waiting = list(cases)
+        while process.poll() is None:
+            time.sleep(0.5)
+            self._submit(waiting, folder, pool)
+            if time.monotonic() > self._end:
+                process.terminate()
+                process.wait()
+                break
+        self._submit(waiting, folder, pool)
+        with self._changed:
+            self._free += cores
+            self._changed.notify_all()
+        if waiting and time.monotonic() < self._end:
+            self.failed.append(f"{name} in {waiting[0].fault}")
+            print(f"{name} failed:\n{output.read_text()[-3000:]}", file=sys.stderr, flush=True)
+
+    def _plan(self, cases: list[Case], cores: list[int], folder: Path) -> Plan:
+        given = self._given
+        kind = "profiles" if given.profiles else given.device
+        return Plan(
+            loop=cases[0].loop,
+            device=given.device,
+            sizes={**SIZES[kind], **({"iterations": given.iterations} if given.iterations else {})},
+            cores=tuple(cores) if self._has_cores(cases[0]) else (),
+            profiles=given.profiles,
+            seed=1000 * cases[0].seed,
+            stages=tuple(
+                Stage(fault=case.fault, rank=case.rank, folder=str(folder / case.file_name))
+                for case in cases
+            ),
+        )
+
+    def _has_cores(self, case: Case) -> bool:
+        """Whether each rank has one, and needs no more."""
+        return self._given.device == "cpu" and self._num_cores >= case.num_ranks
+
+    def _submit(self, waiting: list[Case], folder: Path, pool: ProcessPoolExecutor) -> None:
+        """Have the cases judged that are complete."""
+        while waiting and (folder / waiting[0].file_name / DONE).exists():
+            case = waiting.pop(0)
+            trace = folder / case.file_name
+            (trace / DONE).unlink()
+            given = self._given
+            verdict = pool.submit(judge, case, trace, given.keep, keeps_right=given.keep_right)
+            verdict.add_done_callback(self._judged)
+            self._verdicts.append(verdict)
+
+    def _judged(self, verdict: Future[Row]) -> None:
+        if verdict.exception() is None:
+            self.rows.append(verdict.result())
+            print(verdict.result().text(), flush=True)
+
+
+def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
+    return not only or any(text in name for text in only)
+
+
+def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command: str) -> str:
+    """The result page."""
+    counts = Counter((_kind(row.case), row.result) for row in rows)
+    loops = Counter((row.case.loop, row.result) for row in rows)
+    head = f"| {' | '.join(RESULTS)} | all |\n{'|---' * (len(RESULTS) + 2)}|"
+    return "\n".join(
+        [
+            "# Other people's trainers",
+            "",
+            f"`{command}` on {environment}.",
+            "",
+            *([f"Failed: {'; '.join(failed)}.", ""] if failed else ()),
+            f"| fault {head}",
+            *_table(counts),
+            "",
+            f"| trainer {head}",
+            *_table(loops),
+            "",
+            "| case | verdict | findings | iteration, ms | result |",
+            "|---|---|---|---|---|",
+            *(row.text() for row in sorted(rows, key=_order)),
+            "",
+        ]
+    )
+
+
+def _kind(case: Case) -> str:
+    return case.fault
+
+
+def _order(row: Row) -> tuple[int, str]:
+    return -RESULTS.index(row.result), row.case.name
+
+
+def _table(counts: Counter[tuple[str, str]]) -> list[str]:
+    names = list(dict.fromkeys(name for name, _ in counts))
+    rows = []
+    for name in sorted(names):
+        numbers = [counts[name, result] for result in RESULTS]
+        rows.append(f"| {name} | {' | '.join(map(str, numbers))} | {sum(numbers)} |")
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trainers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=sorted(JOBS), default="cpu")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="cases whose name holds TEXT; repeatable"
+    )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of every job")
+    parser.add_argument("--first-seed", type=int, default=1, metavar="N", help="the first of them")
+    parser.add_argument("--iterations", type=int, help="of a case (30)")
+    parser.add_argument(
+        "--seconds", type=float, default=3600, help="jobs that run longer are cut off (3600)"
+    )
+    parser.add_argument("--profiles", action="store_true", help="by torch's profiler, on GPUs")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="pack files of cases there")
+    parser.add_argument("--keep-right", action="store_true", help="also where all is right")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="judge those again")
+    parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the campaign and print the page."""
+    given = parse()
+    failed: list[str] = []
+    if given.judge:
+        packed = sorted(given.judge.rglob("*.tar.xz"))
+        rows = []
+        for path in packed:
+            if _is_wanted(path.name, given.only):
+                rows.append(judge_kept(path))
+                print(rows[-1].text(), flush=True)
+    else:
+        folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"trainers-{os.getpid()}"
+        folder.mkdir()
+        try:
+            campaign = Campaign(given, folder)
+            campaign.run()
+            rows, failed = campaign.rows, campaign.failed
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    command = f"python -m benchmarks.trainers {' '.join(sys.argv[1:])}"
+    publish(render(rows, failed, environment_line(given.device), command), given.output)
+    return 1 if failed or any(row.result == WRONG for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
