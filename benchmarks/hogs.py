@@ -2,6 +2,7 @@
 
     python -m benchmarks.hogs gpu 2      matrix products on GPU 2
     python -m benchmarks.hogs cpu 5      a busy loop on core 5
+    python -m benchmarks.hogs bursts 5   the same now and then
 
 Each says `hogging` when it is at work, and ends when its parent does.
 """
@@ -9,8 +10,10 @@ Each says `hogging` when it is at work, and ends when its parent does.
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +42,13 @@ def core_hogged(num_hogs: int) -> Iterator[None]:
             yield
         finally:
             _confine(before)
+
+
+@contextmanager
+def core_hogged_in_bursts() -> Iterator[None]:
+    """Another process is busy on this process's last core now and then while inside."""
+    with _started([["bursts", str(max(os.sched_getaffinity(0)))]]):
+        yield
 
 
 @contextmanager
@@ -96,13 +106,27 @@ def hog_core(core: int) -> None:
             pass
 
 
+def hog_core_in_bursts(core: int) -> None:
+    """Take a core for 10 to 150 ms, leave it for 100 to 600, until the parent has ended."""
+    os.sched_setaffinity(0, {core})
+    draw, parent = random.Random(core), os.getppid()
+    print("hogging", flush=True)
+    while os.getppid() == parent:
+        end = time.monotonic() + draw.uniform(0.01, 0.15)
+        while time.monotonic() < end:
+            pass
+        time.sleep(draw.uniform(0.1, 0.6))
+
+
+HOGS = {"gpu": hog_gpu, "cpu": hog_core, "bursts": hog_core_in_bursts}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Hog."""
-    if len(arguments) != 2 or arguments[0] not in {"gpu", "cpu"} or not arguments[1].isdecimal():
+    if len(arguments) != 2 or arguments[0] not in HOGS or not arguments[1].isdecimal():
         print(__doc__, file=sys.stderr)
         return 2
-    hog = hog_gpu if arguments[0] == "gpu" else hog_core
-    hog(int(arguments[1]))
+    HOGS[arguments[0]](int(arguments[1]))
     return 0
 
 

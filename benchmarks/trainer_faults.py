@@ -1,7 +1,5 @@
 """What is wrong with a rank of `benchmarks.trainers`, made from outside its trainer and tracer.
 
-    python -m benchmarks.trainer_faults CORE SEED      somebody else's work on a core, in bursts
-
 A slow device burns more of its own CPU time by real matrix products, after every part of a layer,
 forward and backward, and after the optimizer's step. Everything else is what happens to jobs:
 another process on the core, a thread that holds the interpreter's lock, a late batch, a collector.
@@ -11,10 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import random
-import subprocess
-import sys
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.hogs import core_hogged, gpu_hogged
-from benchmarks.jobs import ROOT
+from benchmarks.hogs import core_hogged, core_hogged_in_bursts, gpu_hogged
 
 LATE_S = 0.06
 """Of a batch whose storage is slow."""
@@ -79,9 +73,9 @@ FAULTS = {
 class Disturbance:
     """A fault at work on this rank, while `acting`."""
 
-    def __init__(self, fault: Fault, *, is_here: bool, device: torch.device, seed: int) -> None:
+    def __init__(self, fault: Fault, *, is_here: bool, device: torch.device) -> None:
         self.fault, self.is_here = fault, is_here
-        self._device, self._seed = device, seed
+        self._device = device
         self._garbage: list[list[object]] = []
         self._matrix = torch.randn(64, 64)
         self._product = torch.empty_like(self._matrix)
@@ -95,7 +89,7 @@ class Disturbance:
             if self.fault == LOCK and self.is_here:
                 stack.enter_context(_held_lock())
             if self.fault == BUSY:
-                stack.enter_context(_bursts(self._seed))
+                stack.enter_context(core_hogged_in_bursts())
             if self.fault == GARBAGE and self.is_here:
                 self._garbage = [[number] for number in range(NUM_OBJECTS)]
             yield
@@ -166,6 +160,18 @@ class Disturbance:
         return int(usual * LONGER) if self.fault == LONG and dp_rank == 1 else usual
 
 
+def time_core() -> float:
+    """CPU time of the same matrix products everywhere, ms: how slow this core is by itself."""
+    matrix = torch.randn(192, 192)
+    samples = []
+    for _ in range(10):
+        begin_ns = time.thread_time_ns()
+        for _ in range(20):
+            torch.mm(matrix, matrix)
+        samples.append((time.thread_time_ns() - begin_ns) / 1e6)
+    return statistics.median(samples)
+
+
 def _parts(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The children of every layer; elsewhere the modules that hold weights of their own."""
     lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]
@@ -197,29 +203,3 @@ def _held_lock() -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-@contextmanager
-def _bursts(seed: int) -> Iterator[None]:
-    core = max(os.sched_getaffinity(0))
-    words = [sys.executable, "-m", "benchmarks.trainer_faults", str(core), str(seed)]
-    with subprocess.Popen(words, cwd=ROOT) as process:
-        try:
-            yield
-        finally:
-            process.kill()
-
-
-def work_in_bursts(core: int, seed: int) -> None:
-    """Take a core for 10 to 150 ms, leave it for 100 to 600, until the parent has ended."""
-    os.sched_setaffinity(0, {core})
-    draw, parent = random.Random(seed), os.getppid()
-    while os.getppid() == parent:
-        end = time.monotonic() + draw.uniform(0.01, 0.15)
-        while time.monotonic() < end:
-            pass
-        time.sleep(draw.uniform(0.1, 0.6))
-
-
-if __name__ == "__main__":
-    work_in_bursts(*map(int, sys.argv[1:3]))

@@ -2,8 +2,9 @@
 
     torchrun … -m benchmarks.trainer_ranks PLAN.json
 
-Every case is a training of its own, with a new model, from its first iteration on; the files of a
-case are complete once its folder holds `done`.
+Every case is a training of its own, with a new model, from its first iteration on. The files of a
+case are complete once its folder holds `done`, which tells how fast the ranks' cores were before it
+and after it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.trainer_faults import FAULTS, Disturbance
+from benchmarks.trainer_faults import FAULTS, Disturbance, time_core
 from benchmarks.trainer_loops import LOOPS, Recorder, Run
 from megascan.config import TraceConfig
 from megascan.errors import report_errors
@@ -116,9 +117,7 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
     folder = Path(stage.folder)
     folder.mkdir(parents=True, exist_ok=True)
     fault, rank = FAULTS[stage.fault], dist.get_rank()
-    disturbance = Disturbance(
-        fault, is_here=rank == stage.rank, device=device, seed=plan.seed + rank
-    )
+    disturbance = Disturbance(fault, is_here=rank == stage.rank, device=device)
     run = Run(
         **plan.sizes,
         device=device,
@@ -127,13 +126,22 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
         scratch=folder.parent,
     )
     torch.manual_seed(plan.seed + rank)
+    before = _cores()
     with disturbance.acting():
         dist.barrier()
         LOOPS[plan.loop](run)
         dist.barrier()
     gc.collect()
+    after = _cores()
     if rank == 0:
-        (folder / DONE).touch()
+        (folder / DONE).write_text(json.dumps([before, after]), encoding="utf-8")
+
+
+def _cores() -> list[float]:
+    """What the same work takes on each rank, ms."""
+    times: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(times, time_core())
+    return times
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.jobs import run_ranks
 from benchmarks.trainer_faults import FAULTS, HEALTHY, LONG, Disturbance
-from benchmarks.trainer_ranks import DONE, Plan, Stage
+from benchmarks.trainer_ranks import Plan, Stage
 from benchmarks.trainers import (
     JOBS,
     MISSED,
@@ -75,7 +75,7 @@ def test_a_slow_rank_works_longer_forward_and_backward_and_others_do_not():
     for is_here in (False, True):
         asked = counts[is_here] = []
         device = torch.device("cpu")
-        slow = Disturbance(FAULTS["slow x1.3"], is_here=is_here, device=device, seed=1)
+        slow = Disturbance(FAULTS["slow x1.3"], is_here=is_here, device=device)
         slow._work = asked.append
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
         optimizer = torch.optim.SGD(model.parameters())
@@ -88,13 +88,20 @@ def test_a_slow_rank_works_longer_forward_and_backward_and_others_do_not():
 
 
 def test_one_replica_has_longer_data():
-    long = Disturbance(LONG, is_here=False, device=torch.device("cpu"), seed=1)
+    long = Disturbance(LONG, is_here=False, device=torch.device("cpu"))
     assert [long.tokens(100, dp_rank) for dp_rank in range(3)] == [100, 125, 100]
 
 
 def test_the_page_counts_by_fault_and_by_trainer():
     rows = [
-        Row(case=case_of(fault), result=result, verdict="v", named="", iteration_ms=1.0)
+        Row(
+            case=case_of(fault),
+            result=result,
+            verdict="v",
+            named="",
+            iteration_ms=1.0,
+            cores_ratio=1.0,
+        )
         for fault, result in (("healthy", RIGHT), ("healthy", WRONG), ("slow x1.3", MISSED))
     ]
     page = render(rows, ["fsdp of 4"], "a machine", "command")
@@ -116,7 +123,6 @@ def test_a_job_leaves_traces_that_can_be_judged_and_judged_again(tmp_path):
     )  # fmt: skip
     plan.write(tmp_path / "plan.json")
     run_ranks(2, ["benchmarks.trainer_ranks", str(tmp_path / "plan.json")])
-    (trace / DONE).unlink()
     first = judge(case, trace, tmp_path / "kept", keeps_right=True)
     (packed,) = (tmp_path / "kept").rglob("*.tar.xz")
     assert judge_kept(packed) == first
