@@ -9,9 +9,10 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
-from benchmarks.hogs import core_hogged
+from benchmarks.hogs import core_hogged, core_hogged_in_bursts
 from benchmarks.jobs import ROOT
 from benchmarks.layout_cases import TRIALS, Case, all_cases
 from benchmarks.layout_ranks import NUM_WARMUP, Stage
@@ -164,6 +165,20 @@ def test_a_hogged_core_is_shared_and_given_back():
         wall = time.perf_counter() - wall
     assert os.sched_getaffinity(0) == before
     assert wall > 1.5 * 0.2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_bursts_are_another_process_on_our_last_core_while_inside():
+    def others():
+        return [one for one in psutil.Process().children() if "bursts" in one.cmdline()]
+
+    with core_hogged_in_bursts():
+        (hog,) = others()
+        assert hog.cpu_affinity() == [max(os.sched_getaffinity(0))]
+        begin = hog.cpu_times().user
+        time.sleep(1.2)  # one burst at least, and one pause
+        assert 0.01 <= hog.cpu_times().user - begin < 1.0
+    assert not others()
 
 
 @pytest.mark.parametrize("words", [[], ["gpu"], ["disk", "1"], ["cpu", "x"]])
