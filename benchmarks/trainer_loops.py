@@ -203,7 +203,8 @@ def _adam(run: Run, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def _built(run: Run, **parts: bool) -> Gpt:
     torch.manual_seed(0)
-    return Gpt(run, run.layers, **parts).to(run.device, run.dtype)
+    with run.device:
+        return Gpt(run, run.layers, **parts).to(run.dtype)
 
 
 def ddp(run: Run) -> None:
@@ -291,9 +292,7 @@ def pipeline(run: Run) -> None:
     """1F1B of torch.distributed.pipelining, one stage a rank."""
     place, stages = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(run.device.type, (stages,), mesh_dim_names=("pp",))
-    torch.manual_seed(0)
-    model = Gpt(run, run.layers, first=place == 0, last=place == stages - 1)
-    model.to(run.device, run.dtype)
+    model = _built(run, first=place == 0, last=place == stages - 1)
     optimizer = _adam(run, model)
     stage = PipelineStage(model, place, stages, run.device, group=mesh.get_group("pp"))
     schedule = Schedule1F1B(stage, 2 * run.microbatches, loss_fn=loss_of)

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.trainers`: all cases of one trainer in one process group.
+"""One rank of `benchmarks.trainers`: all cases of a job in one process group.
 
     torchrun … -m benchmarks.trainer_ranks PLAN.json
 
@@ -34,31 +34,33 @@ from training.distributed import read_launch
 DONE = "done"
 TIMEOUT = timedelta(seconds=60)
 """Of a collective, after which the job has failed."""
-PROFILED = {"wait": 3, "warmup": 2, "active": 8}
+PROFILED = {"wait": 3, "warmup": 2, "active": 6}
 """Steps, where torch's profiler records in place of the tracer."""
+NUM_TRACED, NUM_PROFILED = 30, sum(PROFILED.values()) + 1
+"""Iterations of a case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A case: its fault, the rank that has it, and where the files go."""
+    """A case: its trainer, its fault, the rank that has it, and where the files go."""
 
+    loop: str
     fault: str
     rank: int
     folder: str
+    is_profiled: bool = False
+    """Recorded by torch's profiler, not by the tracer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the ranks of a job do."""
 
-    loop: str
     device: str
     sizes: dict[str, int]
     """Of the model and the training, by the names of `Run`."""
     cores: tuple[int, ...]
     """One a rank; none: wherever there is room."""
-    profiles: bool
-    """Record torch profiles, no trace."""
     seed: int
     stages: tuple[Stage, ...]
 
@@ -120,16 +122,17 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
     disturbance = Disturbance(fault, is_here=rank == stage.rank, device=device)
     run = Run(
         **plan.sizes,
+        iterations=NUM_PROFILED if stage.is_profiled else NUM_TRACED,
         device=device,
         disturbance=disturbance,
-        start=partial(start_profile if plan.profiles else start_trace, folder),
+        start=partial(start_profile if stage.is_profiled else start_trace, folder),
         scratch=folder.parent,
     )
     torch.manual_seed(plan.seed + rank)
     before = _cores()
     with disturbance.acting():
         dist.barrier()
-        LOOPS[plan.loop](run)
+        LOOPS[stage.loop](run)
         dist.barrier()
     gc.collect()
     after = _cores()

@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,30 +50,19 @@ RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
     "WRONG NAME",
 )
 RESULTS = (RIGHT, OTHER, UNDECIDED, MISSED, WRONG)
-JOBS = {
+JOBS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
     "cpu": (
-        *(("megatron TP", 2), ("megatron PP", 2), ("ddp", 4), ("fsdp", 4), ("pipeline", 4)),
-        *(("tensor", 4), ("hybrid", 4), ("megatron TP", 4), ("megatron PP", 4), ("ddp", 8)),
-        *(("fsdp", 8), ("ddp", 2), ("fsdp", 2), ("tensor", 2), ("pipeline", 2), ("hybrid", 8)),
+        *((("megatron TP",), 2), (("megatron PP",), 2), (("ddp",), 4), (("fsdp",), 4)),
+        *((("pipeline",), 4), (("tensor",), 4), (("hybrid",), 4), (("megatron TP",), 4)),
+        *((("megatron PP",), 4), (("ddp",), 8), (("fsdp",), 8), (("ddp",), 2), (("fsdp",), 2)),
+        *((("tensor",), 2), (("pipeline",), 2), (("hybrid",), 8)),
     ),
-    "gpu": (
-        *(("ddp", 2), ("fsdp", 2), ("pipeline", 2)),
-        *(("megatron PP", 2), ("megatron TP", 2), ("tensor", 2), ("hybrid", 2)),
-    ),
+    "gpu": ((("ddp", "pipeline", "fsdp", "hybrid", "tensor"), 2), (("megatron PP",), 2)),
 }
+"""The trainers that share a process group, and its ranks."""
 SIZES = {
-    "cpu": {
-        **{"hidden": 192, "heads": 6, "layers": 4, "sequence": 256},
-        **{"microbatches": 2, "iterations": 30},
-    },
-    "gpu": {
-        **{"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048},
-        **{"microbatches": 2, "iterations": 30},
-    },
-    "profiles": {
-        **{"hidden": 4096, "heads": 32, "layers": 2, "sequence": 2048},
-        **{"microbatches": 1, "iterations": 14},
-    },
+    "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
+    "gpu": {"hidden": 4096, "heads": 32, "layers": 3, "sequence": 2048, "microbatches": 2},
 }
 HAS_STAGES, HAS_REPLICAS = ("pipeline", "megatron PP"), ("ddp", "fsdp", "hybrid", "tensor")
 
@@ -87,11 +76,14 @@ class Case:
     fault: str
     rank: int
     seed: int
+    is_profiled: bool = False
 
     @property
     def name(self) -> str:
         """Shown in the table."""
-        return f"{self.loop} of {self.num_ranks}, {self.fault}, rank {self.rank}, seed {self.seed}"
+        recorded = ", profile" if self.is_profiled else ""
+        where = f"rank {self.rank}, seed {self.seed}{recorded}"
+        return f"{self.loop} of {self.num_ranks}, {self.fault}, {where}"
 
     @property
     def file_name(self) -> str:
@@ -239,8 +231,13 @@ class Campaign:
         for seed in range(self._given.first_seed, self._given.first_seed + self._given.seeds):
             jobs = JOBS[self._given.device]
             first = 5 * seed % len(jobs)  # those at the end have their turn when time is short
-            for loop, num_ranks in (*jobs[first:], *jobs[:first]):
-                cases = cases_of(loop, num_ranks, self._given.device, seed)
+            for loops, num_ranks in (*jobs[first:], *jobs[:first]):
+                cases = [
+                    replace(case, is_profiled=is_profiled)
+                    for loop in loops
+                    for case in cases_of(loop, num_ranks, self._given.device, seed)
+                    for is_profiled in (False, True)[: 1 + self._given.profiles]
+                ]
                 if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
                     yield wanted
 
@@ -289,16 +286,19 @@ class Campaign:
 
     def _plan(self, cases: list[Case], cores: list[int], folder: Path) -> Plan:
         given = self._given
-        kind = "profiles" if given.profiles else given.device
         return Plan(
-            loop=cases[0].loop,
             device=given.device,
-            sizes={**SIZES[kind], **({"iterations": given.iterations} if given.iterations else {})},
+            sizes=SIZES[given.device],
             cores=tuple(cores) if self._has_cores(cases[0]) else (),
-            profiles=given.profiles,
             seed=1000 * cases[0].seed,
             stages=tuple(
-                Stage(fault=case.fault, rank=case.rank, folder=str(folder / case.file_name))
+                Stage(
+                    loop=case.loop,
+                    fault=case.fault,
+                    rank=case.rank,
+                    folder=str(folder / case.file_name),
+                    is_profiled=case.is_profiled,
+                )
                 for case in cases
             ),
         )
@@ -383,11 +383,12 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of every job")
     parser.add_argument("--first-seed", type=int, default=1, metavar="N", help="the first of them")
-    parser.add_argument("--iterations", type=int, help="of a case (30)")
     parser.add_argument(
         "--seconds", type=float, default=3600, help="jobs that run longer are cut off (3600)"
     )
-    parser.add_argument("--profiles", action="store_true", help="by torch's profiler, on GPUs")
+    parser.add_argument(
+        "--profiles", action="store_true", help="record each case by torch's profiler, too"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="pack files of cases there")
     parser.add_argument("--keep-right", action="store_true", help="also where all is right")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="judge those again")

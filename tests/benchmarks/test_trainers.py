@@ -60,7 +60,7 @@ def test_only_the_faulty_rank_may_be_named(fault, findings, verdict, result):
 def test_every_job_is_tried_healthy_and_each_fault_meets_some_job():
     tried = Counter()
     for device, jobs in JOBS.items():
-        for loop, num_ranks in jobs:
+        for loop, num_ranks in ((loop, number) for loops, number in jobs for loop in loops):
             cases = cases_of(loop, num_ranks, device, seed=1)
             assert cases[0].fault == HEALTHY.name
             assert all(0 <= case.rank < num_ranks for case in cases)
@@ -117,9 +117,8 @@ def test_a_job_leaves_traces_that_can_be_judged_and_judged_again(tmp_path):
     trace = tmp_path / "trace"
     sizes = {"hidden": 32, "heads": 2, "layers": 2, "sequence": 16}
     plan = Plan(
-        loop=case.loop, device="cpu", sizes={**sizes, "microbatches": 2, "iterations": 8},
-        cores=(), profiles=False, seed=1,
-        stages=(Stage(fault=case.fault, rank=case.rank, folder=str(trace)),),
+        device="cpu", sizes={**sizes, "microbatches": 2}, cores=(), seed=1,
+        stages=(Stage(loop=case.loop, fault=case.fault, rank=case.rank, folder=str(trace)),),
     )  # fmt: skip
     plan.write(tmp_path / "plan.json")
     run_ranks(2, ["benchmarks.trainer_ranks", str(tmp_path / "plan.json")])
