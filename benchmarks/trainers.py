@@ -29,7 +29,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import redirect_stderr
@@ -39,7 +39,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import ROOT, environment_line, publish
-from benchmarks.trainer_faults import FAULTS, GARBAGE, HEAVY, LOADER, LONG, Fault
+from benchmarks.trainer_faults import FAULTS, GARBAGE, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import DONE, Plan, Stage
 
 RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
@@ -103,11 +103,11 @@ class Row:
     cores_ratio: float
     """By how much the ranks' cores differed before the case or after it; nan: not measured."""
 
-    def text(self) -> str:
+    def text(self, healthy_ms: float = math.nan) -> str:
         """As a row of the table."""
         return (
-            f"| {self.case.name} | {self.verdict} | {self.named or '–'} "
-            f"| {self.iteration_ms:,.0f} | {self.cores_ratio:.2f} | {self.result} |"
+            f"| {self.case.name} | {self.verdict} | {self.named or '–'} | {self.iteration_ms:,.0f} "
+            f"| {self.iteration_ms / healthy_ms:.2f} | {self.cores_ratio:.2f} | {self.result} |"
         )
 
 
@@ -329,7 +329,11 @@ def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
 
 def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command: str) -> str:
     """The result page."""
-    counts = Counter((_kind(row.case), row.result) for row in rows)
+    faults = Counter((row.case.fault, row.result) for row in rows)
+    healthy_ms = defaultdict(lambda: math.nan)
+    for row in rows:
+        if row.case.fault == HEALTHY.name:
+            healthy_ms[_job(row.case)] = row.iteration_ms
     loops = Counter((row.case.loop, row.result) for row in rows)
     head = f"| {' | '.join(RESULTS)} | all |\n{'|---' * (len(RESULTS) + 2)}|"
     return "\n".join(
@@ -340,21 +344,24 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             "",
             *([f"Failed: {'; '.join(failed)}.", ""] if failed else ()),
             f"| fault {head}",
-            *_table(counts),
+            *_table(faults),
             "",
             f"| trainer {head}",
             *_table(loops),
             "",
-            "| case | verdict | findings | iteration, ms | cores | result |",
-            "|---|---|---|---|---|---|",
-            *(row.text() for row in sorted(rows, key=_order)),
+            "Iterations beside those of the same job while healthy; cores: the slowest beside the "
+            "fastest, before or after the case.",
+            "",
+            "| case | verdict | findings | iteration, ms | beside healthy | cores | result |",
+            "|---|---|---|---|---|---|---|",
+            *(row.text(healthy_ms[_job(row.case)]) for row in sorted(rows, key=_order)),
             "",
         ]
     )
 
 
-def _kind(case: Case) -> str:
-    return case.fault
+def _job(case: Case) -> Case:
+    return replace(case, fault=HEALTHY.name, rank=0)
 
 
 def _order(row: Row) -> tuple[int, str]:
@@ -362,9 +369,8 @@ def _order(row: Row) -> tuple[int, str]:
 
 
 def _table(counts: Counter[tuple[str, str]]) -> list[str]:
-    names = list(dict.fromkeys(name for name, _ in counts))
     rows = []
-    for name in sorted(names):
+    for name in sorted({name for name, _ in counts}):
         numbers = [counts[name, result] for result in RESULTS]
         rows.append(f"| {name} | {' | '.join(map(str, numbers))} | {sum(numbers)} |")
     return rows

@@ -93,21 +93,20 @@ def test_one_replica_has_longer_data():
 
 
 def test_the_page_counts_by_fault_and_by_trainer():
+    seen = (("healthy", RIGHT, 4.0), ("healthy", WRONG, 2.0), ("slow x1.3", MISSED, 3.0))
     rows = [
         Row(
-            case=case_of(fault),
-            result=result,
-            verdict="v",
-            named="",
-            iteration_ms=1.0,
+            case=case_of(fault), result=result, verdict="v", named="", iteration_ms=iteration_ms,
             cores_ratio=1.0,
         )
-        for fault, result in (("healthy", RIGHT), ("healthy", WRONG), ("slow x1.3", MISSED))
-    ]
+        for fault, result, iteration_ms in seen
+    ]  # fmt: skip
     page = render(rows, ["fsdp of 4"], "a machine", "command")
     assert "| healthy | 1 | 0 | 0 | 0 | 1 | 2 |" in page
     assert "| ddp | 1 | 0 | 0 | 1 | 1 | 3 |" in page
     assert "Failed: fsdp of 4." in page
+    (slow,) = [line for line in page.splitlines() if "slow x1.3, rank" in line]
+    assert "| 3 | 1.50 | 1.00 | missed |" in slow
 
 
 @pytest.mark.distributed
