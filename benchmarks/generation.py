@@ -27,13 +27,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import environment_line, publish
 
-WORKERS = ("ours", "transformers", "megatron-core")
+WORKERS = ("ours", "ours-eager", "transformers", "megatron-core")
 BATCHES = (1, 8, 32)
 
 
@@ -128,9 +128,12 @@ def main() -> int:
     parser.add_argument("--size", choices=tuple(SIZES), default="small")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--workers", nargs="+", choices=WORKERS, default=list(WORKERS))
+    parser.add_argument("--rounds", type=int, metavar="N", help="timed rounds of each batch")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     size = SIZES[given.size]
+    if given.rounds is not None:
+        size = replace(size, num_rounds=given.rounds)
     with TemporaryDirectory() as folder, ExitStack() as stack:
         make = [sys.executable, "-m", "benchmarks.generation_worker", "make", folder, given.device]
         subprocess.run([*make, json.dumps(size.config)], check=True)

@@ -28,7 +28,12 @@ def main() -> int:
     if name == "make":
         make(folder, device, json.loads(sys.argv[4]))
         return 0
-    build = {"ours": ours, "transformers": of_transformers, "megatron-core": of_megatron_core}
+    build = {
+        "ours": ours,
+        "ours-eager": ours_eager,
+        "transformers": of_transformers,
+        "megatron-core": of_megatron_core,
+    }
     generate = build[name](folder, device)
     for line in sys.stdin:
         order = json.loads(line)
@@ -60,17 +65,23 @@ def make(folder: Path, device: str, sizes: dict[str, int]) -> None:
     torch.manual_seed(0)
     # A wider start than the default: near-equal logits would make a choice of rounding errors.
     config = LlamaConfig(**sizes, initializer_range=0.08, eos_token_id=None, bos_token_id=None)
-    model = LlamaForCausalLM(config)
+    with torch.device("cpu" if device == "cpu" else "cuda"):
+        model = LlamaForCausalLM(config)
     model.to(torch.float32 if device == "cpu" else torch.bfloat16).save_pretrained(folder)
 
 
-def ours(folder: Path, device: str) -> Generate:
+def ours_eager(folder: Path, device: str) -> Generate:
+    """This project's engine without CUDA graphs."""
+    return ours(folder, device, "--cuda-graph-impl", "none")
+
+
+def ours(folder: Path, device: str, *more: str) -> Generate:
     """This project's engine."""
     from training.distributed import read_launch
     from training.generation.job import open_job
     from training.generation.request import Request, Sampling
 
-    job = open_job(flags(folder, device), read_launch(os.environ))
+    job = open_job([*flags(folder, device), *more], read_launch(os.environ))
     job.join()
     engine = job.build_engine()
 

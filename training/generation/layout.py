@@ -41,7 +41,8 @@ class Decoding:
     length: int
     """Places of the longest row."""
     visible: torch.Tensor | None
-    """`(row, 1, 1, place)`; None when all rows see all `length` places."""
+    """`(row, 1, 1, place)`, a truth or what is added to scores; None when all rows see all `length`
+    places."""
 
 
 @dataclass(frozen=True, kw_only=True)
