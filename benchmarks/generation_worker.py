@@ -1,7 +1,7 @@
 """One engine of `benchmarks.generation` in a process of its own.
 
-    python -m benchmarks.generation_worker make FOLDER cpu|gpu CONFIG
-    python -m benchmarks.generation_worker ours|transformers|megatron-core FOLDER cpu|gpu
+    python -m benchmarks.generation_worker make FOLDER cpu|gpu CONFIG DTYPE
+    python -m benchmarks.generation_worker ours|transformers|… FOLDER cpu|gpu
 
 `make` writes the model. The others read one order a line and answer each with a line of JSON.
 """
@@ -26,7 +26,7 @@ def main() -> int:
     """Make a model, or follow orders until stdin ends."""
     name, folder, device = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if name == "make":
-        make(folder, device, json.loads(sys.argv[4]))
+        make(folder, device, json.loads(sys.argv[4]), sys.argv[5])
         return 0
     build = {
         "ours": ours,
@@ -57,7 +57,7 @@ def timed(
     return time.perf_counter() - began, time.process_time() - began_cpu, tokens
 
 
-def make(folder: Path, device: str, sizes: dict[str, int]) -> None:
+def make(folder: Path, device: str, sizes: dict[str, int], dtype: str) -> None:
     """Write a Hugging Face folder with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -67,7 +67,7 @@ def make(folder: Path, device: str, sizes: dict[str, int]) -> None:
     config = LlamaConfig(**sizes, initializer_range=0.08, eos_token_id=None, bos_token_id=None)
     with torch.device("cpu" if device == "cpu" else "cuda"):
         model = LlamaForCausalLM(config)
-    model.to(torch.float32 if device == "cpu" else torch.bfloat16).save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def ours_eager(folder: Path, device: str) -> Generate:
@@ -115,8 +115,7 @@ def of_transformers(folder: Path, device: str) -> Generate:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     model = model.to("cpu" if device == "cpu" else "cuda").eval()
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:

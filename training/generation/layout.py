@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
+
+from megascan.arrays import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +78,32 @@ class Layout:
 
 def lay_out(shares: Sequence[Share], *, max_length: int, device: str) -> Layout:
     """Arrange the shares of a step, given as they stand in the stream: single tokens first."""
-    tokens = [token for share in shares for token in share.tokens]
-    positions = [at for share in shares for at in range(share.start, share.end)]
-    places = [
-        share.slot * max_length + at for share in shares for at in range(share.start, share.end)
-    ]
     single = [share for share in shares if len(share.tokens) == 1]
-    numbers = torch.tensor([tokens, positions, places], device=device)
+    pieces = shares[len(single) :]
+    numbers = torch.from_numpy(_numbers(single, pieces, max_length)).to(device)
     return Layout(
         tokens=numbers[0:1],
         positions=numbers[1:2],
         places=numbers[2],
         decoding=_decoding(single, device) if single else None,
-        pieces=tuple(_pieces(shares[len(single) :], len(single), device)),
+        pieces=tuple(_pieces(pieces, len(single), device)),
     )
+
+
+def _numbers(single: Sequence[Share], pieces: Sequence[Share], max_length: int) -> Integers:
+    """Return tokens, positions and places `(3, token)`, of prompts as many as a step may have."""
+    first = len(single)
+    numbers = np.empty((3, first + sum(len(piece.tokens) for piece in pieces)), dtype=np.int64)
+    numbers[0, :first] = [share.tokens[0] for share in single]
+    numbers[1, :first] = [share.start for share in single]
+    numbers[2, :first] = [share.slot * max_length + share.start for share in single]
+    for piece in pieces:
+        own = numbers[:, first : first + len(piece.tokens)]
+        own[0] = piece.tokens
+        own[1] = np.arange(piece.start, piece.end)
+        own[2] = own[1] + piece.slot * max_length
+        first += len(piece.tokens)
+    return numbers
 
 
 def _decoding(shares: Sequence[Share], device: str) -> Decoding:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from training.generation.layout import Decoding, Layout, Share
 from training.generation.request import Limits
 from training.generation.scheduler import Step
-from training.generation.stage import Stage
+
+if TYPE_CHECKING:
+    from training.generation.stage import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +82,7 @@ class Replay:
         self._stage = stage
         self._limits = limits
         self._recorder = recorder
-        self._numbers = torch.zeros(4, limits.num_rows, dtype=torch.int64, device=stage.device)
-        """Of each row: token, position, place in the cache, number of places that are seen."""
+        self._memory = torch.zeros(4 * limits.num_rows, dtype=torch.int64, device=stage.device)
         self._recorded: OrderedDict[tuple[int, int], Compute] = OrderedDict()
 
     def takes(self, step: Step) -> bool:
@@ -102,7 +103,7 @@ class Replay:
         num_rows = min(round_up(len(shares)), limits.num_rows)
         longest = max(share.end for share in shares)
         length = min(max(round_up(longest), _FEWEST_PLACES), limits.max_length)
-        self._numbers[:, :num_rows] = self._fill(shares, num_rows)
+        self._numbers(num_rows).copy_(self._fill(shares, num_rows))
         key = num_rows, length
         replay = self._recorded.pop(key, None)
         if replay is None:
@@ -111,6 +112,13 @@ class Replay:
             replay = self._recorder.record(lambda: self._compute(num_rows, length))
         self._recorded[key] = replay  # the last one is the one that was used last
         return replay()[: len(shares)]
+
+    def _numbers(self, num_rows: int) -> torch.Tensor:
+        """Return the fixed memory of steps of so many rows.
+
+        `(4, row)`: token, position, place in the cache, number of places that are seen.
+        """
+        return self._memory[: 4 * num_rows].view(4, num_rows)
 
     def _fill(self, shares: Sequence[Share], num_rows: int) -> torch.Tensor:
         """Return the numbers of a step, on the CPU.
@@ -124,11 +132,11 @@ class Replay:
             for share in shares
         ]
         columns += [(0, 0, (slot + 1) * max_length - 1, 1) for slot in range(len(shares), num_rows)]
-        return torch.tensor(columns).T
+        return torch.tensor(list(zip(*columns, strict=True)))
 
     def _compute(self, num_rows: int, length: int) -> torch.Tensor:
         """Compute the step whose numbers are in the buffer."""
-        stage, numbers = self._stage, self._numbers[:, :num_rows]
+        stage, numbers = self._stage, self._numbers(num_rows)
         places = torch.arange(length, device=stage.device)
         is_seen = places < numbers[3][:, None]
         # As it is added to the scores: made here once and not in each layer.
