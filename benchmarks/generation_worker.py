@@ -14,12 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.generation.engine import Engine
+    from training.generation.request import Request
 
 Prompts = Sequence[Sequence[int]]
 Generate = Callable[[Prompts, int], list[list[int]]]
 
 LONGEST = 1024
+MOST_ROWS = 32
 
 
 def main() -> int:
@@ -86,25 +91,36 @@ def ours(folder: Path, device: str, *more: str) -> Generate:
     engine = job.build_engine()
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in prompts]
-        requests = [
-            Request(identifier=row, prompt=tuple(ids), max_tokens=num_tokens, sampling=Sampling())
-            for row, ids in enumerate(prompts)
-        ]
-        for answers in engine.generate(requests):
-            for answer in answers:
-                if answer.token is not None:
-                    rows[answer.identifier].append(answer.token.token)
-        return rows
+        return tokens_of(
+            engine,
+            [
+                Request(
+                    identifier=row, prompt=tuple(ids), max_tokens=num_tokens, sampling=Sampling()
+                )
+                for row, ids in enumerate(prompts)
+            ],
+        )
 
     return generate
 
 
-def flags(folder: Path, device: str) -> list[str]:
+def tokens_of(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    """Answer requests that are numbered from 0; gives the tokens of each."""
+    rows: list[list[int]] = [[] for _ in requests]
+    for answers in engine.generate(requests):
+        for answer in answers:
+            if answer.token is not None:
+                rows[answer.identifier].append(answer.token.token)
+    return rows
+
+
+def flags(
+    folder: Path, device: str, *, num_rows: int = MOST_ROWS, longest: int = LONGEST
+) -> list[str]:
     """Of a job that reads the folder."""
     return [
         *("--load-hf", str(folder), "--tokenizer-type", "NullTokenizer", "--vocab-size", "1"),
-        *("--inference-max-seq-length", str(LONGEST), "--inference-max-requests", "32"),
+        *("--inference-max-seq-length", str(longest), "--inference-max-requests", str(num_rows)),
         *("--distributed-backend", "gloo" if device == "cpu" else "nccl"),
     ]
 
@@ -177,14 +193,14 @@ def of_megatron_core(folder: Path, device: str) -> Generate:
         params_dtype=model.config.params_dtype,
         inference_batch_times_seqlen_threshold=-1,
         padded_vocab_size=job.vocab_size,
-        inference_max_requests=32,
+        inference_max_requests=MOST_ROWS,
         inference_max_seq_length=LONGEST,
     )
     wrapper = GPTInferenceWrapper(model, config, StaticInferenceContext.from_config(config))
     controller = text_generation_controller.TextGenerationController(
         wrapper, Numbers(job.vocab_size)
     )
-    engine: Any = StaticInferenceEngine(controller, legacy=True, max_batch_size=32)
+    engine: Any = StaticInferenceEngine(controller, legacy=True, max_batch_size=MOST_ROWS)
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
         sampling = SamplingParams(top_k=1, num_tokens_to_generate=num_tokens)

@@ -123,3 +123,6 @@ def test_one_recording_a_size_and_the_least_used_is_dropped(
     assert recorder.num_recorded == 3
     replay.run(long)
     assert recorder.num_recorded == 4
+    assert replay.num_recorded == 2
+    replay.forget()
+    assert replay.num_recorded == 0

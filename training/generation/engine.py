@@ -85,6 +85,16 @@ class Engine:
             if self.scheduler.has_work:
                 yield self._advance()
 
+    @property
+    def num_recorded(self) -> int:
+        """Sizes of steps that can be replayed now."""
+        return 0 if self._replay is None else self._replay.num_recorded
+
+    def close(self) -> None:
+        """Give back what the job's communicators wait for when they end: graphs that use them."""
+        if self._replay is not None:
+            self._replay.forget()
+
     def generate(self, requests: Iterable[Request]) -> Iterator[list[Answer]]:
         """Answer a given set of requests; every rank calls it, only rank 0's requests count."""
         pending = [Commands(requests=tuple(requests))]

@@ -113,6 +113,15 @@ class Replay:
         self._recorded[key] = replay  # the last one is the one that was used last
         return replay()[: len(shares)]
 
+    @property
+    def num_recorded(self) -> int:
+        """Recordings that are kept."""
+        return len(self._recorded)
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self._recorded.clear()
+
     def _numbers(self, num_rows: int) -> torch.Tensor:
         """Return the fixed memory of steps of so many rows.
 
