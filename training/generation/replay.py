@@ -50,19 +50,22 @@ class CudaGraphs:
         """Compute once, so that libraries have set themselves up, then record."""
         if self._has_failed:
             return compute
+        current = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             compute()
-        torch.cuda.current_stream().wait_stream(side)
+        current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        # Other threads may use CUDA meanwhile, such as NCCL's, which asks for its events.
+        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
         try:
-            # Other threads may use CUDA meanwhile, such as NCCL's, which asks for its events.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            # A recording that fails leaves its own stream behind as the current one.
+            with torch.cuda.stream(current), recording:
                 result = compute()
         except RuntimeError as error:
             self._has_failed = True
-            reason = str(error).splitlines()[0]
+            reason = str(error.__context__ or error).splitlines()[0]
             logger.warning(
                 "no CUDA graph of a step could be recorded, going on without: %s", reason
             )
