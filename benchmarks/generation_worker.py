@@ -1,7 +1,7 @@
 """One engine of `benchmarks.generation` in a process of its own.
 
-    python -m benchmarks.generation_worker make FOLDER cpu|gpu CONFIG
-    python -m benchmarks.generation_worker ours|transformers|megatron-core FOLDER cpu|gpu
+    python -m benchmarks.generation_worker make FOLDER cpu|gpu CONFIG DTYPE
+    python -m benchmarks.generation_worker ours|transformers|… FOLDER cpu|gpu
 
 `make` writes the model. The others read one order a line and answer each with a line of JSON.
 """
@@ -14,21 +14,31 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.generation.engine import Engine
+    from training.generation.request import Request
 
 Prompts = Sequence[Sequence[int]]
 Generate = Callable[[Prompts, int], list[list[int]]]
 
 LONGEST = 1024
+MOST_ROWS = 32
 
 
 def main() -> int:
     """Make a model, or follow orders until stdin ends."""
     name, folder, device = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if name == "make":
-        make(folder, device, json.loads(sys.argv[4]))
+        make(folder, device, json.loads(sys.argv[4]), sys.argv[5])
         return 0
-    build = {"ours": ours, "transformers": of_transformers, "megatron-core": of_megatron_core}
+    build = {
+        "ours": ours,
+        "ours-eager": ours_eager,
+        "transformers": of_transformers,
+        "megatron-core": of_megatron_core,
+    }
     generate = build[name](folder, device)
     for line in sys.stdin:
         order = json.loads(line)
@@ -52,7 +62,7 @@ def timed(
     return time.perf_counter() - began, time.process_time() - began_cpu, tokens
 
 
-def make(folder: Path, device: str, sizes: dict[str, int]) -> None:
+def make(folder: Path, device: str, sizes: dict[str, int], dtype: str) -> None:
     """Write a Hugging Face folder with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -60,40 +70,57 @@ def make(folder: Path, device: str, sizes: dict[str, int]) -> None:
     torch.manual_seed(0)
     # A wider start than the default: near-equal logits would make a choice of rounding errors.
     config = LlamaConfig(**sizes, initializer_range=0.08, eos_token_id=None, bos_token_id=None)
-    model = LlamaForCausalLM(config)
-    model.to(torch.float32 if device == "cpu" else torch.bfloat16).save_pretrained(folder)
+    with torch.device("cpu" if device == "cpu" else "cuda"):
+        model = LlamaForCausalLM(config)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
-def ours(folder: Path, device: str) -> Generate:
+def ours_eager(folder: Path, device: str) -> Generate:
+    """This project's engine without CUDA graphs."""
+    return ours(folder, device, "--cuda-graph-impl", "none")
+
+
+def ours(folder: Path, device: str, *more: str) -> Generate:
     """This project's engine."""
     from training.distributed import read_launch
     from training.generation.job import open_job
     from training.generation.request import Request, Sampling
 
-    job = open_job(flags(folder, device), read_launch(os.environ))
+    job = open_job([*flags(folder, device), *more], read_launch(os.environ))
     job.join()
     engine = job.build_engine()
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in prompts]
-        requests = [
-            Request(identifier=row, prompt=tuple(ids), max_tokens=num_tokens, sampling=Sampling())
-            for row, ids in enumerate(prompts)
-        ]
-        for answers in engine.generate(requests):
-            for answer in answers:
-                if answer.token is not None:
-                    rows[answer.identifier].append(answer.token.token)
-        return rows
+        return tokens_of(
+            engine,
+            [
+                Request(
+                    identifier=row, prompt=tuple(ids), max_tokens=num_tokens, sampling=Sampling()
+                )
+                for row, ids in enumerate(prompts)
+            ],
+        )
 
     return generate
 
 
-def flags(folder: Path, device: str) -> list[str]:
+def tokens_of(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
+    """Answer requests that are numbered from 0; gives the tokens of each."""
+    rows: list[list[int]] = [[] for _ in requests]
+    for answers in engine.generate(requests):
+        for answer in answers:
+            if answer.token is not None:
+                rows[answer.identifier].append(answer.token.token)
+    return rows
+
+
+def flags(
+    folder: Path, device: str, *, num_rows: int = MOST_ROWS, longest: int = LONGEST
+) -> list[str]:
     """Of a job that reads the folder."""
     return [
         *("--load-hf", str(folder), "--tokenizer-type", "NullTokenizer", "--vocab-size", "1"),
-        *("--inference-max-seq-length", str(LONGEST), "--inference-max-requests", "32"),
+        *("--inference-max-seq-length", str(longest), "--inference-max-requests", str(num_rows)),
         *("--distributed-backend", "gloo" if device == "cpu" else "nccl"),
     ]
 
@@ -104,8 +131,7 @@ def of_transformers(folder: Path, device: str) -> Generate:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     model = model.to("cpu" if device == "cpu" else "cuda").eval()
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
@@ -167,14 +193,14 @@ def of_megatron_core(folder: Path, device: str) -> Generate:
         params_dtype=model.config.params_dtype,
         inference_batch_times_seqlen_threshold=-1,
         padded_vocab_size=job.vocab_size,
-        inference_max_requests=32,
+        inference_max_requests=MOST_ROWS,
         inference_max_seq_length=LONGEST,
     )
     wrapper = GPTInferenceWrapper(model, config, StaticInferenceContext.from_config(config))
     controller = text_generation_controller.TextGenerationController(
         wrapper, Numbers(job.vocab_size)
     )
-    engine: Any = StaticInferenceEngine(controller, legacy=True, max_batch_size=32)
+    engine: Any = StaticInferenceEngine(controller, legacy=True, max_batch_size=MOST_ROWS)
 
     def generate(prompts: Prompts, num_tokens: int) -> list[list[int]]:
         sampling = SamplingParams(top_k=1, num_tokens_to_generate=num_tokens)

@@ -15,6 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -112,16 +113,16 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _generate(job: GenerationJob, wish: Wish) -> None:
-    engine = job.build_engine()
-    if job.launch.rank:
-        for _ in engine.run():
-            pass
-        return
-    prompts = _typed() if wish.prompt is None else iter([wish.prompt])
-    conversation = Conversation(job, wish, prompts)
-    for answers in engine.run(conversation.inbox):
-        for answer in answers:
-            conversation.take(answer)
+    with closing(job.build_engine()) as engine:
+        if job.launch.rank:
+            for _ in engine.run():
+                pass
+            return
+        prompts = _typed() if wish.prompt is None else iter([wish.prompt])
+        conversation = Conversation(job, wish, prompts)
+        for answers in engine.run(conversation.inbox):
+            for answer in answers:
+                conversation.take(answer)
 
 
 class Conversation:

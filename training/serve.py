@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -132,8 +133,9 @@ def _compute(job: GenerationJob, address: Address) -> None:
     engine = _build_engine(job, address, GenerationCallback())[0]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    for _ in engine.run():
-        pass
+    with closing(engine):
+        for _ in engine.run():
+            pass
 
 
 def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> None:
@@ -158,6 +160,7 @@ def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> No
     finally:
         service.end()
         server.stop()
+        engine.close()
 
 
 def _build_engine(

@@ -89,6 +89,18 @@ def test_a_row_is_the_same_alone_and_beside_others(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("family", FAMILIES)
+def test_replayed_steps_give_the_same(family: str, models: dict[str, Expected], once: Once) -> None:
+    found = once("found", lambda: generate(models))["1x1"][family]
+    for replayed, computed in zip(found["replayed"], found["together"], strict=True):
+        assert replayed["tokens"] == computed["tokens"]
+        assert replayed["logprobs"] == pytest.approx(computed["logprobs"], abs=2e-4)
+    # Three rows at most, of 64 places at most: one recording for each number of rows.
+    assert found["num_recorded"] == 3
+    assert found["num_replayed"] > 20
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("family", FAMILIES)
 def test_whoever_looks_at_the_last_layer_sees_all_tokens_and_changes_none(
     family: str, models: dict[str, Expected], once: Once
 ) -> None:

@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from training.generation.callback import GenerationCallback
 from training.generation.exchange import NOTHING, Commands, Exchange
 from training.generation.layout import lay_out
+from training.generation.replay import Recorder, Replay
 from training.generation.request import Answer, Limits, Request, TokenScore
 from training.generation.sampling import Choice, choose
 from training.generation.scheduler import Scheduler, Step, Target
@@ -30,11 +31,17 @@ class Engine:
     """Generates for all requests of a job; one on every rank."""
 
     def __init__(
-        self, stage: Stage, limits: Limits, callback: GenerationCallback | None = None
+        self,
+        stage: Stage,
+        limits: Limits,
+        callback: GenerationCallback | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """Make an engine; with a recorder, steps of one token a row are replayed."""
         self.stage = stage
         self.limits = limits
         self._callback = callback or GenerationCallback()
+        self._replay = None if recorder is None else Replay(stage, limits, recorder)
         cache = stage.cache
         self.scheduler = Scheduler(
             num_slots=limits.num_rows,
@@ -78,6 +85,16 @@ class Engine:
             if self.scheduler.has_work:
                 yield self._advance()
 
+    @property
+    def num_recorded(self) -> int:
+        """Sizes of steps that can be replayed now."""
+        return 0 if self._replay is None else self._replay.num_recorded
+
+    def close(self) -> None:
+        """Give back what the job's communicators wait for when they end: graphs that use them."""
+        if self._replay is not None:
+            self._replay.forget()
+
     def generate(self, requests: Iterable[Request]) -> Iterator[list[Answer]]:
         """Answer a given set of requests; every rank calls it, only rank 0's requests count."""
         pending = [Commands(requests=tuple(requests))]
@@ -99,14 +116,11 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self, step: Step) -> list[TokenScore]:
-        stage, targets = self.stage, step.targets
-        layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
-        # Without a target the last stage still has to take part: it computes one position.
-        indices = [target.index for target in targets] or [0]
-        wanted = None
-        if len(indices) < layout.places.shape[0]:
-            wanted = torch.tensor(indices, device=stage.device)
-        logits = stage.run(layout, wanted)
+        targets = step.targets
+        if self._replay is not None and self._replay.takes(step):
+            logits: torch.Tensor | None = self._replay.run(step.shares)
+        else:
+            logits = self._run(step)
         if not targets:
             return []
         table = None
@@ -115,6 +129,17 @@ class Engine:
         num_columns = 1 if step.num_logprobs is None else 2 + 2 * step.num_logprobs
         table = self.exchange.share_scores(table, len(targets), num_columns)
         return [_score(row, target) for row, target in zip(table.tolist(), targets, strict=True)]
+
+    def _run(self, step: Step) -> torch.Tensor | None:
+        """Return the logits `(target, vocabulary)` of any step on the last stage."""
+        stage = self.stage
+        layout = lay_out(step.shares, max_length=self.limits.max_length, device=stage.device)
+        # Without a target the last stage still has to take part: it computes one position.
+        indices = [target.index for target in step.targets] or [0]
+        wanted = None
+        if len(indices) < layout.places.shape[0]:
+            wanted = torch.tensor(indices, device=stage.device)
+        return stage.run(layout, wanted)
 
 
 def tabulate(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from training.generation.callback import GenerationCallback
     from training.generation.engine import Engine
+    from training.generation.replay import Recorder
 
 _MOST_ROWS = 32
 _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -80,6 +81,8 @@ class GenerationJob:
     vocab_size: int
     limits: Limits
     device: str
+    has_graphs: bool
+    """Whether steps of one token a row are recorded as CUDA graphs."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -96,10 +99,18 @@ class GenerationJob:
         initialize(self.settings, self.sizes, self.launch, self.device)
 
     def build_engine(
-        self, callback: GenerationCallback | None = None, *, num_extra_slots: int = 0
+        self,
+        callback: GenerationCallback | None = None,
+        *,
+        num_extra_slots: int = 0,
+        recorder: Recorder | None = None,
     ) -> Engine:
-        """Build the engine and fill its model; call it inside `joined`, on every rank."""
+        """Build the engine and fill its model; call it inside `joined`, on every rank.
+
+        Without a recorder steps are replayed where `has_graphs` says so.
+        """
         from training.generation.engine import Engine
+        from training.generation.replay import CudaGraphs
         from training.generation.stage import Stage
 
         stage = Stage(
@@ -107,7 +118,9 @@ class GenerationJob:
             num_extra_slots=num_extra_slots,
         )  # fmt: skip
         self.source.load([stage.model])
-        return Engine(stage, self.limits, callback)
+        if recorder is None and self.has_graphs:
+            recorder = CudaGraphs()
+        return Engine(stage, self.limits, callback, recorder)
 
 
 def add_job_arguments(parser: TrainerParser) -> None:
@@ -144,6 +157,11 @@ def add_job_arguments(parser: TrainerParser) -> None:
         "--inference-dynamic-batching-max-tokens", type=int, metavar="N",
         help="prompt tokens that are read in one step, beside the rows that generate "
         f"(default: {_PROMPT_TOKENS['cuda']} on GPUs, {_PROMPT_TOKENS['cpu']} on the CPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cuda-graph-impl", choices=("local", "none"), default="local",
+        help="local: steps that only generate are recorded as CUDA graphs, on GPUs, for dense "
+        "models in one pipeline stage; none: nothing is recorded (default: local)",
     )  # fmt: skip
     add_tokenizer_arguments(parser)
 
@@ -193,6 +211,11 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         vocab_size=vocab_size,
         limits=_limits(given, settings, sizes, device, source.window),
         device=device,
+        # Experts are chosen, and stages wait for one another, on the host.
+        has_graphs=given.cuda_graph_impl == "local"
+        and device.startswith("cuda")
+        and sizes.pipeline_size == 1
+        and settings.moe.num_experts is None,
     )
 
 

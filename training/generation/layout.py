@@ -15,7 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
+from torch.nn.attention.bias import causal_lower_right
+
+from megascan.arrays import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ class Decoding:
     length: int
     """Places of the longest row."""
     visible: torch.Tensor | None
-    """`(row, 1, 1, place)`; None when all rows see all `length` places."""
+    """`(row, 1, 1, place)`, a truth or what is added to scores; None when all rows see all `length`
+    places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +79,32 @@ class Layout:
 
 def lay_out(shares: Sequence[Share], *, max_length: int, device: str) -> Layout:
     """Arrange the shares of a step, given as they stand in the stream: single tokens first."""
-    tokens = [token for share in shares for token in share.tokens]
-    positions = [at for share in shares for at in range(share.start, share.end)]
-    places = [
-        share.slot * max_length + at for share in shares for at in range(share.start, share.end)
-    ]
     single = [share for share in shares if len(share.tokens) == 1]
-    numbers = torch.tensor([tokens, positions, places], device=device)
+    pieces = shares[len(single) :]
+    numbers = torch.from_numpy(_numbers(single, pieces, max_length)).to(device)
     return Layout(
         tokens=numbers[0:1],
         positions=numbers[1:2],
         places=numbers[2],
         decoding=_decoding(single, device) if single else None,
-        pieces=tuple(_pieces(shares[len(single) :], len(single), device)),
+        pieces=tuple(_pieces(pieces, len(single), device)),
     )
+
+
+def _numbers(single: Sequence[Share], pieces: Sequence[Share], max_length: int) -> Integers:
+    """Return tokens, positions and places `(3, token)`, of prompts as many as a step may have."""
+    first = len(single)
+    numbers = np.empty((3, first + sum(len(piece.tokens) for piece in pieces)), dtype=np.int64)
+    numbers[0, :first] = [share.tokens[0] for share in single]
+    numbers[1, :first] = [share.start for share in single]
+    numbers[2, :first] = [share.slot * max_length + share.start for share in single]
+    for piece in pieces:
+        own = numbers[:, first : first + len(piece.tokens)]
+        own[0] = piece.tokens
+        own[1] = np.arange(piece.start, piece.end)
+        own[2] = own[1] + piece.slot * max_length
+        first += len(piece.tokens)
+    return numbers
 
 
 def _decoding(shares: Sequence[Share], device: str) -> Decoding:
@@ -117,10 +134,6 @@ def _pieces(shares: Sequence[Share], first_token: int, device: str) -> list[Piec
     ):
         rows = [share for _, share in run]
         first = rows[0]
-        visible = None
-        if first.start:
-            end = torch.arange(first.start, first.end, device=device)[:, None]
-            visible = torch.arange(first.end, device=device) <= end
         made.append(
             Piece(
                 first_token=first_token,
@@ -128,8 +141,20 @@ def _pieces(shares: Sequence[Share], first_token: int, device: str) -> list[Piec
                 num_tokens=len(first.tokens),
                 first_slot=first.slot,
                 start=first.start,
-                visible=visible,
+                visible=_visible(first, device) if first.start else None,
             )
         )
         first_token += len(rows) * len(first.tokens)
     return made
+
+
+def _visible(share: Share, device: str) -> torch.Tensor:
+    """Return which places `(token, place)` the tokens of a piece see that does not begin its row.
+
+    On GPUs by the name of the pattern: where heads share keys, torch's kernels that go without a
+    table of all scores take no other mask.
+    """
+    if device != "cpu":
+        return causal_lower_right(len(share.tokens), share.end)
+    ends = torch.arange(share.start, share.end)[:, None]
+    return torch.arange(share.end) <= ends

@@ -93,8 +93,7 @@ class Scheduler:
     def cancel(self, identifiers: set[int]) -> None:
         """Forget requests, in whatever state they are; unknown ones are over already."""
         self.waiting = deque(one for one in self.waiting if one.identifier not in identifiers)
-        for row in [one for one in self.rows if one.request.identifier in identifiers]:
-            self._free(row)
+        self._free([one for one in self.rows if one.request.identifier in identifiers])
 
     def plan(self) -> Step:
         """Give free slots to those that wait, and say what the next step computes."""
@@ -150,6 +149,7 @@ class Scheduler:
                 row.tokens.append(score.token)
                 chosen[identifier] = score
         answers = []
+        ended = []
         for row in [self.rows[share.slot] for share in step.shares]:
             identifier = row.request.identifier
             reason = _finish_reason(row)
@@ -166,16 +166,20 @@ class Scheduler:
                 )
             )
             if reason is not None:
-                self._free(row)
+                ended.append(row)
+        self._free(ended)
         return answers
 
-    def _free(self, row: Row) -> None:
-        """Take a row out; the last one moves into its slot."""
-        slot = next(index for index, one in enumerate(self.rows) if one is row)
-        last = self.rows.pop()
-        if last is not row:
-            self.rows[slot] = last
-            self.move(len(self.rows), slot, last.num_cached)
+    def _free(self, ended: Sequence[Row]) -> None:
+        """Take rows out; rows behind the slots that are still needed move into the gaps."""
+        is_over = [any(row is one for one in ended) for row in self.rows]
+        num_left = is_over.count(False)
+        gaps = [slot for slot in range(num_left) if is_over[slot]]
+        behind = [slot for slot in range(num_left, len(self.rows)) if not is_over[slot]]
+        for source, target in zip(behind, gaps, strict=True):
+            self.rows[target] = self.rows[source]
+            self.move(source, target, self.rows[target].num_cached)
+        del self.rows[num_left:]
 
 
 def _targets(row: Row, first: int, end: int) -> list[Target]:

@@ -55,6 +55,23 @@ class Stage:
         self._end = (*decoder.layers[-1].modules(), decoder.final_layernorm) if self.is_last else ()
         if self.is_last:
             self.model.output_layer.register_forward_pre_hook(self._select, with_kwargs=True)
+        self._hooks = [
+            hooks
+            for module in self.model.modules()
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
+        self._num_own_hooks = sum(map(len, self._hooks))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights and states."""
+        dtype: torch.dtype = self.model.config.params_dtype
+        return dtype
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether hooks of others look at any module, or change what it computes."""
+        return sum(map(len, self._hooks)) != self._num_own_hooks
 
     def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:
         """Return Megatron-Core's model, with attention of ours in its layers."""

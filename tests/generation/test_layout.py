@@ -1,0 +1,42 @@
+"""Where the tokens of a step stand, and what they see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.generation.attention import attend
+from training.generation.layout import Share, _visible, lay_out
+
+SHARES = (
+    Share(slot=0, start=9, tokens=(5,)),
+    Share(slot=2, start=4, tokens=(6,)),
+    Share(slot=1, start=0, tokens=(7, 8, 9)),
+    Share(slot=3, start=2, tokens=(1, 2)),
+)
+
+
+def test_single_tokens_come_first_and_every_token_has_its_position_and_place() -> None:
+    layout = lay_out(SHARES, max_length=10, device="cpu")
+    assert layout.tokens.tolist() == [[5, 6, 7, 8, 9, 1, 2]]
+    assert layout.positions.tolist() == [[9, 4, 0, 1, 2, 2, 3]]
+    assert layout.places.tolist() == [9, 24, 10, 11, 12, 32, 33]
+    assert layout.decoding is not None
+    assert layout.decoding.length == 10
+    assert [piece.first_token for piece in layout.pieces] == [2, 5]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_piece_sees_its_row_up_to_each_token_on_every_device(device: str) -> None:
+    """The pattern for GPUs is checked on the CPU, where torch makes a mask of it."""
+    torch.manual_seed(0)
+    queries = torch.randn(1, 4, 2, 8)
+    keys, values = torch.randn(2, 1, 2, 4, 8)
+    mask = _visible(SHARES[3], device)
+    context = attend(queries, keys, values, visible=mask, is_causal=False, scale=0.5)
+    for token, num_seen in ((0, 3), (1, 4)):
+        seen = attend(
+            queries[:, :, token : token + 1], keys[:, :, :num_seen], values[:, :, :num_seen],
+            visible=None, is_causal=False, scale=0.5,
+        )  # fmt: skip
+        torch.testing.assert_close(context[:, :, token : token + 1], seen)
