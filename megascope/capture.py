@@ -104,18 +104,11 @@ class Capture:
 
     With `gradients` the gradients of what modules put out are shown as well. A module has one hook
     for all its spots: what torch does beside for each module that has any costs more than a look.
-
-    With `waits` hooks only note what has passed, and `show` shows it. That is for a model that
-    speaks, whose tensors nobody writes to again: between its operations each look costs more.
     """
 
-    def __init__(
-        self, spots: Sequence[Spot], take: Take, *, gradients: bool = False, waits: bool = False
-    ) -> None:
+    def __init__(self, spots: Sequence[Spot], take: Take, *, gradients: bool = False) -> None:
         self._take = take
         self._gradients = gradients
-        self._waits = waits
-        self._passed: list[tuple[_Watched, tuple[Any, ...], Output | None]] = []
         by_module: dict[torch.nn.Module, list[Spot]] = {}
         for spot in spots:
             by_module.setdefault(spot.module, []).append(spot)
@@ -127,7 +120,7 @@ class Capture:
             inputs=[_View.of(spot) for spot in spots if spot.place.side is Side.IN],
             outputs=[_View.of(spot) for spot in spots if spot.place.side is Side.OUT],
         )
-        passed, see = self._passed, self._see
+        see = self._see
 
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             see(watched, inputs, None)
@@ -135,14 +128,9 @@ class Capture:
         def after(module: torch.nn.Module, inputs: tuple[Any, ...], output: Output) -> None:
             see(watched, inputs, output)
 
-        def note(
-            module: torch.nn.Module, inputs: tuple[Any, ...], output: Output | None = None
-        ) -> None:
-            passed.append((watched, inputs, output))
-
         if watched.outputs:
-            return module.register_forward_hook(note if self._waits else after)
-        return module.register_forward_pre_hook(note if self._waits else before)
+            return module.register_forward_hook(after)
+        return module.register_forward_pre_hook(before)
 
     def _see(self, watched: _Watched, inputs: tuple[Any, ...], output: Output | None) -> None:
         for view in watched.inputs:
@@ -151,16 +139,10 @@ class Capture:
             return
         for view in watched.outputs:
             if view.is_plain:
-                self._show(view, _value(output), None)
+                self._show(view, value_of(output), None)
             elif view.spot.place.name != "loss" or _is_loss(output):
                 counts = inputs[1] if view.spot.place.name == "experts" else None
-                self._show(view, _value(output), counts)
-
-    def show(self) -> None:
-        """Show what has passed since the last time (`waits`)."""
-        for watched, inputs, output in self._passed:
-            self._see(watched, inputs, output)
-        self._passed.clear()
+                self._show(view, value_of(output), counts)
 
     def _show(self, view: _View, tensor: torch.Tensor, counts: torch.Tensor | None) -> None:
         if tensor.requires_grad:
@@ -191,7 +173,6 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._passed.clear()
 
     def __enter__(self) -> Capture:
         return self
@@ -214,8 +195,8 @@ def _sight(
     return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
 
 
-def _value(output: Output) -> torch.Tensor:
-    """The value of a module's output; a bias that Megatron-Core adds later is part of it."""
+def value_of(output: Output) -> torch.Tensor:
+    """Return the value of a module's output; a bias that Megatron-Core adds later is part of it."""
     if isinstance(output, torch.Tensor):
         return output
     first = output[0]
