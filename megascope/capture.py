@@ -33,13 +33,20 @@ class Sight(NamedTuple):
     spot: Spot
     call: int
     """How often the spot was computed before, since the capture began."""
-    tensor: torch.Tensor
+    without_bias: torch.Tensor
     """(token, row, feature), or (token, row, head, channel)."""
     share: Share
     is_gradient: bool = False
     """Whether it is the loss's gradient in this tensor, not the tensor."""
     counts: torch.Tensor | None = None
     """At `experts`: how many of the tokens, which stand in order, each expert of this rank had."""
+    bias: torch.Tensor | None = None
+    """(feature,), which Megatron-Core adds later, together with what follows."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor with its bias, which is added anew each time."""
+        return self.without_bias if self.bias is None else self.without_bias + self.bias
 
 
 Take = Callable[[Sight], None]
@@ -134,17 +141,23 @@ class Capture:
 
     def _see(self, watched: _Watched, inputs: tuple[Any, ...], output: Output | None) -> None:
         for view in watched.inputs:
-            self._show(view, inputs[view.index], None)
+            self._show(view, inputs[view.index])
         if output is None:
             return
         for view in watched.outputs:
             if view.is_plain:
-                self._show(view, value_of(output), None)
+                self._show(view, *_value_and_bias(output))
             elif view.spot.place.name != "loss" or _is_loss(output):
                 counts = inputs[1] if view.spot.place.name == "experts" else None
-                self._show(view, value_of(output), counts)
+                self._show(view, value_of(output), counts=counts)
 
-    def _show(self, view: _View, tensor: torch.Tensor, counts: torch.Tensor | None) -> None:
+    def _show(
+        self,
+        view: _View,
+        tensor: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> None:
         if tensor.requires_grad:
             if self._gradients:
                 tensor.register_hook(  # type: ignore[no-untyped-call]
@@ -155,10 +168,13 @@ class Capture:
             return
         call = view.num_calls
         view.num_calls = call + 1
+        bias = None if bias is None else bias.detach()
         if view.is_plain and tensor.dim() == 3:
-            self._take(Sight(view.spot, call, tensor, view.spot.share, False, counts))
-        else:
-            self._take(_sight(view.spot, call, tensor, counts, is_gradient=False))
+            self._take(Sight(view.spot, call, tensor, view.spot.share, False, counts, bias))
+            return
+        if bias is not None:
+            tensor = tensor + bias
+        self._take(_sight(view.spot, call, tensor, counts, is_gradient=False))
 
     def _show_gradient(
         self, view: _View, gradient: torch.Tensor, counts: torch.Tensor | None
@@ -197,14 +213,17 @@ def _sight(
 
 def value_of(output: Output) -> torch.Tensor:
     """Return the value of a module's output; a bias that Megatron-Core adds later is part of it."""
+    tensor, bias = _value_and_bias(output)
+    return tensor if bias is None else tensor + bias
+
+
+def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(output, torch.Tensor):
-        return output
+        return output, None
     first = output[0]
     assert first is not None
     bias = output[1] if len(output) > 1 else None
-    if bias is not None and bias.dim() == 1 and first.dim() > 1:
-        return first + bias
-    return first
+    return first, bias if bias is not None and bias.dim() == 1 and first.dim() > 1 else None
 
 
 def _is_loss(output: object) -> bool:

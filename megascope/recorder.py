@@ -227,20 +227,21 @@ class Recorder:
             return
         if spot.place.name not in request.places:
             return
-        in_one_pass = self._in_one_pass(sight.tensor)
+        made = self._in_one_pass(sight)
+        missing = [name for name in request.reductions if name not in made]
+        if missing:
+            tensor = sight.tensor
+            made |= {name: reduce(name, tensor, per_token=request.per_token) for name in missing}
         for name in request.reductions:
-            made = in_one_pass.get(name)
-            if made is None:
-                made = reduce(name, sight.tensor, per_token=request.per_token)
-            width = width_of(name, sight.tensor, per_token=request.per_token)
-            self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made, width)
+            width = width_of(name, sight.without_bias, per_token=request.per_token)
+            self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made[name], width)
 
-    def _in_one_pass(self, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
         """What one pass over a tensor can tell, where there is something that makes it."""
         request = self._request
         if self._sizes is None or request.per_token or not {"rms", "max"} & {*request.reductions}:
             return {}
-        energy, largest = self._sizes.of(tensor)
+        energy, largest = self._sizes.of(sight.without_bias, sight.bias)
         return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
@@ -355,14 +356,14 @@ class Recorder:
 
 def _one_pass(chunks: Sequence[torch.nn.Module]) -> Sizes | None:
     """What reads a tensor on a GPU once for two numbers; None where no such kernel can be made."""
-    device = next(chunks[0].parameters()).device
-    if device.type != "cuda":
+    device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
+    if device is None or device.type != "cuda":
         return None
     try:
         from megascope.one_pass import Sizes
 
         sizes = Sizes(device)
-        sizes.of(torch.ones(16, device=device))
+        sizes.of(torch.ones(16, device=device), torch.ones(16, device=device))
         sizes.finish()
     except Exception as error:  # no Triton, or no compiler that it wants
         _LOG.info("looking reads each tensor twice: no kernel of Triton can be made (%s)", error)
