@@ -216,7 +216,10 @@ class Session:
 
     def _stop(self, identifier: int) -> None:
         self._commands = deque(one for one in self._commands if one["id"] != identifier)
-        if self._active is not None and self._active.run.identifier == identifier:
+        active = self._active
+        if active is not None and active.run.identifier == identifier:
+            if active.steps:
+                self._show_steps(active)
             self._end_run()
         self._send(identifier, None)
 

@@ -102,20 +102,20 @@ def test_steps_are_told_together_as_often_as_a_page_can_draw(
         return [*compute(*given, **options)[:-1], now]
 
     monkeypatch.setattr(session._model, "compute", slow)
-    session.receive({**RUN, "id": 60, "max_tokens": 12})
-    heard = inspected.said[60] = []
+    session.receive({**RUN, "id": 160, "max_tokens": 12})
+    heard = inspected.said[160] = []
     found = []
     while session.has_work:
         session.work()
         found.append(sum(one is not None for one in heard) - sum(found))
     assert found == told
-    starts = [frame.header["start"] for frame in inspected.frames(60)]
+    starts = [frame.header["start"] for frame in inspected.frames(160)]
     assert starts == [0, *range(24, 35)]
     monkeypatch.undo()
-    inspected.said.pop(61, None)
-    inspected.do([{**RUN, "id": 61, "max_tokens": 12}])
-    for one, two in zip(inspected.frames(60), inspected.frames(61), strict=True):
-        assert one.header | {"run": 61} == two.header
+    inspected.said.pop(161, None)
+    inspected.do([{**RUN, "id": 161, "max_tokens": 12}])
+    for one, two in zip(inspected.frames(160), inspected.frames(161), strict=True):
+        assert one.header | {"run": 161} == two.header
         for place, table in one.arrays.items():
             np.testing.assert_array_equal(table, two.arrays[place])
 
