@@ -30,8 +30,8 @@ _REDUCTIONS = (
     "reduce_from_tensor_model_parallel_region",
     "reduce_scatter_to_sequence_parallel_region",
 )
-_BLOCK = 1 << 20
-"""Words of 64 bits that are weighted at a time."""
+_BLOCK, _BLOCK_ON_GPU = 1 << 20, 1 << 23
+"""Words of 64 bits that are weighted at a time: what a cache holds, or what is worth a kernel."""
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,10 +41,11 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     additions; weights are odd, so that any one wrong word changes both.
     """
     words = _words(tensor.detach().contiguous().view(-1))
-    weights = torch.arange(1, 2 * min(_BLOCK, words.numel()), 2, device=words.device)
+    size = min(_BLOCK_ON_GPU if words.is_cuda else _BLOCK, words.numel())
+    weights = 2 * torch.arange(size, device=words.device) + 1
     blocks = []
-    for start in range(0, words.numel(), _BLOCK):
-        block = words[start : start + _BLOCK]
+    for start in range(0, words.numel(), max(1, size)):
+        block = words[start : start + size]
         plain = block.sum()
         weighted = (block * weights[: block.numel()]).sum() + 2 * start * plain
         blocks.append(torch.stack((plain, weighted)))
