@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
 import socket
@@ -277,8 +278,12 @@ def test_unfinished_requests_end(sent: bytes, answered: bytes, served: tuple[str
 
 
 def test_a_connection_that_is_used_goes_on(served: tuple[str, int]) -> None:
-    with socket.create_connection(served, timeout=5) as client:
-        for _ in range(3):
-            client.sendall(HEAD + b"Content-Length: 2\r\n\r\n{}")
-            assert client.recv(65536).startswith(b"HTTP/1.1 200")
-            time.sleep(0.3)  # longer than the patience, and nothing is begun
+    client = http.client.HTTPConnection(*served, timeout=5)
+    client.connect()
+    used = client.sock
+    for _ in range(3):
+        client.request("POST", "/scope/api/state", b"{}", ALLOWED)
+        assert json.load(client.getresponse())["mode"] == "generation"
+        time.sleep(0.3)  # longer than the patience, and nothing is begun
+    assert client.sock is used
+    client.close()
