@@ -42,7 +42,7 @@ _MOST_LENS_TOKENS = 64
 _MOST_PCA_POINTS = 4096
 _KEPT_RUNS = 2
 _KEPT_TEXTS = 1 << 16
-_SHOWN_EVERY_S = 0.05
+SHOWN_EVERY_S = 0.05
 """Seconds from one packing of strips to the next: what one step costs to pack, many cost little
 more, and a page draws no quicker. A model that takes as long for a token shows each at once."""
 _KEPT = ("residual", "query", "key")
@@ -273,7 +273,7 @@ class Session:
         seen.tokens.append(int(row[0]))
         is_full = len(seen.tokens) >= self._model.max_length
         is_over = len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full
-        if is_over or row[-1] - active.shown_s >= _SHOWN_EVERY_S:
+        if is_over or row[-1] - active.shown_s >= SHOWN_EVERY_S:
             active.shown_s = row[-1]
             self._show_steps(active)
         if is_over:
@@ -312,7 +312,10 @@ class Session:
             return
         joined: dict[str, Array] = {}
         layers_of: dict[str, list[int]] = {}
+        known = {item["place"] for part in parts for item in part.frame.header["items"]}
         for place in run.places:
+            if place not in known:  # layers of experts have no fc1
+                continue
             layers_of[place], table = join_table(
                 parts, place, run.reduction, num_shares=self._model.shares.size
             )

@@ -6,6 +6,8 @@ import { colourBar, drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
 const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
+const SHADE_STEPS = 12;  // of attention behind a token: the fewer, the fewer tokens change
+const TELLS_MS = 60;  // words and bars of the chosen token: nobody reads quicker
 const GROWS_MS = 100;  // strips are drawn anew, all of them, for tokens that come
 const MOST_LABELS = 40;  // tokens that are named beside a map
 const FEW_HEADS = 4;  // that are shown large
@@ -27,7 +29,7 @@ class Run {
     this.texts.push(...frame.texts, frame.text);
     const at = frame.start + frame.tokens.length;
     this.steps.set(at, { at, logprob: frame.logprob, top: frame.top, token: frame.next });
-    for (const place of this.places) {
+    for (const place of this.places.filter(one => frame.arrays[one])) {
       const { shape, data } = frame.arrays[place];
       if (!this.strips.has(place)) this.strips.set(place, { layers: frame.layers[place], parts: [], tokens: 0, width: shape[2] });
       const strip = this.strips.get(place);
@@ -151,9 +153,11 @@ export function showGeneration(view, state) {
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
     if (turned) showAll();
-    else { markToken(); showTop(); tellHeads(); }
+    else { markToken(); tellChosen(); }
     if (turned || maps.dataset.layer !== String(chosen.layer) || !isInMaps(chosen.token)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
   }
+
+  const tellChosen = atMostEvery(TELLS_MS, () => { showTop(); tellHeads(); });
 
   const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
   function showTokens() {
@@ -212,7 +216,7 @@ export function showGeneration(view, state) {
     const looks = looksOf(chosen.token);
     for (const list of [lists.A, lists.B].filter(Boolean)) {
       const shades = new Map();
-      if (list.side === chosen.side) looks?.forEach((share, at) => { if (share > 0.005) shades.set(at, Math.round(70 * share)); });
+      if (list.side === chosen.side) looks?.forEach((share, at) => { const step = Math.round(SHADE_STEPS * share); if (step) shades.set(at, Math.round(70 * step / SHADE_STEPS)); });
       for (const at of list.shades.keys()) if (!shades.has(at) && list.tokens[at]) list.tokens[at].style.background = "";
       for (const [at, share] of shades) if (list.shades.get(at) !== share && list.tokens[at]) list.tokens[at].style.background = `color-mix(in srgb, var(--look) ${share}%, transparent)`;
       list.shades = shades;
@@ -309,7 +313,7 @@ export function showGeneration(view, state) {
     const run = current();
     if (!run) throw new Error("run a prompt first");
     const columns = { place: [], layer: [], token: [], number: [], value: [] };
-    for (const place of run.places) {
+    for (const place of run.strips.keys()) {
       const { values, rows, columns: wide, width, layers } = run.values(place);
       for (let i = 0; i < rows * wide; i++) {
         columns.place.push(place);

@@ -120,6 +120,20 @@ def test_steps_are_told_together_as_often_as_a_page_can_draw(
             np.testing.assert_array_equal(table, two.arrays[place])
 
 
+def test_a_place_that_the_model_lacks_has_no_strip(
+    inspected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all layers have experts."""
+    from session_ranks import RUN
+
+    session = inspected.looking._session
+    spots = [spot for spot in session._spots if spot.place.name != "fc1"]
+    monkeypatch.setattr(session, "_spots", spots)
+    inspected.do([{**RUN, "id": 170, "places": ["fc1", "residual"]}])
+    for frame in inspected.frames(170):
+        assert frame.arrays.keys() == frame.header["layers"].keys() == {"residual"}
+
+
 def test_a_run_is_what_the_server_answers_to_anybody(inspected: Any) -> None:
     from session_ranks import PROMPT, request
 
