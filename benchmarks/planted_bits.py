@@ -13,6 +13,12 @@ from megascope.interventions import flip_bits
 from megascope.places import Side, Spot, find_spots
 
 MANTISSA_BITS = 23
+BFLOAT16_MANTISSA_BITS = 7
+
+
+def is_named(planted: str, words: str) -> bool:
+    """Whether a probe's point means a planted fault; what follows the layers has a number there."""
+    return words == planted or words.endswith(f" {planted}")
 
 
 @contextmanager
@@ -46,15 +52,20 @@ def flipped_activation(spot: Spot, place: int, bit: int) -> Iterator[None]:
     handle.remove()
 
 
-def trials(model: Any, number: int, *, seed: int = 11) -> Iterator[tuple[str, ExitStack]]:
-    """Planted faults with what they are called: half weights, half activations, all kinds alike."""
+def trials(
+    model: Any, number: int, *, seed: int = 11, num_bits: int = MANTISSA_BITS
+) -> Iterator[tuple[str, ExitStack]]:
+    """Planted faults with what they are called: half weights, half activations, all kinds alike.
+
+    `num_bits` is that of the mantissa of the model's number format.
+    """
     draws = random.Random(seed)
     parameters = list(model.named_parameters())
     places = ("embedding", "qkv", "query", "key", "value", "context", "attention_out", "fc1",
               "neurons", "fc2", "residual", "logits")  # fmt: skip
     spots = find_spots([model], places)
     for trial in range(number):
-        bit = draws.randrange(MANTISSA_BITS)
+        bit = draws.randrange(num_bits)
         planted = ExitStack()
         if trial % 2:
             name, parameter = draws.choice(parameters)

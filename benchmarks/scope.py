@@ -1,15 +1,18 @@
 """What looking into a model costs, and whether wrong bits are found.
 
     python -m benchmarks.scope [--trials 1000] [--sound 10000] [-o RESULT.md]
-    python -m benchmarks.scope --device gpu [-o RESULT.md]          two GPUs, under four minutes
+    python -m benchmarks.scope --device gpu [--job | --speaking] [-o RESULT.md]
+        two GPUs, under four minutes; the job alone on two, decoding alone on one
 
 On the CPU: one process, one rank. Costs are ratios of CPU time of this process: with and without
 looking take turns; the median of the ratios of neighbours is given with its 95 % interval, and
 beside it what the calls of MegaScope alone take of the step's CPU time, which a busy machine
 disturbs less. On GPUs: a data-parallel job of two ranks that is looked at in every second block of
-iterations and then probed; one GPU decodes with and without strips, by turns. Wrong bits: one
-flipped mantissa bit in one weight or one activation of one of four simulated replicas; a probe must
-name that replica with the planted layer and module.
+iterations and then probed, `--sound` times while both are sound, then with one bit of one of them
+wrong; one GPU decodes with and without strips, by turns, both without CUDA graphs, under which
+nothing can be seen. Wrong bits: one flipped mantissa bit in one weight or one activation of one of
+four simulated replicas; a probe must name that replica with the planted layer and module. Of two
+replicas on GPUs it must name layer and module: which of two is wrong nobody can say.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import logging
 import os
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +43,8 @@ _CPU_MODEL = (
 )  # fmt: skip
 _DEFAULT_INTERVAL = 1000
 _REPLICAS = 4
+_SOUND = {"cpu": 10_000, "gpu": 1000}
+_PLANTED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +60,29 @@ def main() -> int:
     """Measure all and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--sound", type=int, default=10_000)
+    parser.add_argument("--sound", type=int, help="probes of sound replicas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--job", action="store_true", help="the job of two ranks on the CPU alone")
-    parser.add_argument("--speaking", action="store_true", help="decoding on the CPU alone")
+    parser.add_argument("--job", action="store_true", help="the job of two ranks alone")
+    parser.add_argument("--speaking", action="store_true", help="decoding alone")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    if given.device == "gpu" or given.job:
-        figures = [*_job(given.device)]
-    if given.device == "gpu":
-        join("cuda:0")
-        figures += _speaking("cuda:0")
-    elif not given.job:
-        join("cpu")
-        figures = [*_speaking("cpu")]
-        if not given.speaking:
-            figures = [*_training(), *figures, *_probing(given.trials, given.sound)]
+    sound = _SOUND[given.device] if given.sound is None else given.sound
+    figures: list[Figure] = []
+    if given.job or (given.device == "gpu" and not given.speaking):
+        figures += _told(_job(given.device, sound))
+    if not given.job:
+        join("cuda:0" if given.device == "gpu" else "cpu")
+        decoding = [*_told(_speaking("cuda:0" if given.device == "gpu" else "cpu"))]
+        is_whole = given.device == "cpu" and not given.speaking
+        figures += (
+            [*_told(_training()), *decoding, *_told(_probing(given.trials, sound))]
+            if is_whole
+            else decoding
+        )
     rows = [f"| {one.what} | {one.value} | {one.wanted} |" for one in figures]
     text = "\n".join(
         [f"# Looking into a model, {given.device.upper()}", "", environment_line(given.device), "",
@@ -82,6 +91,13 @@ def main() -> int:
     )  # fmt: skip
     publish(text, given.output)
     return 0
+
+
+def _told(figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Say each figure as soon as it is there."""
+    for one in figures:
+        print(f"{one.what}: {one.value}", file=sys.stderr, flush=True)
+        yield one
 
 
 def _paired(
@@ -106,12 +122,13 @@ def _paired(
     return f"× {ratios[middle]:.3f} ({low:.3f} to {high:.3f}; {base_ms:.0f} ms)"
 
 
-def _job(device: str) -> Iterator[Figure]:
+def _job(device: str, num_sound: int) -> Iterator[Figure]:
     """A data-parallel job of two ranks: what looking and probing cost it, and whether bits hold."""
     import json
 
     from benchmarks.paired import blocks_of, cost_of
-    from benchmarks.scope_ranks import BLOCK_LENGTH, MODES
+    from benchmarks.planted_bits import is_named
+    from benchmarks.scope_ranks import BLOCK_LENGTH, FIRST_PLANTED, MODES
     from detect.causes.corruption import deviations
     from megascan.probes import read_probes
     from megascope.request import Request, write_request
@@ -120,7 +137,8 @@ def _job(device: str) -> Iterator[Figure]:
     with TemporaryDirectory() as folder:
         places = ("residual", "attention_out", "fc2", "neurons", "qkv")
         write_request(Path(folder), Request(places=places, weights=False))
-        run_ranks(2, ["benchmarks.scope_ranks", folder, *flags])
+        run_ranks(2, ["benchmarks.scope_ranks", folder, str(num_sound), str(_PLANTED), *flags])
+        planted = json.loads((Path(folder) / "planted.json").read_text(encoding="utf-8"))
         found = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
         probes = read_probes(Path(folder))
     cost = cost_of("statistics", blocks_of(MODES, found["iterations_ms"], BLOCK_LENGTH))
@@ -130,11 +148,18 @@ def _job(device: str) -> Iterator[Figure]:
         wanted="≤ 1.03" if device == "cpu" else "≤ 1.01",
     )  # fmt: skip
     assert probes is not None
-    apart = deviations(probes)
-    words = f"; first {apart[0].point.words}" if apart else ""
+    by_iteration = {one.iteration: one.point.words for one in deviations(probes)}
+    apart = {at: words for at, words in by_iteration.items() if at < FIRST_PLANTED}
+    words = f"; first {next(iter(apart.values()))}" if apart else ""
     yield Figure(
-        what=f"probes of two replicas whose bits differ, of {len(probes.iterations)}",
+        what="probes of two sound replicas whose bits differ, of "
+        f"{sum(one < FIRST_PLANTED for one in probes.iterations)}",
         value=f"{len(apart)}{words}", wanted="0",
+    )  # fmt: skip
+    named = sum(is_named(name, by_iteration.get(int(at), "")) for at, name in planted.items())
+    yield Figure(
+        what="one flipped mantissa bit of one replica, weight or activation: layer and module "
+        "are named", value=f"{named} of {len(planted)}", wanted="all",
     )  # fmt: skip
     probe_ms = statistics.median(found["probes_ms"][1:])
     share = probe_ms / cost.untraced_ms / _DEFAULT_INTERVAL
@@ -273,7 +298,7 @@ def _probing(num_trials: int, num_sound: int) -> Iterator[Figure]:
     """Planted bits that are named, and accusations among sound replicas."""
     import torch
 
-    from benchmarks.planted_bits import trials
+    from benchmarks.planted_bits import is_named, trials
     from detect.causes.corruption import deviations
     from megascan.probes import Prober, Probes
     from megascan.topology import Layout
@@ -302,7 +327,7 @@ def _probing(num_trials: int, num_sound: int) -> Iterator[Figure]:
         named = deviations(Probes(probers=probers, sums=sums))
         places = {one.point.words for one in named}
         is_right = [one.ranks for one in named] == [(rank,)]
-        found += is_right and bool(places & {planted, f"layer 3 {planted}"})
+        found += is_right and any(is_named(planted, words) for words in places)
     yield Figure(
         what="one flipped mantissa bit, weight or activation: named with rank, layer, module",
         value=f"{found} of {num_trials}", wanted="all",

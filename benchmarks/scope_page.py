@@ -3,11 +3,12 @@
     python -m benchmarks.scope_page [-o RESULT.md]
 
 No model computes: what one of 32 layers and 16 heads would send for 1,000 tokens (900 read, 100
-written 10 ms apart; strips of 6 places) is made up, and recordings of 400 iterations of 96 layers.
-Each use of the page lasts some seconds. For each are given: the frames that came, over those that
-a display of 60 a second shows; the longest time between two; and the time of the page's thread for
-a frame (scripts, layout, painting), which other work on the machine disturbs less: below 16.7 ms
-the page itself keeps up. Then the heap of the page after use for long, swept before it is read.
+written 10 ms apart, told together as often as a session tells; strips of 6 places) is made up, and
+recordings of 400 iterations of 96 layers. Each use of the page lasts some seconds. For each are
+given: the frames that came, over those that a display of 60 a second shows; the longest time
+between two; and the time of the page's thread for a frame (scripts, layout, painting), which other
+work on the machine disturbs less: below 16.7 ms the page itself keeps up. Then the heap of the page
+after use for long, swept before it is read.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from megascope.frames import encode
 from megascope.model_page import ModelPage
 from megascope.recording import data_file_name
 from megascope.server import Backend, build_app
+from megascope.session import SHOWN_EVERY_S
 
 LAYERS, HEADS, READ, WRITTEN = 32, 16, 900, 100
 PLACES = ("residual", "attention_out", "fc2", "neurons", "context", "query")
 ITERATIONS, TRAINED_LAYERS = 400, 96
 _WORD_MS = 10
+_TOLD_TOGETHER = round(1000 * SHOWN_EVERY_S / _WORD_MS)
 _WATCH = """() => {
   const times = window.frameTimes = [];
   const tick = now => {
@@ -105,7 +108,8 @@ class MadeUp:
                 "text": f" w{READ + at}", "logprob": -1.0, "top": top,
                 "layers": dict.fromkeys(command["places"], layers),
             }, arrays  # fmt: skip
-            time.sleep(_WORD_MS / 1000)
+            if at % _TOLD_TOGETHER == 0:  # the first alone, then those of a session's pause
+                time.sleep(SHOWN_EVERY_S)
 
     def _attention(self, command: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         num = READ + WRITTEN - 1

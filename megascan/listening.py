@@ -22,6 +22,8 @@ from megascan.errors import ConfigError, InputError, MissingError, UsageError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names under which only this machine can ask."""
+PATIENCE_S = 60.0
+"""Seconds in which a client must have said all of a request."""
 _SHORTEST_TOKEN = 16
 
 

@@ -33,13 +33,20 @@ class Sight(NamedTuple):
     spot: Spot
     call: int
     """How often the spot was computed before, since the capture began."""
-    tensor: torch.Tensor
+    without_bias: torch.Tensor
     """(token, row, feature), or (token, row, head, channel)."""
     share: Share
     is_gradient: bool = False
     """Whether it is the loss's gradient in this tensor, not the tensor."""
     counts: torch.Tensor | None = None
     """At `experts`: how many of the tokens, which stand in order, each expert of this rank had."""
+    bias: torch.Tensor | None = None
+    """(feature,), which Megatron-Core adds later, together with what follows."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor with its bias, which is added anew each time."""
+        return self.without_bias if self.bias is None else self.without_bias + self.bias
 
 
 Take = Callable[[Sight], None]
@@ -104,18 +111,11 @@ class Capture:
 
     With `gradients` the gradients of what modules put out are shown as well. A module has one hook
     for all its spots: what torch does beside for each module that has any costs more than a look.
-
-    With `waits` hooks only note what has passed, and `show` shows it. That is for a model that
-    speaks, whose tensors nobody writes to again: between its operations each look costs more.
     """
 
-    def __init__(
-        self, spots: Sequence[Spot], take: Take, *, gradients: bool = False, waits: bool = False
-    ) -> None:
+    def __init__(self, spots: Sequence[Spot], take: Take, *, gradients: bool = False) -> None:
         self._take = take
         self._gradients = gradients
-        self._waits = waits
-        self._passed: list[tuple[_Watched, tuple[Any, ...], Output | None]] = []
         by_module: dict[torch.nn.Module, list[Spot]] = {}
         for spot in spots:
             by_module.setdefault(spot.module, []).append(spot)
@@ -127,7 +127,7 @@ class Capture:
             inputs=[_View.of(spot) for spot in spots if spot.place.side is Side.IN],
             outputs=[_View.of(spot) for spot in spots if spot.place.side is Side.OUT],
         )
-        passed, see = self._passed, self._see
+        see = self._see
 
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             see(watched, inputs, None)
@@ -135,34 +135,29 @@ class Capture:
         def after(module: torch.nn.Module, inputs: tuple[Any, ...], output: Output) -> None:
             see(watched, inputs, output)
 
-        def note(
-            module: torch.nn.Module, inputs: tuple[Any, ...], output: Output | None = None
-        ) -> None:
-            passed.append((watched, inputs, output))
-
         if watched.outputs:
-            return module.register_forward_hook(note if self._waits else after)
-        return module.register_forward_pre_hook(note if self._waits else before)
+            return module.register_forward_hook(after)
+        return module.register_forward_pre_hook(before)
 
     def _see(self, watched: _Watched, inputs: tuple[Any, ...], output: Output | None) -> None:
         for view in watched.inputs:
-            self._show(view, inputs[view.index], None)
+            self._show(view, inputs[view.index])
         if output is None:
             return
         for view in watched.outputs:
             if view.is_plain:
-                self._show(view, _value(output), None)
+                self._show(view, *_value_and_bias(output))
             elif view.spot.place.name != "loss" or _is_loss(output):
                 counts = inputs[1] if view.spot.place.name == "experts" else None
-                self._show(view, _value(output), counts)
+                self._show(view, value_of(output), counts=counts)
 
-    def show(self) -> None:
-        """Show what has passed since the last time (`waits`)."""
-        for watched, inputs, output in self._passed:
-            self._see(watched, inputs, output)
-        self._passed.clear()
-
-    def _show(self, view: _View, tensor: torch.Tensor, counts: torch.Tensor | None) -> None:
+    def _show(
+        self,
+        view: _View,
+        tensor: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+    ) -> None:
         if tensor.requires_grad:
             if self._gradients:
                 tensor.register_hook(  # type: ignore[no-untyped-call]
@@ -173,10 +168,13 @@ class Capture:
             return
         call = view.num_calls
         view.num_calls = call + 1
+        bias = None if bias is None else bias.detach()
         if view.is_plain and tensor.dim() == 3:
-            self._take(Sight(view.spot, call, tensor, view.spot.share, False, counts))
-        else:
-            self._take(_sight(view.spot, call, tensor, counts, is_gradient=False))
+            self._take(Sight(view.spot, call, tensor, view.spot.share, False, counts, bias))
+            return
+        if bias is not None:
+            tensor = tensor + bias
+        self._take(_sight(view.spot, call, tensor, counts, is_gradient=False))
 
     def _show_gradient(
         self, view: _View, gradient: torch.Tensor, counts: torch.Tensor | None
@@ -191,7 +189,6 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._passed.clear()
 
     def __enter__(self) -> Capture:
         return self
@@ -214,16 +211,19 @@ def _sight(
     return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
 
 
-def _value(output: Output) -> torch.Tensor:
-    """The value of a module's output; a bias that Megatron-Core adds later is part of it."""
+def value_of(output: Output) -> torch.Tensor:
+    """Return the value of a module's output; a bias that Megatron-Core adds later is part of it."""
+    tensor, bias = _value_and_bias(output)
+    return tensor if bias is None else tensor + bias
+
+
+def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(output, torch.Tensor):
-        return output
+        return output, None
     first = output[0]
     assert first is not None
     bias = output[1] if len(output) > 1 else None
-    if bias is not None and bias.dim() == 1 and first.dim() > 1:
-        return first + bias
-    return first
+    return first, bias if bias is not None and bias.dim() == 1 and first.dim() > 1 else None
 
 
 def _is_loss(output: object) -> bool:

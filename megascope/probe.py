@@ -30,25 +30,36 @@ _REDUCTIONS = (
     "reduce_from_tensor_model_parallel_region",
     "reduce_scatter_to_sequence_parallel_region",
 )
-_BLOCK = 1 << 22
-"""Numbers that are widened to 64 bits at a time."""
+_BLOCK, _BLOCK_ON_GPU = 1 << 20, 1 << 23
+"""Words of 64 bits that are weighted at a time: what a cache holds, or what is worth a kernel."""
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return two sums (int64, of the tensor's device) of the bit patterns of a tensor.
 
-    Sums of 64-bit integers wrap around and do not depend on the order of additions.
+    Its bytes count as words of 64 bits. Sums of these wrap around and do not depend on the order of
+    additions; weights are odd, so that any one wrong word changes both.
     """
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().contiguous().view(-1).view(kinds[tensor.element_size()])
-    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
-    weighted = torch.zeros_like(plain)
-    for start in range(0, flat.numel(), _BLOCK):
-        block = flat[start : start + _BLOCK].to(torch.int64)
-        places = torch.arange(start, start + block.numel(), device=flat.device)
-        plain = plain + block.sum()
-        weighted = weighted + (block * (2 * places + 1)).sum()
-    return torch.stack((plain, weighted))
+    words = _words(tensor.detach().contiguous().view(-1))
+    size = min(_BLOCK_ON_GPU if words.is_cuda else _BLOCK, words.numel())
+    weights = 2 * torch.arange(size, device=words.device) + 1
+    blocks = []
+    for start in range(0, words.numel(), max(1, size)):
+        block = words[start : start + size]
+        plain = block.sum()
+        weighted = (block * weights[: block.numel()]).sum() + 2 * start * plain
+        blocks.append(torch.stack((plain, weighted)))
+    return torch.stack(blocks).sum(0) if blocks else words.new_zeros(2)
+
+
+def _words(flat: torch.Tensor) -> torch.Tensor:
+    """The same bytes as words of 64 bits, zeros behind the last ones where they do not fill one."""
+    missing = -flat.nbytes % 8 // flat.element_size()
+    if missing:
+        flat = torch.nn.functional.pad(flat, (0, missing))
+    elif flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone()
+    return flat.view(torch.int64)
 
 
 class Probe:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from megascope.places import Spot, find_spots
 from megascope.recording import DataFile
 from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
+
+if TYPE_CHECKING:
+    from megascope.one_pass import Sizes
 
 _LOG = logging.getLogger(__name__)
 MOST_NUMBERS = 1 << 22
@@ -114,6 +117,7 @@ class Recorder:
         self._is_cut = False
         self._pending: _Pending | None = None
         self._warned_of: set[str] = set()
+        self._sizes = _one_pass(self._chunks)
 
     def begin(self, iteration: int) -> None:
         """Look for a new request, and hook in if the iteration is due."""
@@ -223,10 +227,22 @@ class Recorder:
             return
         if spot.place.name not in request.places:
             return
+        made = self._in_one_pass(sight)
+        missing = [name for name in request.reductions if name not in made]
+        if missing:
+            tensor = sight.tensor
+            made |= {name: reduce(name, tensor, per_token=request.per_token) for name in missing}
         for name in request.reductions:
-            made = reduce(name, sight.tensor, per_token=request.per_token)
-            width = width_of(name, sight.tensor, per_token=request.per_token)
-            self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made, width)
+            width = width_of(name, sight.without_bias, per_token=request.per_token)
+            self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made[name], width)
+
+    def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
+        """What one pass over a tensor can tell, where there is something that makes it."""
+        request = self._request
+        if self._sizes is None or request.per_token or not {"rms", "max"} & {*request.reductions}:
+            return {}
+        energy, largest = self._sizes.of(sight.without_bias, sight.bias)
+        return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
         """A number an expert of this rank: the size of what it returns, its tokens."""
@@ -288,6 +304,8 @@ class Recorder:
             return
         begun = time.perf_counter()
         self._write_pending()
+        if self._sizes is not None:
+            self._sizes.finish()
         header: dict[str, object] = {
             "kind": "data", "iteration": self._iteration, "request": self._request.identifier,
             "per_token": self._request.per_token, "every": self._every * self._request.every,
@@ -334,6 +352,23 @@ class Recorder:
         if self._over_budget >= _PATIENCE or excess > _FAR_ABOVE:
             self._every *= 2 ** math.ceil(math.log2(excess))
             self._over_budget = 0
+
+
+def _one_pass(chunks: Sequence[torch.nn.Module]) -> Sizes | None:
+    """What reads a tensor on a GPU once for two numbers; None where no such kernel can be made."""
+    device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
+    if device is None or device.type != "cuda":
+        return None
+    try:
+        from megascope.one_pass import Sizes
+
+        sizes = Sizes(device)
+        sizes.of(torch.ones(16, device=device), torch.ones(16, device=device))
+        sizes.finish()
+    except Exception as error:  # no Triton, or no compiler that it wants
+        _LOG.info("looking reads each tensor twice: no kernel of Triton can be made (%s)", error)
+        return None
+    return sizes
 
 
 @dataclass(frozen=True)

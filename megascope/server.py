@@ -7,6 +7,7 @@ page in the fragment of its address, which no browser sends anywhere, and is era
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -22,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megascan.errors import ConfigError, MegaScanError
-from megascan.listening import Gate
+from megascan.listening import PATIENCE_S, Gate
 
 _LOG = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("page")
@@ -114,11 +115,17 @@ def _response(found: Answer) -> Response:
 
 async def _read_body(request: Request) -> Mapping[str, Any]:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > LARGEST_BODY:
-            raise ConfigError(f"the body is larger than {LARGEST_BODY} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > LARGEST_BODY:
+                    raise ConfigError(f"the body is larger than {LARGEST_BODY} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise ConfigError(
+            f"the body did not arrive within {PATIENCE_S:.0f} s; send it at once"
+        ) from None
     try:
         body = json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:

@@ -24,13 +24,13 @@ import torch
 
 from megascan.errors import ConfigError
 from megascope.attention import probabilities
-from megascope.capture import Capture, Sight
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.joining import Part, join_table
+from megascope.notes import Notes
 from megascope.places import Spot, find_spots
-from megascope.reductions import reduce, width_of
 from megascope.request import PLACES, Intervention, Kind, read_interventions
+from megascope.strips import Strip, tables_of
 
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024
@@ -42,6 +42,9 @@ _MOST_LENS_TOKENS = 64
 _MOST_PCA_POINTS = 4096
 _KEPT_RUNS = 2
 _KEPT_TEXTS = 1 << 16
+SHOWN_EVERY_S = 0.05
+"""Seconds from one packing of strips to the next: what one step costs to pack, many cost little
+more, and a page draws no quicker. A model that takes as long for a token shows each at once."""
 _KEPT = ("residual", "query", "key")
 """Places whose whole tensors stay after a run, beside those that strips were asked of: attention
 maps, the logit lens, PCA and patching read them."""
@@ -71,7 +74,7 @@ class Model(Protocol):
         """Compute tokens from position `start` on; all ranks get a row of the next token.
 
         The row: the token chosen, its log probability, then `NUM_ALTERNATIVES` tokens and their
-        log probabilities, best first.
+        log probabilities, best first; last the seconds of one clock, the same on all ranks.
         """
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
@@ -119,6 +122,15 @@ class Seen:
         return None if not parts else torch.cat(parts)[:, 0]
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What one step has computed, and what the model says next."""
+
+    start: int
+    tokens: Sequence[int]
+    row: Sequence[float]
+
+
 @dataclass
 class _Active:
     run: Run
@@ -126,23 +138,31 @@ class _Active:
     random: np.random.Generator
     spots: list[Spot]
     num_computed: int = 0
-    strips: dict[str, dict[int, Sight]] = field(default_factory=dict)
-    """What the newest step has shown, by place and layer."""
-    capture: Capture | None = None
+    steps: list[_Step] = field(default_factory=list)
+    """Not shown yet."""
+    strips: dict[str, dict[int, Strip]] = field(default_factory=dict)
+    """Of these steps, by place and layer."""
+    shown_s: float = 0.0
+    notes: Notes | None = None
     hooks: ExitStack = field(default_factory=ExitStack)
     changes: Intervening | None = None
 
-    def take(self, sight: Sight) -> None:
+    def gather(self) -> None:
         """Keep what was computed. What a step computes is its own: nobody writes to it again."""
-        place, layer = sight.spot.place.name, sight.spot.layer
-        self.seen.tensors.setdefault((place, layer), []).append(sight.tensor)
-        if place in self.run.places:
-            self.strips.setdefault(place, {})[layer] = sight
+        if self.notes is None:
+            return
+        for spot, tensors in self.notes.take():
+            place, layer = spot.place.name, spot.layer
+            self.seen.tensors.setdefault((place, layer), []).extend(tensors)
+            if place in self.run.places:
+                own = self.strips.setdefault(place, {})
+                own.setdefault(layer, Strip(spot.share, [])).tensors.extend(tensors)
 
     def look_away(self) -> None:
         """Take hooks and changes out of the model."""
+        self.gather()
         self.hooks.close()
-        self.changes = self.capture = None
+        self.changes = self.notes = None
 
 
 Send = Callable[[int, bytes | None], None]
@@ -196,13 +216,16 @@ class Session:
 
     def _stop(self, identifier: int) -> None:
         self._commands = deque(one for one in self._commands if one["id"] != identifier)
-        if self._active is not None and self._active.run.identifier == identifier:
+        active = self._active
+        if active is not None and active.run.identifier == identifier:
+            if active.steps:
+                self._show_steps(active)
             self._end_run()
         self._send(identifier, None)
 
     def look_away(self) -> None:
         """Leave the model as it is for others, until the next step of ours."""
-        if self._active is not None and self._active.capture is not None:
+        if self._active is not None:
             self._active.look_away()
 
     def _end_run(self) -> None:
@@ -239,30 +262,31 @@ class Session:
         run, seen = active.run, active.seen
         start = active.num_computed
         tokens = seen.tokens[start:]
-        capture = self._look(active)
+        self._look(active)
         if active.changes is not None:
             active.changes.restart(start)
         row = self._model.compute(
             tokens, start, temperature=run.temperature, draw=float(active.random.random())
         )
         active.num_computed += len(tokens)
-        active.strips = {}
-        capture.show()
-        self._show_step(active, start, row)
+        active.steps.append(_Step(start, tokens, row))
         seen.tokens.append(int(row[0]))
         is_full = len(seen.tokens) >= self._model.max_length
-        if len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full:
+        is_over = len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full
+        if is_over or row[-1] - active.shown_s >= SHOWN_EVERY_S:
+            active.shown_s = row[-1]
+            self._show_steps(active)
+        if is_over:
             self._end_run()
             self._send(run.identifier, None)
 
-    def _look(self, active: _Active) -> Capture:
+    def _look(self, active: _Active) -> None:
         """Have hooks and changes in the model; they stay as long as nobody else is served."""
-        if active.capture is not None:
-            return active.capture
-        if active.run.interventions:
-            active.changes = active.hooks.enter_context(self._changes(active.run))
-        active.capture = Capture(active.spots, active.take, waits=True)
-        return active.hooks.enter_context(active.capture)
+        if active.notes is None:
+            if active.run.interventions:
+                active.changes = active.hooks.enter_context(self._changes(active.run))
+            active.notes = Notes(active.spots)
+            active.hooks.callback(active.notes.close)
 
     def _changes(self, run: Run) -> Intervening:
         source = None if run.replace_from is None else self._seen.get(run.replace_from)
@@ -277,32 +301,44 @@ class Session:
             replacements=replacements,
         )  # fmt: skip
 
-    def _show_step(self, active: _Active, start: int, row: Sequence[float]) -> None:
-        run, tokens = active.run, active.seen.tokens[start:]
-        tables = _reduced(run.reduction, active.strips)
-        items = [_item_of(place, run.reduction, active.strips[place]) for place in tables]
-        arrays = {str(at): table for at, table in enumerate(tables.values())}
+    def _show_steps(self, active: _Active) -> None:
+        """Tell what the steps have shown that wait, a frame each."""
+        active.gather()
+        run, steps = active.run, active.steps
+        items, arrays = tables_of(run.reduction, active.strips)
+        active.steps, active.strips = [], {}
         parts = self._collect({"per_token": True, "items": items}, arrays)
         if parts is None:
             return
         joined: dict[str, Array] = {}
         layers_of: dict[str, list[int]] = {}
+        known = {item["place"] for part in parts for item in part.frame.header["items"]}
         for place in run.places:
+            if place not in known:  # layers of experts have no fc1
+                continue
             layers_of[place], table = join_table(
                 parts, place, run.reduction, num_shares=self._model.shares.size
             )
-            joined[place] = table[:, 0, :, 0]
+            joined[place] = table[:, 0, :, 0].astype(np.float32)
+        first = 0
+        for step in steps:
+            end = first + len(step.tokens)
+            own = {place: table[:, first:end] for place, table in joined.items()}
+            self._say(run.identifier, {**self._header_of(step), "layers": layers_of}, own)
+            first = end
+
+    def _header_of(self, step: _Step) -> dict[str, object]:
+        row, text_of = step.row[:-1], self._text_of
         middle = 2 + (len(row) - 2) // 2
         top = [
-            [int(one), logprob, self._text_of(int(one))]
+            [int(one), logprob, text_of(int(one))]
             for one, logprob in zip(row[2:middle], row[middle:], strict=True)
         ]
-        header = {
-            "kind": "step", "start": start, "tokens": list(tokens), "next": int(row[0]),
-            "texts": [self._text_of(one) for one in tokens], "text": self._text_of(int(row[0])),
-            "logprob": row[1], "top": top, "layers": layers_of,
+        return {
+            "kind": "step", "start": step.start, "tokens": list(step.tokens), "next": int(row[0]),
+            "texts": [text_of(one) for one in step.tokens], "text": text_of(int(row[0])),
+            "logprob": row[1], "top": top,
         }  # fmt: skip
-        self._say(run.identifier, header, joined)
 
     def _attention(self, command: Mapping[str, Any]) -> None:
         """Maps of chosen heads of one layer, `(head, query, key)`, over all tokens computed."""
@@ -432,63 +468,6 @@ class Session:
         self, identifier: int, header: Mapping[str, object], arrays: Mapping[str, Array]
     ) -> None:
         self._send(identifier, encode({**header, "run": identifier}, arrays))
-
-
-def _item_of(place: str, reduction: str, sights: Mapping[int, Sight]) -> dict[str, object]:
-    """How a frame describes the table of one place."""
-    first = next(iter(sights.values()))
-    return {
-        "place": place, "reduction": reduction, "gradient": False, "share": first.share.value,
-        "width": width_of(reduction, first.tensor, per_token=True), "layers": list(sights),
-        "microbatches": [0],
-    }  # fmt: skip
-
-
-def _reduced(reduction: str, strips: Mapping[str, Mapping[int, Sight]]) -> dict[str, Array]:
-    """Partial numbers `(layer, 1, token, row, number)` of each place, by one transfer.
-
-    Tensors of the same shape are reduced together, whatever their place and layer: for one token an
-    operation takes as long as it takes to begin it.
-    """
-    alike: dict[tuple[object, ...], list[str]] = {}
-    for place, sights in strips.items():
-        tensor = next(iter(sights.values())).tensor
-        key = (tensor.shape[:2], tensor.shape[2:].numel(), tensor.dtype)
-        alike.setdefault(key, []).append(place)
-    made: dict[str, Array] = {}
-    for places, numbers in zip(
-        alike.values(),
-        _on_host([_of_all(reduction, strips, places) for places in alike.values()]),
-        strict=True,
-    ):
-        first = 0
-        for place in places:
-            made[place] = numbers[first : first + len(strips[place])]
-            first += len(strips[place])
-    return {place: made[place] for place in strips}
-
-
-def _of_all(
-    reduction: str, strips: Mapping[str, Mapping[int, Sight]], places: Sequence[str]
-) -> torch.Tensor:
-    """Partial numbers `(place and layer, 1, token, row, number)` of tensors of the same shape."""
-    tensors = [sight.tensor for place in places for sight in strips[place].values()]
-    flat = [one if one.dim() == 3 else one.flatten(2) for one in tensors]
-    num_tokens, num_rows, _ = flat[0].shape
-    made = reduce(reduction, torch.cat(flat))
-    return made.view(len(flat), 1, num_tokens, num_rows, -1)
-
-
-def _on_host(tables: Sequence[torch.Tensor]) -> list[Array]:
-    """Tables as arrays, by one transfer from the device."""
-    if not tables:
-        return []
-    flat = torch.cat([one.view(-1) for one in tables]).cpu().numpy()
-    made, first = [], 0
-    for one in tables:
-        made.append(flat[first : first + one.numel()].reshape(one.shape))
-        first += one.numel()
-    return made
 
 
 def principal_axes(points: Array) -> tuple[Array, list[float]]:

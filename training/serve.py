@@ -204,6 +204,7 @@ def _start_server(
 ) -> _Server:
     import uvicorn
 
+    from megascan.connection import Connection
     from training.generation.web.app import build_app
     from training.generation.web.asking import Model
 
@@ -216,6 +217,7 @@ def _start_server(
     )
     config = uvicorn.Config(
         _beside(build_app(model, token=address.token), page),
+        http=Connection,
         log_level="warning",
         access_log=False,
         lifespan="off",

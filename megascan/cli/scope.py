@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_server()
     import uvicorn
 
+    from megascan.connection import Connection
     from megascope.folder_page import FolderPage
     from megascope.server import address_of, build_app
 
@@ -49,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     say(f"looking into {folder} at {address_of(listening, token)} (Ctrl-C ends)")
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False
-    )
+        app, http=Connection, log_level="warning", access_log=False, lifespan="off", ws="none",
+        server_header=False,
+    )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])
     return 0
 

@@ -2,12 +2,17 @@
 import { askFrames, askJson, askOne, saveParquet, savePng } from "./api.js";
 import { changesCard } from "./changes.js";
 import { atMostEvery, card, guarded, hideTip, link, linked, make, newestOnly, number, numbers, oncePerFrame, say, showTip, status, visible } from "./dom.js";
-import { drawHeat, pointable, range } from "./heat.js";
+import { colourBar, drawHeat, pointable, range } from "./heat.js";
 
 const NARROWEST = 5;  // pixels of a token in a strip
 const SHADES_MS = 120;  // a thousand tokens change their colour: not for every one that a held key passes
+const SHADE_STEPS = 12;  // of attention behind a token: the fewer, the fewer tokens change
+const TELLS_MS = 60;  // words and bars of the chosen token: nobody reads quicker
 const GROWS_MS = 100;  // strips are drawn anew, all of them, for tokens that come
 const MOST_LABELS = 40;  // tokens that are named beside a map
+const FEW_HEADS = 4;  // that are shown large
+const MOST_IN_ALL_LAYERS = 32;  // heads of a layer in the map of all layers
+const LONGEST_IN_ALL_LAYERS = 256;  // tokens
 const STRIPS = ["residual", "attention_out", "fc2", "neurons", "context", "query"];
 
 /** One run: what was computed, token by token. */
@@ -24,7 +29,7 @@ class Run {
     this.texts.push(...frame.texts, frame.text);
     const at = frame.start + frame.tokens.length;
     this.steps.set(at, { at, logprob: frame.logprob, top: frame.top, token: frame.next });
-    for (const place of this.places) {
+    for (const place of this.places.filter(one => frame.arrays[one])) {
       const { shape, data } = frame.arrays[place];
       if (!this.strips.has(place)) this.strips.set(place, { layers: frame.layers[place], parts: [], tokens: 0, width: shape[2] });
       const strip = this.strips.get(place);
@@ -75,18 +80,19 @@ export function showGeneration(view, state) {
   const changes = changesCard(state, { title: "Changes of run B", moments: "token", runToPatchFrom: () => runs.A?.id ?? null });
   const spoken = card("spoken", "Tokens", "underlined: generated; ← → choose; shaded: what the chosen one looks at, by the heads below", "two-thirds");
   const top = card("top", "What it would say", "probabilities of the token chosen", "third");
-  const strips = card("strips", "Strips", "rows are layers, columns tokens; ↑ ↓ choose the layer", "", [
+  const strips = card("strips", "Strips", "rows are layers, the first on top; columns tokens; ↑ ↓ choose the layer", "", [
     make("button", { id: "difference", className: "chip", onclick: toggleDifference }, "B − A"),
     make("button", { id: "png", onclick: () => { const canvas = strips.body.querySelector("canvas"); if (canvas) savePng("megascope-strip", canvas); } }, "PNG"),
     make("button", { id: "parquet", onclick: guarded(exportStrips) }, "Parquet"),
   ]);
-  const attention = card("attention", "Attention", "rows look at columns", "half");
+  const attention = card("attention", "Attention", "rows look at columns; a click on the words below a map makes it large", "half");
   const layerField = field("layer", chosen.layer, { min: 1, max: state.num_layers });
   const headsField = make("input", { id: "heads", size: 12, value: chosen.heads.join(" ") });
   const maps = make("div", { className: "heads" }, make("p", { className: "empty" }, "run a prompt first"));
   attention.body.append(make("div", { className: "row" }, make("label", {}, "layer", layerField), make("label", {}, "heads", headsField),
     make("button", { id: "look", onclick: guarded(showAttention) }, "Look"),
-    make("button", { id: "allHeads", onclick: () => { headsField.value = Array.from({ length: Math.min(16, state.num_heads) }, (_, i) => i).join(" "); guarded(showAttention)(); } }, "All heads")), maps);
+    make("button", { id: "allHeads", onclick: () => { headsField.value = Array.from({ length: Math.min(16, state.num_heads) }, (_, i) => i).join(" "); guarded(showAttention)(); } }, "All heads"),
+    make("button", { id: "allLayers", onclick: guarded(showAllLayers) }, "All layers")), maps);
   const lens = card("lens", "Logit lens", "what each layer would say next; bold is what came", "half");
   const pca = card("pca", "PCA of the stream", "all tokens and layers; colour is the layer", "half");
   const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
@@ -147,9 +153,11 @@ export function showGeneration(view, state) {
     link("layer", chosen.layer);
     layerField.value = chosen.layer;
     if (turned) showAll();
-    else { markToken(); showTop(); tellHeads(); }
+    else { markToken(); tellChosen(); }
     if (turned || maps.dataset.layer !== String(chosen.layer) || !isInMaps(chosen.token)) guarded(async () => { await showAttention(); if (turned) { await showLens(); await showPca(); } })();
   }
+
+  const tellChosen = atMostEvery(TELLS_MS, () => { showTop(); tellHeads(); });
 
   const lists = { A: null, B: null };  // of each run: its list, the tokens in it, and which are marked how
   function showTokens() {
@@ -208,7 +216,7 @@ export function showGeneration(view, state) {
     const looks = looksOf(chosen.token);
     for (const list of [lists.A, lists.B].filter(Boolean)) {
       const shades = new Map();
-      if (list.side === chosen.side) looks?.forEach((share, at) => { if (share > 0.005) shades.set(at, Math.round(70 * share)); });
+      if (list.side === chosen.side) looks?.forEach((share, at) => { const step = Math.round(SHADE_STEPS * share); if (step) shades.set(at, Math.round(70 * step / SHADE_STEPS)); });
       for (const at of list.shades.keys()) if (!shades.has(at) && list.tokens[at]) list.tokens[at].style.background = "";
       for (const [at, share] of shades) if (list.shades.get(at) !== share && list.tokens[at]) list.tokens[at].style.background = `color-mix(in srgb, var(--look) ${share}%, transparent)`;
       list.shades = shades;
@@ -286,18 +294,26 @@ export function showGeneration(view, state) {
         const token = Math.floor(column / shown.width);
         return `${place} · ${shown.layers[row] ? `layer ${shown.layers[row]} · ` : ""}${visible(run.texts[token] ?? "")} (${token})\n${number(values[row * columns + column])}`;
       }, (row, column) => choose(Math.floor(column / shown.width), shown.layers[row] || chosen.layer));
-      return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, `${number(low)} to ${number(high)} · ${words}`)), make("div", { className: "band" }, canvas, mark));
+      return make("div", { className: "strip" }, make("div", {}, make("span", {}, `${place} ${reduction.value}`), make("span", {}, ...scaleOf(scale, low, high), ` · ${words}`)), make("div", { className: "band" }, canvas, mark));
     }));
+    if (run.tokens.length <= MOST_LABELS) strips.body.append(make("div", { className: "under" }, run.texts.slice(0, -1).map(text => make("span", { title: text }, visible(text)))));
     // Bands wider than the card scroll, all together; the browser moves finished bitmaps.
     strips.body.style.setProperty("--band", `${run.tokens.length * NARROWEST}px`);
     for (const mark of strips.body.querySelectorAll(".mark")) placeMark(mark);
+  }
+
+  /** The lowest and the highest number with the colours between them. */
+  function scaleOf(scale, low, high) {
+    const bar = make("i", { className: "scale" }), most = Math.max(Math.abs(low), Math.abs(high));
+    bar.style.backgroundImage = colourBar(scale);
+    return scale === "both" ? [number(-most), bar, number(most)] : [number(low), bar, `${number(high)}${scale === "log" ? " (log)" : ""}`];
   }
 
   async function exportStrips() {
     const run = current();
     if (!run) throw new Error("run a prompt first");
     const columns = { place: [], layer: [], token: [], number: [], value: [] };
-    for (const place of run.places) {
+    for (const place of run.strips.keys()) {
       const { values, rows, columns: wide, width, layers } = run.values(place);
       for (let i = 0; i < rows * wide; i++) {
         columns.place.push(place);
@@ -341,16 +357,50 @@ export function showGeneration(view, state) {
 
   function drawAttention() {
     if (!weights) return;
-    const { shape, data } = weights.arrays.weights, [, rows, columns] = shape, run = current(), { first } = weights;
-    maps.className = `heads${shape[0] === 1 ? " one" : ""}`;
+    const { shape, data } = weights.arrays.weights, [count, rows, columns] = shape, run = current(), { first } = weights;
+    maps.className = `heads${count === 1 ? " one" : count <= FEW_HEADS ? " few" : ""}`;
     maps.replaceChildren(...weights.heads.map((head, at) => {
-      const values = data.subarray(at * rows * columns, (at + 1) * rows * columns), canvas = make("canvas", { className: "head" });
-      drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(values)[1]) });
-      canvas.style.aspectRatio = `${columns} / ${rows}`;
+      const values = data.subarray(at * rows * columns, (at + 1) * rows * columns), canvas = mapOf(values, rows, columns, first);
       pointable(canvas, (row, column) => `head ${head}: ${visible(run.texts[first + row] ?? "")} (${first + row}) looks at ${visible(run.texts[column] ?? "")} (${column})\n${number(values[row * columns + column])}`, row => choose(first + row));
-      return make("figure", {}, shape[0] === 1 && columns <= MOST_LABELS ? labelled(canvas, run, rows, columns) : canvas, make("figcaption"));
+      const isNamed = count <= FEW_HEADS && columns <= MOST_LABELS;
+      return make("figure", {}, isNamed ? labelled(canvas, run, rows, columns) : canvas, make("figcaption", { onclick: () => showHead(head) }));
     }));
     tellHeads();
+  }
+
+  /** A map; its first row, where there is nothing else to look at, does not decide the colours. */
+  function mapOf(values, rows, columns, first) {
+    const canvas = make("canvas", { className: "head" });
+    drawHeat(canvas, values, rows, columns, { low: 0, high: Math.min(1, range(first === 0 && rows > 1 ? values.subarray(columns) : values)[1]) });
+    canvas.style.aspectRatio = `${columns} / ${rows}`;
+    return canvas;
+  }
+
+  function showHead(head, layer = chosen.layer) {
+    headsField.value = head;
+    layerField.value = layer;
+    return guarded(showAttention)();
+  }
+
+  /** Every head of every layer, small: where something is to be seen at all. */
+  async function showAllLayers() {
+    const run = current();
+    if (!run?.id) throw new Error("run a prompt first");
+    if (run.tokens.length > LONGEST_IN_ALL_LAYERS) throw new Error(`all layers are shown of runs of up to ${LONGEST_IN_ALL_LAYERS} tokens; choose a layer`);
+    const heads = Array.from({ length: Math.min(MOST_IN_ALL_LAYERS, state.num_heads) }, (_, at) => at), cell = (...words) => make("small", {}, ...words);
+    maps.className = "heads layers";
+    maps.dataset.layer = "";
+    maps.style.setProperty("--heads", heads.length);
+    maps.replaceChildren(cell(), ...heads.map(head => cell(head)));
+    for (let layer = 1; layer <= state.num_layers && maps.className === "heads layers" && current() === run; layer++) {
+      const { arrays } = await askOne({ do: "attention", run: run.id, layer, heads, rows: [] }), [, rows, columns] = arrays.weights.shape;
+      if (maps.className !== "heads layers") return;
+      maps.append(cell(layer), ...heads.map(head => {
+        const values = arrays.weights.data.subarray(head * rows * columns, (head + 1) * rows * columns), canvas = mapOf(values, rows, columns, 0);
+        pointable(canvas, () => `layer ${layer} head ${head}`, () => { chosen.layer = layer; showHead(head, layer); });
+        return canvas;
+      }));
+    }
   }
 
   /** Below each map: what the chosen token looks at most. */
@@ -400,8 +450,12 @@ export function showGeneration(view, state) {
     const at = (point, axis) => axes > axis ? data[point * axes + axis] : 0, all = Array.from({ length: layers * tokens }, (_, i) => i);
     const [left, right] = range(all.map(i => at(i, 0))), [low, high] = range(all.map(i => at(i, 1)));
     const spot = i => [14 + (width - 28) * (at(i, 0) - left) / (right - left || 1), height - 14 - (height - 28) * (at(i, 1) - low) / (high - low || 1)];
+    const colour = layer => `hsl(${220 + 140 * layer / Math.max(1, layers - 1)} 60% 55% / .75)`;
+    pca.body.firstChild.append(...(layers > 1 ? [" · layer ", String(found.layers[0]), make("i", { className: "scale" }), String(found.layers[layers - 1])] : []));
+    const bar = pca.body.querySelector(".scale");
+    if (bar) bar.style.backgroundImage = `linear-gradient(to right, ${Array.from({ length: layers }, (_, layer) => colour(layer)).join(", ")})`;
     for (const i of all) {
-      g.fillStyle = `hsl(${220 + 140 * Math.floor(i / tokens) / Math.max(1, layers - 1)} 60% 55% / .75)`;
+      g.fillStyle = colour(Math.floor(i / tokens));
       g.beginPath();
       g.arc(...spot(i), 3, 0, 7);
       g.fill();

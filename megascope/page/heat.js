@@ -56,6 +56,12 @@ export function drawHeat(canvas, values, rows, columns, { scale = "linear", low,
   canvas.getContext("bitmaprenderer").transferFromImageBitmap(drawn.transferToImageBitmap());
 }
 
+/** The colours of a scale as a CSS picture, from the lowest to the highest. */
+export function colourBar(scale) {
+  const stops = scale === "both" ? BOTH : isDark() ? DARK : LIGHT;
+  return `linear-gradient(to right, ${stops.map(stop => `rgb(${stop})`).join(", ")})`;
+}
+
 /** Tell which cell the pointer is over: `words(row, column)` for the tip, `choose(row, column)`. */
 export function pointable(canvas, words, choose) {
   const cell = event => {

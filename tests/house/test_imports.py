@@ -23,7 +23,7 @@ SEAMS = ("training/scope.py", "training/generation/scope.py")
 LEVELS = (
     {"errors", "arrays", "parallel"},
     {"schema", "overwriting", "listening"},
-    {"vocabulary"},
+    {"vocabulary", "connection"},
     {"topology"},
     {"header", "clock", "config", "probes"},
     {"rankfile", "overhead", "standstill"},

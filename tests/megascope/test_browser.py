@@ -198,9 +198,37 @@ def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
     tab.click("#look")
     tab.locator("figcaption", has_text="head 7").wait_for()
     assert tab.locator(".labelled .rows span").count() > 3
+    under = tab.locator("#strips .under span").all_inner_texts()
+    assert under == tab.locator("#tokensA .token").all_inner_texts()[:-1]
+    assert "linear-gradient" in tab.locator(".strip .scale").first.get_attribute("style")
     tab.locator(".stripMap").first.hover()
     assert "residual" in tab.locator("#tip").inner_text() or tab.locator("#tip").is_visible()
     kept_picture(tab, "generation")
+
+
+def test_all_layers_lead_to_a_head_and_its_words_to_a_large_map(
+    speaking: str, opened: Callable[..., Any]
+) -> None:
+    tab = opened(speaking)
+    tab.locator("#allLayers").wait_for()
+    tab.click("#allLayers")
+    tab.locator("#trouble", has_text="run a prompt first").wait_for()
+    run_prompt(tab)
+    tab.locator("#lensTable").wait_for()
+    tab.click("#allLayers")
+    tab.locator(".layers canvas").nth(4 * 12 - 1).wait_for()
+    assert is_painted(tab, ".layers canvas")
+    tab.locator(".layers canvas").nth(2 * 12 + 5).click()
+    tab.locator("figcaption", has_text="head 5").wait_for()
+    assert tab.locator("#layer").input_value() == "3"
+    assert tab.locator("canvas.head").count() == 1
+    tab.fill("#heads", "2 9 11")
+    tab.click("#look")
+    tab.locator("figcaption", has_text="head 9").wait_for()
+    assert tab.locator(".few .labelled").count() == 3
+    tab.locator("figcaption", has_text="head 9").click()
+    tab.locator(".heads.one").wait_for()
+    assert tab.locator("#heads").input_value() == "9"
 
 
 def test_keys_choose_and_links_lead_back(speaking: str, opened: Callable[..., Any]) -> None:

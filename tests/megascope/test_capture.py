@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from megascope import reductions
 from megascope.attention import entropy, probabilities
 from megascope.capture import Capture, Sight
+from megascope.interventions import flip_bits
 from megascope.places import PLACES, Share, find_spots
+from megascope.probe import Probe
 from megascope.reductions import REDUCTIONS, join, join_shares, reduce
 
 from .conftest import FAMILIES, PROGRAM, Written, run_ranks
@@ -122,56 +125,102 @@ def test_looking_changes_no_bit_and_leaves_no_hook(model_of: Model) -> None:
     assert hooks == []
 
 
-def test_what_waits_is_shown_the_same_in_the_same_order(model_of: Model) -> None:
-    model = model_of("qwen3")
-    at_once: list[Sight] = []
-    later: list[Sight] = []
-    with Capture(find_spots([model]), at_once.append):
-        run(model)
-    with Capture(find_spots([model]), later.append, waits=True) as waiting:
-        run(model)
-        assert later == []
-        waiting.show()
-    assert [(one.spot.name, one.call, one.share) for one in later] == [
-        (one.spot.name, one.call, one.share) for one in at_once
-    ]
-    assert all(torch.equal(one.tensor, two.tensor)
-               for one, two in zip(at_once, later, strict=True))  # fmt: skip
+class TELayerNormColumnParallelLinear(torch.nn.Module):
+    """A stand-in for Transformer Engine's norm and linear layer in one module.
 
+    Its names and what it returns are those of Megatron-Core's wrapper: the norm's weights lie
+    beside the linear layer's, and a bias is returned beside where the caller adds it.
+    """
 
-class Fused(torch.nn.Module):
-    """A norm and the linear layer behind it in one module, as in Transformer Engine specs."""
-
-    def __init__(self, norm: torch.nn.Module, linear: Any) -> None:
+    def __init__(self, norm: Any, linear: Any) -> None:
         super().__init__()
-        self.norm, self.linear, self.config = norm, linear, linear.config
-        self.output_size_per_partition = linear.output_size_per_partition
+        self.config, self.eps, self.te_return_bias = linear.config, norm.eps, linear.skip_bias_add
+        self.layer_norm_weight, self.layer_norm_bias = norm.weight, getattr(norm, "bias", None)
+        self.weight, self.bias = linear.weight, linear.bias
 
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.linear.weight
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        shape, weight = x.shape[-1:], self.layer_norm_weight
+        if self.layer_norm_bias is None:
+            x = functional.rms_norm(x, shape, weight, self.eps)
+        else:
+            x = functional.layer_norm(x, shape, weight, self.layer_norm_bias, self.eps)
+        if self.te_return_bias:
+            return functional.linear(x, self.weight), self.bias
+        return functional.linear(x, self.weight, self.bias), None
 
-    def forward(self, inputs: torch.Tensor, *given: Any, **options: Any) -> Any:
-        return self.linear(self.norm(inputs), *given, **options)
+
+class TERowParallelLinear(torch.nn.Module):
+    """A stand-in for Transformer Engine's linear layer, whose bias the caller adds."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.config, self.te_return_bias = linear.config, linear.skip_bias_add
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return functional.linear(x, self.weight), self.bias
+
+
+class TEDotProductAttention(torch.nn.Module):
+    """A stand-in for Transformer Engine's attention, which returns no probabilities."""
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: object = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: object = None,
+    ) -> torch.Tensor:
+        by_head = [one.permute(1, 2, 0, 3) for one in (query, key, value)]
+        context = functional.scaled_dot_product_attention(*by_head, is_causal=True, enable_gqa=True)
+        return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def as_transformer_engine(model: Any) -> None:
+    """Give the layers the modules of Transformer Engine's specs, which need a GPU."""
+    for layer in model.decoder.layers:
+        attention, mlp = layer.self_attention, layer.mlp
+        attention.linear_qkv = TELayerNormColumnParallelLinear(
+            layer.input_layernorm, attention.linear_qkv
+        )
+        mlp.linear_fc1 = TELayerNormColumnParallelLinear(layer.pre_mlp_layernorm, mlp.linear_fc1)
+        layer.input_layernorm = layer.pre_mlp_layernorm = torch.nn.Identity()
+        attention.linear_proj = TERowParallelLinear(attention.linear_proj)
+        mlp.linear_fc2 = TERowParallelLinear(mlp.linear_fc2)
+        attention.core_attention = TEDotProductAttention()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_layers_with_fused_norms_show_the_same_at_every_place(family: str, model_of: Model) -> None:
-    """The layout of Transformer Engine's specs, whose modules need a GPU: norms inside the linear
-    layers, nothing where they were."""
+def test_layers_of_transformer_engines_kind_show_the_same_at_every_place(
+    family: str, model_of: Model, written: dict[str, Written]
+) -> None:
     model = model_of(family)
-    plain, changes = see(model), {name: changed(model, CHANGES[name]) for name in ("fc1", "bits")}
-    for layer in model.decoder.layers:
-        attention, mlp = layer.self_attention, layer.mlp
-        attention.linear_qkv = Fused(layer.input_layernorm, attention.linear_qkv)
-        mlp.linear_fc1 = Fused(layer.pre_mlp_layernorm, mlp.linear_fc1)
-        layer.input_layernorm = layer.pre_mlp_layernorm = torch.nn.Identity()
-    fused = see(model)
-    assert fused.keys() == plain.keys()
+    plain, changes = see(model), {name: changed(model, CHANGES[name]) for name in CHANGES}
+    as_transformer_engine(model)
+    shown = see(model)
+    assert shown.keys() == plain.keys()
+    check_against_transformers({key: one for key, (one, _) in shown.items()}, written[family])
     for key, (tensor, share) in plain.items():
-        assert torch.equal(fused[key][0], tensor) and fused[key][1] == share, key
+        torch.testing.assert_close(shown[key][0], tensor, rtol=1e-5, atol=1e-4)
+        assert shown[key][1] == share, key
     for name, logits in changes.items():
-        assert torch.equal(changed(model, CHANGES[name]), logits), name
+        torch.testing.assert_close(changed(model, CHANGES[name]), logits, rtol=1e-4, atol=1e-3)
+
+
+def test_a_fused_norm_is_probed_as_a_weight_of_its_linear_layer(model_of: Model) -> None:
+    model = model_of("llama")
+    as_transformer_engine(model)
+    probe = Probe([model])
+    sound = probe.run(lambda: run(model))
+    weight = model.decoder.layers[1].mlp.linear_fc1.layer_norm_weight
+    with flip_bits(weight, torch.tensor([5]), torch.tensor([9])):
+        wrong = probe.run(lambda: run(model))
+    apart = [point.words for point, one, two in zip(probe.points, sound, wrong, strict=True)
+             if one != two]  # fmt: skip
+    assert apart[:2] == ["layer 2 mlp.linear_fc1.layer_norm_weight (weight)", "layer 2 fc1"]
 
 
 def test_places_and_layers_are_chosen(model_of: Model) -> None:
@@ -181,7 +230,17 @@ def test_places_and_layers_are_chosen(model_of: Model) -> None:
     ]  # fmt: skip
 
 
-def test_gradients_are_shown_and_are_autograds(model_of: Model) -> None:
+GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "residual": lambda layer: layer,
+    "attention_out": lambda layer: layer.self_attention.linear_proj,
+    "fc1": lambda layer: layer.mlp.linear_fc1,
+    "fc2": lambda layer: layer.mlp.linear_fc2,
+}
+
+
+@pytest.mark.parametrize("place", GRADIENTS)
+def test_gradients_are_shown_and_are_autograds(place: str, model_of: Model) -> None:
+    """Those of layers whose bias is added later, too: GPT-2 has one everywhere."""
     model = model_of("gpt2")
     model.requires_grad_(True)
     from .scoped_model import TOKENS
@@ -193,15 +252,32 @@ def test_gradients_are_shown_and_are_autograds(model_of: Model) -> None:
         if sight.is_gradient:
             shown[sight.spot.layer] = sight.tensor.clone()
 
-    keep = model.decoder.layers[1].register_forward_hook(
+    keep = GRADIENTS[place](model.decoder.layers[1]).register_forward_hook(
         lambda module, inputs, output: kept.append(output[0].retain_grad() or output[0])
     )
-    with Capture(find_spots([model], ["residual"]), take, gradients=True):
+    with Capture(find_spots([model], [place]), take, gradients=True):
         positions = torch.arange(NUM_TOKENS)[None]
         model(TOKENS, positions, None).square().mean().backward()
     keep.remove()
     assert sorted(shown) == [1, 2, 3, 4]
     assert torch.equal(shown[2], kept[0].grad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("broken", [1.0, float("nan"), float("inf"), float("-inf")])
+def test_one_pass_on_a_gpu_is_what_two_are(broken: float) -> None:
+    from megascope.one_pass import Sizes
+
+    sizes = Sizes(torch.device("cuda"))
+    x = torch.randn(70, 2, 384, device="cuda", dtype=torch.bfloat16)
+    x[3, 1, 7] = broken
+    bias = torch.randn(384, device="cuda", dtype=torch.bfloat16)
+    found = [sizes.of(x), sizes.of(x, bias)]
+    sizes.finish()
+    for (energy, largest), tensor in zip(found, (x, x + bias), strict=True):
+        same = {"rtol": 1e-4, "atol": 0, "equal_nan": True}
+        torch.testing.assert_close(energy, reduce("rms", tensor, per_token=False), **same)
+        assert largest.equal(reduce("max", tensor, per_token=False)) or np.isnan(broken)
 
 
 @pytest.mark.parametrize("name", [reduction.name for reduction in REDUCTIONS])

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
-from collections.abc import Mapping
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from benchmarks.fuzz.hostile import NAMES, question
+from megascan.connection import Connection
+from megascan.listening import listen
 from megascan.topology import Layout
 from megascope.folder_page import FolderPage
 from megascope.frames import decode, encode
@@ -224,3 +231,59 @@ def test_fuzzed_questions_end_in_a_sentence(
     if kind == "folder":
         names = {path.name for path in tmp_path.iterdir()}
         assert names <= {data_file_name(0), "scope-request.json"}
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """The page of a model on a port, with a patience of a fifth of a second."""
+    for place in ("megascan.connection.PATIENCE_S", "megascope.server.PATIENCE_S"):
+        monkeypatch.setattr(place, 0.2)
+    monkeypatch.setattr("megascan.connection._FAREWELL_S", 0.05)
+    listening = listen("127.0.0.1", 0)
+    app = build_app(Answering().page, token=TOKEN)
+    config = uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.01)
+    yield listening.getsockname()[:2]
+    server.should_exit = True
+    thread.join(10)
+
+
+HEAD = b"POST /scope/api/state HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n" % (
+    TOKEN.encode()
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", b""),
+        (HEAD, b""),
+        (HEAD + b"Content-Length: 9\r\n\r\n{", b"400"),
+        (HEAD + b"Content-Length: 2\r\n\r\n{}" + HEAD, b"200"),
+    ],
+    ids=["nothing", "half a head", "half a body", "half a second request"],
+)
+def test_unfinished_requests_end(sent: bytes, answered: bytes, served: tuple[str, int]) -> None:
+    with socket.create_connection(served, timeout=5) as client:
+        client.sendall(sent)
+        heard = b""
+        while part := client.recv(4096):
+            heard += part
+    assert heard.startswith(b"HTTP/1.1 " + answered) if answered else heard == b""
+    assert (answered != b"400") or b"did not arrive" in heard
+
+
+def test_a_connection_that_is_used_goes_on(served: tuple[str, int]) -> None:
+    client = http.client.HTTPConnection(*served, timeout=5)
+    client.connect()
+    used = client.sock
+    for _ in range(3):
+        client.request("POST", "/scope/api/state", b"{}", ALLOWED)
+        assert json.load(client.getresponse())["mode"] == "generation"
+        time.sleep(0.3)  # longer than the patience, and nothing is begun
+    assert client.sock is used
+    client.close()

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from megascan.errors import ConfigError
-from megascope.session import principal_axes, read_command
+from megascope.capture import Capture
+from megascope.notes import Notes
+from megascope.places import find_spots
+from megascope.session import STRIP_PLACES, principal_axes, read_command
 
 from .conftest import Written, run_ranks
 
@@ -55,6 +58,80 @@ def test_strips_are_of_transformers_hidden_states(
     assert first.arrays["key"].shape == (4, 24, 1)
     later = inspected.frames(1)[3]
     assert later.header["start"] == 26 and later.arrays["key"].shape == (4, 1, 1)
+
+
+def test_what_is_noted_is_what_passes(inspected: Any) -> None:
+    """The engine's layers write to no tensor again, so that it may be looked at later."""
+    lent = inspected.looking._session._model
+    spots = find_spots([lent.module], sorted(STRIP_PLACES))
+    shown: dict[str, list[torch.Tensor]] = {}
+    with Capture(spots, lambda one: shown.setdefault(one.spot.name, []).append(one.tensor.clone())):
+        compute_twice(lent)
+    notes = Notes(spots)
+    compute_twice(lent)
+    noted = {spot.name: tensors for spot, tensors in notes.take()}
+    assert noted.keys() == shown.keys() and len(shown) == 4 * 10 + 1
+    for name, tensors in noted.items():
+        assert all(torch.equal(*pair) for pair in zip(tensors, shown[name], strict=True)), name
+    assert not any(tensors for _, tensors in notes.take())
+    notes.close()
+    compute_twice(lent)
+    assert not any(tensors for _, tensors in notes.take())
+
+
+def compute_twice(lent: Any) -> None:
+    lent.compute(PROMPT_OF(), 0, temperature=0.0, draw=0.0)
+    lent.compute([5], len(PROMPT_OF()), temperature=0.0, draw=0.0)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "told"),
+    [(0.02, [0, 1, 0, 0, 3, 0, 0, 3, 0, 0, 3, 0, 2]), (0.06, [0, *[1] * 12])],
+)
+def test_steps_are_told_together_as_often_as_a_page_can_draw(
+    pause_s: float, told: list[int], inspected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from session_ranks import RUN
+
+    session, now = inspected.looking._session, 100.0
+    compute = session._model.compute
+
+    def slow(*given: Any, **options: Any) -> list[float]:
+        nonlocal now
+        now += pause_s
+        return [*compute(*given, **options)[:-1], now]
+
+    monkeypatch.setattr(session._model, "compute", slow)
+    session.receive({**RUN, "id": 160, "max_tokens": 12})
+    heard = inspected.said[160] = []
+    found = []
+    while session.has_work:
+        session.work()
+        found.append(sum(one is not None for one in heard) - sum(found))
+    assert found == told
+    starts = [frame.header["start"] for frame in inspected.frames(160)]
+    assert starts == [0, *range(24, 35)]
+    monkeypatch.undo()
+    inspected.said.pop(161, None)
+    inspected.do([{**RUN, "id": 161, "max_tokens": 12}])
+    for one, two in zip(inspected.frames(160), inspected.frames(161), strict=True):
+        assert one.header | {"run": 161} == two.header
+        for place, table in one.arrays.items():
+            np.testing.assert_array_equal(table, two.arrays[place])
+
+
+def test_a_place_that_the_model_lacks_has_no_strip(
+    inspected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all layers have experts."""
+    from session_ranks import RUN
+
+    session = inspected.looking._session
+    spots = [spot for spot in session._spots if spot.place.name != "fc1"]
+    monkeypatch.setattr(session, "_spots", spots)
+    inspected.do([{**RUN, "id": 170, "places": ["fc1", "residual"]}])
+    for frame in inspected.frames(170):
+        assert frame.arrays.keys() == frame.header["layers"].keys() == {"residual"}
 
 
 def test_a_run_is_what_the_server_answers_to_anybody(inspected: Any) -> None:

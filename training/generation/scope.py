@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -51,7 +52,11 @@ class Lent:
     def compute(
         self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
     ) -> list[float]:
-        """Compute tokens from a position on; all ranks get the next token and its alternatives."""
+        """Compute tokens from a position on; all ranks get the next token and its alternatives.
+
+        The last number is the time on the clock of the rank that chose: what depends on it happens
+        alike on all ranks.
+        """
         engine, stage = self._engine, self._engine.stage
         share = Share(slot=engine.limits.num_rows, start=start, tokens=tuple(tokens))
         layout = lay_out([share], max_length=self.max_length, device=stage.device)
@@ -64,7 +69,9 @@ class Lent:
             best = logprobs.topk(most, dim=-1)
             columns = [chosen[:, None], logprobs.gather(1, chosen[:, None]), best.indices]
             table = torch.cat([*(one.double() for one in columns), best.values.double()], 1).cpu()
-        row: list[float] = engine.exchange.share_scores(table, 1, 2 + 2 * most)[0].tolist()
+            now = torch.tensor([[time.monotonic()]], dtype=torch.float64)
+            table = torch.cat([table, now], 1)
+        row: list[float] = engine.exchange.share_scores(table, 1, 3 + 2 * most)[0].tolist()
         return row
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as WebRequest
 
 from megascan.errors import InputError
+from megascan.listening import PATIENCE_S
 from training.data.tokenizers import Tokenizer
 from training.generation.request import Limits, Request, Sampling
 from training.generation.service import BusyError, EndedError, Service, Submission
@@ -21,7 +22,6 @@ from training.generation.web.responses import RequestError
 
 MOST_BYTES = 8 * 1024 * 1024
 """Of a request's body."""
-_PATIENCE_S = 60.0
 """For the whole body to arrive."""
 # Above this, coding a text takes long enough to be felt by others on the event loop.
 _QUICK_CHARACTERS = 4096
@@ -59,7 +59,7 @@ async def read_fields(request: WebRequest) -> Fields:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             async for part in request.stream():
                 size += len(part)
                 if size > MOST_BYTES:
@@ -69,7 +69,7 @@ async def read_fields(request: WebRequest) -> Fields:
                 parts.append(part)
     except TimeoutError:
         raise RequestError(
-            f"the body did not arrive within {_PATIENCE_S:.0f} s; send it at once", status=408
+            f"the body did not arrive within {PATIENCE_S:.0f} s; send it at once", status=408
         ) from None
     except ClientDisconnect:
         raise RequestError("the body ended early; send all of it") from None
