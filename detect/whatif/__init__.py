@@ -1,7 +1,7 @@
 """Replay the step to say what it would cost without each rank's, operation's, stage's slowness.
 
     timeline ── marks.py ── traced.py ──┐                       ┌── savings.py   what mending saves
-                                        ├── Replay (graph.py) ──┼── metrics.py   S, M: where it sits
+                                        ├── Replay (graph.py) ──┼── slowness.py  S, M: where it sits
     op table ─────────── optable.py ────┘                       ├── ideal.py     the ideal timeline
                                                                 └── path.py      the critical path
 

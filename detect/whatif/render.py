@@ -19,8 +19,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from detect.whatif.metrics import Share, WhatIf
 from detect.whatif.savings import Saving
+from detect.whatif.slowness import Share, WhatIf
 from megascan.arrays import Floats
 from megascan.header import Json
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from detect.detector import Examination
     from detect.page import PageInputs
     from detect.whatif import Replay, Saving
-    from detect.whatif.metrics import WhatIf
+    from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -124,7 +124,7 @@ def _replayed(
 ) -> tuple[WhatIf | None, list[Saving], str]:
     """Return figures and savings of the replay, or why there is none."""
     from detect.whatif import savings_of
-    from detect.whatif.metrics import analyze
+    from detect.whatif.slowness import analyze
 
     with stage("replaying the step"):
         try:

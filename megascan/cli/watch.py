@@ -159,7 +159,7 @@ def _view(arguments: argparse.Namespace) -> Iterator[Any]:
 
 def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
     """Put together what the flags ask for."""
-    from megascan.watch.channels import Channel, Command, Outbox, Webhook
+    from megascan.watch.delivery import Channel, Command, Outbox, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
     from megascan.watch.state import STATE_FILE, StateFile
@@ -213,7 +213,7 @@ def _state_path(arguments: argparse.Namespace, name: str) -> Path:
 def _printer(
     arguments: argparse.Namespace, screen: Screen | None
 ) -> Callable[[Mapping[str, Any]], None]:
-    from megascan.watch.lines import json_line, line, text_of
+    from megascan.watch.printed import json_line, line, text_of
 
     def tell(record: Mapping[str, Any]) -> None:
         now = time.time()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from detect import Finding
     from detect.whatif import OpTable, Replay, Saving
-    from detect.whatif.metrics import WhatIf
+    from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, print, write what was asked for."""
     require("detect")
     from detect.whatif import savings_of
-    from detect.whatif.metrics import analyze, savings_of_standouts
     from detect.whatif.render import render_text
+    from detect.whatif.slowness import analyze, savings_of_standouts
 
     _check(arguments)
     replay, timeline, findings = _replayed(arguments.path, arguments)

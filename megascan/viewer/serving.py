@@ -29,11 +29,11 @@ from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
-from megascan.export.drawing import group_titles
+from megascan.export.tracks import group_titles
 from megascan.header import Json, layout_from_json
 from megascan.schema import TIMELINE_EVENT
 from megascan.topology import Layout
-from megascan.viewer.engine import OFFLINE_EXTRA, installed_ui
+from megascan.viewer.processor import OFFLINE_EXTRA, installed_ui
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKET_TAG = b"\x0a"

@@ -25,14 +25,14 @@ from megascan.errors import MegaScanError
 from megascan.header import Json
 from megascan.reader.growing import Wanted
 from megascan.watch import payloads
-from megascan.watch.channels import Outbox
+from megascan.watch.delivery import Outbox
 from megascan.watch.endpoint import Pulse
 from megascan.watch.glance import Glance
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
-from megascan.watch.lines import verdict_record
 from megascan.watch.metrics import Gauges
 from megascan.watch.policy import Decision, Rule, decisions
+from megascan.watch.printed import verdict_record
 from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring
 from megascan.watch.state import State, StateFile
 from megascan.watch.windows import JobFiles, JobWindow

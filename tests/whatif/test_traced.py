@@ -9,7 +9,7 @@ import pytest
 
 from detect.whatif import replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
-from detect.whatif.metrics import analyze, keep_each_rank, keep_places
+from detect.whatif.slowness import analyze, keep_each_rank, keep_places
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
 from megascan.simulate import Imbalance
