@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megascan.config import TraceConfig
 from megascan.instrument import start
-from megascan.instrument.session import StoreBoard
+from megascan.instrument.starting import StoreBoard
 from megascan.schema import Granularity
 from megascan.tracer import Level
 
