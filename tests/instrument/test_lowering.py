@@ -14,7 +14,7 @@ from megascan.config import TraceConfig
 from megascan.instrument import start
 from megascan.instrument.starting import StoreBoard
 from megascan.schema import Granularity
-from megascan.tracer import Level
+from megascan.tracer.budget import Level
 
 LAYER = "megatron.core.transformer.transformer_layer"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"

@@ -1,7 +1,7 @@
 """Read PyTorch profiler (Kineto) JSON, a file a rank: kernels, or operators where there is no GPU.
 
 document.py        the header, wherever its keys stand, process groups, the events as columns
-launches.py        when each event was launched, by which thread, inside which operator
+host_side.py       when each event was launched, by which thread, inside which operator
 steps.py           iterations, marked by the profiler or found
 communication.py   which events are communication, between whom, how many bytes
 conversion.py      all of it as spans
