@@ -225,7 +225,7 @@ class Steps:
 
     @property
     def usual(self) -> int:
-        """Id of the first step with the most common number of rows."""
+        """Return the id of the first step with the most common number of rows."""
         sizes, counts = np.unique(self.num_rows, return_counts=True)
         return int(self.ids[np.argmax(self.num_rows == sizes[np.argmax(counts)])])
 

@@ -216,7 +216,7 @@ class HeatGrid:
 
     @property
     def shows_values(self) -> bool:
-        """Whether there is room for numbers."""
+        """Return whether there is room for numbers."""
         return len(self.column_labels) <= _MOST_LABELLED_COLUMNS
 
 

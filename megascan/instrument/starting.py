@@ -56,7 +56,7 @@ _RESUMED, _FRESH = "resumed", "fresh"
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock, less origin."""
+    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock without its origin."""
 
     run_id: str
     resumed: bool

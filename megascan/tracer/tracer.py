@@ -113,7 +113,7 @@ class LayerTurns:
 
     @property
     def chosen(self) -> tuple[int, ...] | None:
-        """The layers of this iteration, None for all."""
+        """Return the layers of this iteration, None for all."""
         return None if self._chosen is None else tuple(sorted(self._chosen))
 
 

@@ -264,12 +264,12 @@ class TimelineServer(ThreadingHTTPServer):
 
     @property
     def own_url(self) -> str:
-        """Address of this server."""
+        """Return the address of this server."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def file_url(self) -> str:
-        """Address of the file."""
+        """Return the address of the file."""
         return f"{self.own_url}/trace/{quote(self.path.name)}"
 
     def serve_until_fetched(self, *, forever: bool) -> None:

@@ -146,12 +146,12 @@ class Watcher:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the policy would drain now."""
+        """Return what the policy would drain now."""
         return list(decisions(self.settings.rules, self.state.accounts.holding, time.time()))
 
     @property
     def exit_code(self) -> int:
-        """EXIT_FINDING while a node's finding holds (with a policy: while it would drain one),
+        """Return EXIT_FINDING while a node's finding holds (with a policy: while it drains one),
         EXIT_HANG while the job stands still, else 0."""
         if self.settings.rules:
             found = bool(self.decisions)
@@ -187,7 +187,7 @@ class Watcher:
 
     @property
     def _num_unjudged(self) -> int:
-        """Traced iterations that came since the last verdict."""
+        """Return the number of traced iterations since the last verdict."""
         newer = self.ring.newer_than(self.state.judged_iteration)
         return sum(window.num_iterations for window in newer)
 

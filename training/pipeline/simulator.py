@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def bubble_ratio(self) -> float:
-        """Share of the step in which a rank waits, mean over ranks."""
+        """Return the share of the step in which a rank waits, mean over ranks."""
         return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.step_s
 
 

@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def shown(self) -> list[TokenScore]:
-        """The generated tokens whose text is shown: without the one that ends the row."""
+        """Return the generated tokens whose text is shown: without the one that ends the row."""
         return [score for score in self.scores if score.token not in self.stop_ids]
 
 
