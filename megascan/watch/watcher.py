@@ -32,7 +32,6 @@ from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
 from megascan.watch.metrics import Gauges
 from megascan.watch.policy import Decision, Rule, decisions
-from megascan.watch.printed import verdict_record
 from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring
 from megascan.watch.state import State, StateFile
 from megascan.watch.windows import JobFiles, JobWindow
@@ -221,7 +220,7 @@ class Watcher:
             self._has_shown = True
             self.judgement = self._judged()
             if self.judgement is not None:
-                self.say(verdict_record(self.judgement, self.state.accounts.holding))
+                self.say(payloads.verdict_event(self.judgement, self.state.accounts.holding))
 
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
@@ -244,7 +243,7 @@ class Watcher:
         self.judgement = judgement
         events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
-        self.say(verdict_record(judgement, self.state.accounts.holding))
+        self.say(payloads.verdict_event(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()
