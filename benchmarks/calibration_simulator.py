@@ -16,7 +16,7 @@ from benchmarks.detection.jobs import Case as OwnCase
 from benchmarks.detection.runner import true_cost_ratio
 from benchmarks.grounds.ground import Case, Planted, Variation
 from megascan.simulate import Fault, FaultKind, JobModel, simulate_trace, write_rank_files
-from megascan.simulate.engine import Draws
+from megascan.simulate.execution import Draws
 from megascan.simulate.program import compile_job
 
 GROUND = "simulator"

@@ -23,8 +23,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from training.hf.weights import open_weights
-from training.hf.writing import plan, writing
+from training.hf.weights import open_weights, plan, writing
 
 _HIDDEN, _INNER, _KEYS, _VOCAB, _LAYERS = 2048, 5632, 256, 32000, 22
 _SAMPLE_S = 0.05

@@ -56,7 +56,7 @@ from megascan.simulate import (
     write_rank_files,
 )
 from megascan.topology import Layout
-from megascan.watch.channels import Outbox
+from megascan.watch.delivery import Outbox
 from megascan.watch.state import StateFile
 from megascan.watch.watcher import CPU_SHARE, Watcher, WatchSettings
 

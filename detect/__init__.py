@@ -1,5 +1,17 @@
 """Turn a timeline into findings: which rank, of what, how sure, at what cost, whose fault.
 
+Owns the verdict. Fed with a `megascan.timeline.Timeline` (or an op table) by `megascan.cli` and
+`megascan.watch`; hands them a `Report`. Start reading at detector.py.
+
+    detector.py    the way of a verdict: observe, search each cause, fold consequences, judge
+    observe/       spans to matrices by rank and iteration
+    stats/         how far a rank is from its peers, and whether that is more than noise
+    causes/        one file a cause: its search, words and advice
+    thresholds.py  every number that decides
+    report.py      the result; text.py says it, page/ draws it
+    whatif/        a replay of the step: what slowness costs
+    comparison/    what changed between two traces
+
 Names are loaded when they are first used: a replay of the step needs no statistics, and is done
 before these would be imported.
 """

@@ -31,12 +31,10 @@ from detect.observe.observations import (
     one_row_a_worker,
     steady,
 )
-from detect.observe.optable import observe_op_table
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
 from detect.thresholds import POWER, WINDOW, DetectorSettings
-from detect.whatif.optable import read_op_table
 from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
 from megascan.timeline import Timeline
@@ -96,9 +94,7 @@ def examine(
 
 def examine_op_table(path: Path, settings: DetectorSettings | None = None) -> Examination:
     """Judge an op table, and keep what was judged. Raises InputError for a bad file."""
-    return examine_observations(
-        observe_op_table(read_op_table(path)), settings or DetectorSettings()
-    )
+    return examine_observations(_observe_op_table(path), settings or DetectorSettings())
 
 
 def examine_observations(observations: Observations, settings: DetectorSettings) -> Examination:
@@ -125,7 +121,15 @@ def detect(
 
 def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Report:
     """Judge an op table; steps stand for iterations. Raises InputError for a bad file."""
-    return judge(observe_op_table(read_op_table(path)), settings or DetectorSettings())
+    return judge(_observe_op_table(path), settings or DetectorSettings())
+
+
+def _observe_op_table(path: Path) -> Observations:
+    """Load what reads op tables only for them: nearly all verdicts are on timelines."""
+    from detect.observe.optable import observe_op_table
+    from detect.whatif.optable import read_op_table
+
+    return observe_op_table(read_op_table(path))
 
 
 def judge(observations: Observations, settings: DetectorSettings) -> Report:

@@ -83,7 +83,7 @@ class Finding:
 
     @property
     def spot(self) -> tuple[int, int] | None:
-        """The rank and the iteration to look at in a timeline; None for what is no rank's."""
+        """Return the rank and iteration to look at in a timeline; None for what is no rank's."""
         if not self.ranks:
             return None
         first = self.episodes[0][0] if self.episodes else self.first_iteration
@@ -130,7 +130,7 @@ class Alignment:
     """Whether anything matched ties the clocks together: else the residuals say nothing."""
 
     def to_json(self) -> dict[str, Json]:
-        """The report's `alignment`."""
+        """Return the report's `alignment`."""
         return {
             "method": self.method,
             "residual_median_ns": round(self.residual_median_ns, 1),
@@ -184,7 +184,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Node before undecided before job before healthy."""
+        """Return the gravest of: node, undecided, job, healthy."""
         owners = {finding.owner for finding in self.findings}
         if Owner.NODE in owners:
             return Verdict.DEGRADED
@@ -194,11 +194,11 @@ class Report:
 
     @property
     def minimum_detectable_slowdown(self) -> float | None:
-        """Of compute, the class every trace has; None when it could not be judged."""
+        """Return that of compute, the class every trace has; None when it could not be judged."""
         return self.minimum_detectable.get(Cause.COMPUTE.value)
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON report, schema 1."""
+        """Return the JSON report, schema 1."""
         least = self.minimum_detectable_slowdown
         return {
             "schema": REPORT_SCHEMA,

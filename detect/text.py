@@ -118,7 +118,7 @@ def _window(report: Report) -> str:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    """Label and text, continued under the text."""
+    """Return label and text, continued under the text."""
     return textwrap.wrap(
         text,
         WIDTH,

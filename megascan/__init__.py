@@ -31,7 +31,7 @@ _HOMES = {
     "Tracer": "megascan.tracer",
     "add_trace_arguments": "megascan.config",
     "read": "megascan.api",
-    "start": "megascan.instrument.session",
+    "start": "megascan.instrument.starting",
 }
 
 

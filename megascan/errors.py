@@ -33,7 +33,7 @@ _MOST_LISTED = 8
 ENDING_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Signals that ask a process to end, beside Ctrl-C."""
+"""Signals that ask a process to end, in addition to Ctrl-C."""
 _ECHO_S = 1.0
 """`timeout` and launchers send a signal to the process and again to its group."""
 

@@ -22,7 +22,7 @@ import reprlib
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -353,6 +353,15 @@ def computed_header(
         clock=clock,
         trace=TraceSettings(granularity=Granularity.BASE, interval=1, window=1),
     )
+
+
+class Activity(IntEnum):
+    """What the tracer did during an iteration."""
+
+    NONE = 0
+    TRACED = 1
+    WRITING = 2
+    """Not traced, but the writer's thread was at work."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,20 +26,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeAlias
 
-from megascan.header import WindowRecord
-
-
-class Activity(IntEnum):
-    """What the tracer did during an iteration."""
-
-    NONE = 0
-    TRACED = 1
-    WRITING = 2
-    """Not traced, but the writer's thread was at work."""
-
+from megascan.header import Activity, WindowRecord
 
 Timing: TypeAlias = tuple[int, int, int]
 """(iteration, activity, duration in ns), as in WindowRecord.timings."""

@@ -31,17 +31,17 @@ class Point:
 
     @property
     def words(self) -> str:
-        """How the point is called: ``layer 3 fc1``."""
+        """Return how the point is called: ``layer 3 fc1``."""
         return f"layer {self.layer} {self.name}" if self.layer else self.name
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a parameter, which no earlier point decides."""
+        """Return whether it is a parameter, which no earlier point decides."""
         return self.name.endswith(WEIGHT)
 
     @property
     def is_of_experts(self) -> bool:
-        """Whether it belongs to experts, which expert-parallel ranks share out."""
+        """Return whether it belongs to experts, which expert-parallel ranks share out."""
         return self.name == "experts" or self.name.startswith("mlp.experts.")
 
 
@@ -62,7 +62,7 @@ class Prober:
 
     @property
     def coordinates(self) -> Coordinates:
-        """Where the rank sits."""
+        """Return where the rank sits."""
         return self.layout.coordinates(self.rank)
 
 
@@ -75,7 +75,7 @@ class Probes:
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """Iterations after which at least one rank was probed."""
+        """Return iterations after which at least one rank was probed."""
         return tuple(sorted({one for by_iteration in self.sums.values() for one in by_iteration}))
 
 

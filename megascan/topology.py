@@ -94,7 +94,7 @@ class Layout:
                 stride *= size
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Place of a global rank. Raises ConfigError outside the world."""
+        """Return the place of a global rank. Raises ConfigError outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside a world of {self.world_size} ranks")
         return _coordinates(self, rank)

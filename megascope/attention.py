@@ -1,7 +1,8 @@
 """Attention probabilities out of captured queries and keys: any head, any rows, any backend.
 
-No kernel has to give its probabilities away, and none has to keep them: what is asked for is
-computed, and nothing else. A head of a group-query model reads the keys of its group.
+Fused kernels do not return their probabilities. They are computed again here from the queries and
+keys that a hook has seen, for the heads and rows that were asked for. A head of a group-query model
+reads the keys of its group.
 """
 
 from __future__ import annotations

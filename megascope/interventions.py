@@ -204,7 +204,7 @@ class _Grid:
         self._unit = _unit_width(spot, tensor)
 
     def noise(self, key: str, *, is_uniform: bool) -> torch.Tensor:
-        """This rank's part of noise that is drawn for the whole tensor from a key."""
+        """Return this rank's part of noise that is drawn for the whole tensor from a key."""
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         shape = (self._num_tokens, self._tensor.shape[1], self._width)
         if is_uniform:
@@ -214,7 +214,7 @@ class _Grid:
         return self._fit(drawn[self._tokens])
 
     def replaced(self, x: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
-        """The values of an earlier run at the same positions; where it had none, as they are."""
+        """Return values of an earlier run at the same positions; where it had none, these."""
         if source is None:
             return x
         at = self._tokens + self._first_token
@@ -228,7 +228,7 @@ class _Grid:
         return torch.where(known.to(x.device).view(shape), taken, x)
 
     def chosen(self, one: Intervention) -> torch.Tensor:
-        """Which numbers an intervention means, to be broadcast over the tensor."""
+        """Return which numbers an intervention means, to be broadcast over the tensor."""
         device = self._tensor.device
         by_unit = torch.ones(len(self._columns), dtype=torch.bool)
         if one.units:
@@ -241,14 +241,14 @@ class _Grid:
         return by_unit.view(shape).to(device) & by_token.view(rows).to(device)
 
     def _fit(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of (token, row, column), in the tensor's shape and format."""
+        """Return this rank's columns of (token, row, column), in the tensor's shape and format."""
         own = whole[..., self._columns.to(whole.device)]
         rows = self._tensor.shape[1]
         return own.expand(-1, rows, -1).reshape(self._tensor.shape).to(self._tensor)
 
 
 def _unit_width(spot: Spot, tensor: torch.Tensor) -> int:
-    """Features of one unit: a head's channels where heads are meant, else 1."""
+    """Return the features of one unit: a head's channels where heads are meant, else 1."""
     if spot.place.name in ATTENTION_INPUTS:
         return int(tensor.shape[-1])
     if spot.place.name == "context":
@@ -313,5 +313,5 @@ def flip_weights(
 
 
 def _reads_shares(place: Place) -> bool:
-    """Whether the layer at a place reads shares of features and puts out all (row parallel)."""
+    """Return whether the layer at a place is row parallel: reads shares of features."""
     return place.share is Share.WHOLE

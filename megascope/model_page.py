@@ -85,7 +85,7 @@ class ModelPage:
     async def _answers(
         self, identifier: int, answers: asyncio.Queue[bytes | None]
     ) -> AsyncIterator[bytes]:
-        """The frames of one command; who hangs up stops the model."""
+        """Yield the frames of one command; a client that hangs up stops the model."""
         is_over = False
         try:
             while (frame := await answers.get()) is not None:
@@ -109,7 +109,7 @@ class ModelPage:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether all of a text can be written: JSON can name halves of characters alone."""
+    """Return whether all of a text can be written: JSON can hold half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

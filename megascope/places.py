@@ -58,7 +58,7 @@ class Place:
 
 
 def _path(dotted: str) -> Callable[[Any], object]:
-    """From an object along its attributes; None as soon as one is missing."""
+    """Follow attributes from an object; return None as soon as one is missing."""
 
     def reach(start: Any) -> object:
         for name in dotted.split("."):
@@ -69,7 +69,7 @@ def _path(dotted: str) -> Callable[[Any], object]:
 
 
 def _attention(layer: Any) -> object:
-    """The module whose inputs are queries, keys and values as they are used.
+    """Return the module whose inputs are queries, keys and values as they are used.
 
     The generating engine's attention rotates them itself and shows them in a module `heads`, before
     they go into its cache.
@@ -158,7 +158,7 @@ class Spot:
 
     @property
     def name(self) -> str:
-        """How the spot is called: ``layer 3 fc1``."""
+        """Return how the spot is called: ``layer 3 fc1``."""
         return f"layer {self.layer} {self.place.name}" if self.layer else self.place.name
 
 

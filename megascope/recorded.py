@@ -1,7 +1,7 @@
 """What the headers of recordings must hold, checked when they are read.
 
-A disk that was full, or a hand that meant well, can leave a header that is JSON and makes no sense.
-Whoever reads on may rely on these shapes, and the page says in a sentence which file is damaged.
+A full disk or an edited file can leave a header that is valid JSON and still wrong. After this
+check all other code may rely on the shapes, and the page says which file is damaged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What may be asked of a tensor: a fixed table, so that nothing a client sends is ever evaluated.
 
 A rank reduces its own share to a few partial numbers; whoever has the shares of all tensor-parallel
-ranks joins them (`join`) and finishes. So the ranks of a job never talk for a picture's sake.
-Example: rms of a rank's half of the features is the sum of squares; the viewer adds both and takes
-the root of the mean.
+ranks joins them (`join`) and finishes. So ranks exchange nothing for the sake of a picture.
+Example: for the rms of 4 features, rank 0 has (1, 3) and sends 1 + 9 = 10, rank 1 has (1, 5) and
+sends 26; the viewer adds them and takes the root of the mean: √(36 / 4) = 3.
 
 `finish` uses numpy alone: the viewer needs no torch.
 """
@@ -55,7 +55,7 @@ class Reduction:
 
 
 def _energy(x: torch.Tensor) -> torch.Tensor:
-    """Sums of squares: one pass over the tensor as it is, added up in float32."""
+    """Return sums of squares: one pass over the tensor as it is, added up in float32."""
     import torch
 
     found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
@@ -63,7 +63,7 @@ def _energy(x: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of a whole tensor: one kernel on a GPU, the quicker two on a CPU."""
+    """Return the largest magnitude of a tensor: one kernel on a GPU, two quicker ones on a CPU."""
     least, most = x.aminmax() if x.is_cuda else (x.amin(), x.amax())
     return (-least).maximum(most)
 
@@ -74,7 +74,7 @@ def _entropy_parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _finish_entropy(parts: Numbers, width: int) -> Numbers:
-    """Entropy of p = x²/Σx²: log Σ − Σ x² log x² / Σ."""
+    """Return the entropy of p = x²/Σx²: log Σ − Σ x² log x² / Σ."""
     del width
     total = np.maximum(parts[..., 0], _TINY)
     return np.asarray(np.maximum(np.log(total) - parts[..., 1] / total, 0.0))
@@ -87,7 +87,7 @@ def _bins(x: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _pixels(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Means over `NUM_PIXELS` (or fewer) runs of neighbouring features."""
+    """Return means over `NUM_PIXELS` (or fewer) runs of neighbouring features."""
     return [part.mean(-1) for part in x.float().tensor_split(min(NUM_PIXELS, x.shape[-1]), dim=-1)]
 
 
@@ -101,7 +101,7 @@ def _finish_pixels(parts: Numbers, width: int) -> Numbers:
 
 
 def _top(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Largest magnitudes, then which features they are."""
+    """Return the largest magnitudes, then which features they are."""
     size = min(NUM_TOP, x.shape[-1])
     indices = x.abs().nan_to_num(nan=float("inf")).topk(size, dim=-1).indices
     return [*x.gather(-1, indices).unbind(-1), *indices.unbind(-1)]
@@ -244,7 +244,7 @@ def join_tokens(
 
 
 def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
-    """The largest of what several shares of the tokens have as their largest features, each once.
+    """Return the largest of the largest features of several shares of the tokens, each once.
 
     A feature that is among the largest of all is so in the share in which it is largest.
     """
@@ -263,7 +263,7 @@ def _top_of_all(shares: Sequence[Numbers]) -> Numbers:
 
 
 def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
-    """The largest of all shares' largest; features count over all shares."""
+    """Return the largest of all shares' largest; features count over all shares."""
     starts = np.cumsum([0, *widths[:-1]])
     halves = [np.split(share, 2, axis=-1) for share in shares]
     values = np.concatenate([half[0] for half in halves], axis=-1)

@@ -70,7 +70,7 @@ class Recordings:
 
     @property
     def iterations(self) -> list[int]:
-        """Iterations of which at least one rank has a frame."""
+        """Return iterations of which at least one rank has a frame."""
         return sorted(self._frames)
 
     def refresh(self) -> bool:
@@ -144,7 +144,7 @@ class Recordings:
                 del self._frames[later]
 
     def describe(self) -> dict[str, object]:
-        """What there is to look at, for the page."""
+        """Return what there is to look at, for the page."""
         keys = sorted({
             (item["place"], item["reduction"], item["gradient"])
             for by_rank in list(self._frames.values())[-50:]
@@ -162,7 +162,7 @@ class Recordings:
         }
 
     def first_broken(self) -> dict[str, object] | None:
-        """The first number that was not finite: the earliest microbatch, then the earliest layer.
+        """Return the first number that was not finite: by microbatch, then by layer.
 
         Of ranks that saw it in the same place the first is named.
         """
@@ -198,7 +198,7 @@ class Recordings:
 
     @property
     def _first_experts(self) -> set[int]:
-        """Of each stage the first rank that holds each share of the experts."""
+        """Return of each stage the first rank that holds each share of the experts."""
         found: dict[tuple[int, int], int] = {}
         for rank in range(self.layout.world_size):
             at = self.layout.coordinates(rank)
@@ -260,7 +260,7 @@ def _when_broken(found: tuple[Mapping[str, Any], int]) -> tuple[object, ...]:
 
 
 def _typical(flat: Array) -> Array:
-    """Medians of the rows, in which a number that is not finite shows."""
+    """Return medians of the rows, in which a number that is not finite shows."""
     with np.errstate(invalid="ignore"):
         middle = np.median(flat, axis=1)
     broken = ~np.isfinite(flat).all(axis=1)

@@ -1,6 +1,6 @@
 """What is to be captured and changed, as data that is checked, and the file that asks a training.
 
-The file lies beside the recordings, written by a viewer and read by every rank. It is JSON of a
+The file lies next to the recordings, written by a viewer and read by every rank. It is JSON of a
 fixed shape. Every part is checked, sizes are bounded, nothing is evaluated; a file that is wrong is
 said once and changes nothing. `first` lies in the future, so that all ranks begin at the same
 iteration.
@@ -135,7 +135,7 @@ def _read(record: object) -> Intervention:
 
 
 def _typed(name: str, value: object, kind: str) -> object:
-    """A value out of JSON as its field has it."""
+    """Return a value out of JSON as its field has it."""
     if kind == "str" and isinstance(value, str):
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -205,7 +205,7 @@ def read_request(text: str | bytes) -> Request:
 
 
 def write_request(folder: Path, request: Request) -> None:
-    """Put a request beside the recordings, whole or not at all."""
+    """Put a request next to the recordings, whole or not at all."""
     file = folder / FILE_NAME
     new = file.with_suffix(".new")
     new.write_text(request.to_json(), encoding="utf-8")

@@ -63,23 +63,30 @@ ANEW = 1 << 16
 """The answer to a client that has to run the program itself."""
 
 CLIENT = """#!{python} -IS
-import os, resource, signal, socket, struct, sys
+import os, resource, select, signal, socket, struct, sys
 names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT")
 numbers = [getattr(signal, name) for name in names]
 numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 code = {anew}
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 with socket.socket(socket.AF_UNIX) as server:
     try:
         server.connect({place!r})
         socket.send_fds(server, [b"?"], [0, 1, 2])
+        server.setblocking(False)
+        signal.set_wakeup_fd(server.fileno())
         for number in numbers:
-            signal.signal(number, lambda number, _: server.send(bytes([number])))
-        answer = server.recv(4, socket.MSG_WAITALL)
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        select.select([server], [], [])
+        answer = server.recv(4)
         code = struct.unpack("!i", answer)[0] if len(answer) == 4 else -signal.SIGKILL
     except OSError:
         pass
+    signal.set_wakeup_fd(-1)
 for number in numbers:
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 if code == {anew}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 if code < 0:
@@ -88,6 +95,12 @@ if code < 0:
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
+"""
+"""The client, which stands for the child once it has asked for it.
+
+A signal that comes earlier is blocked until then. A later one writes its number to the server by
+itself (`set_wakeup_fd`): a handler in Python would run only after the wait for the answer, where
+the signal comes between the last line before that wait and the wait.
 """
 
 

@@ -112,13 +112,12 @@ def _take_in(given: argparse.Namespace) -> None:
 def _give_out(given: argparse.Namespace) -> None:
     """Turn a checkpoint into a Hugging Face folder."""
     saved = saved_settings(given.load)
-    from training.hf.writing import MODEL_FILES
+    from training.hf.weights import MODEL_FILES, publish_model
 
     _require_free(given.to_hf, *MODEL_FILES, is_forced=given.force)
     settings, sizes = _on_one_rank(saved.model, saved.dtype)
     with alone(settings, sizes):
-        from training.hf.export import write_hf
-        from training.hf.writing import publish_model
+        from training.hf.saving import write_hf
 
         try:
             with workplace(given.to_hf) as place:
@@ -179,7 +178,7 @@ def _import(
 ) -> SavedSettings:
     """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
     from training.checkpoint_writing import write_weights
-    from training.hf.config import read_config
+    from training.hf.config_json import read_config
     from training.hf.loading import fillings
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
@@ -211,7 +210,7 @@ def _import(
 
 def _check(saved: SavedSettings, folder: Path) -> None:
     """Compare the logits of both; raises InputError when they differ."""
-    from training.hf.comparison import compare
+    from training.hf.check import compare
 
     result = compare(saved, folder)
     sentence = (

@@ -23,9 +23,9 @@ from megascan.errors import ConfigError, InputError, MegaScanError, report_error
 from training.arguments import TrainerParser
 from training.distributed import Launch, read_launch
 from training.failure import carry_out, end_alike
+from training.generation.detokenizing import TextStream
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 from training.generation.request import Answer, Request, Sampling
-from training.generation.text import TextStream
 
 if TYPE_CHECKING:
     from training.generation.exchange import Commands

@@ -201,7 +201,7 @@ class Job:
 
 def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
     """Read the command line; raises UsageError or ConfigError, alike on all ranks."""
-    from training.data.settings import add_data_arguments
+    from training.data.blend import add_data_arguments
     from training.data.tokenizers import add_tokenizer_arguments
     from training.origin import parse_with_origin
 

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 
 from training.arguments import Settings, Sizes
 from training.callback import Callback
+from training.data.blend import SPLIT_NAMES, data_settings
 from training.data.datasets import (
     Datasets,
     DealtSampler,
@@ -18,7 +19,6 @@ from training.data.datasets import (
     build_datasets,
     build_dealt_iterator,
 )
-from training.data.settings import SPLIT_NAMES, data_settings
 from training.data.tokenizers import Tokenizer
 from training.loop import Data, Streams
 from training.microbatch import BatchShape, Microbatch, MicrobatchStream

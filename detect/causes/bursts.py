@@ -627,8 +627,7 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
         lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
-    group = np.stack([seen.members.stage, seen.members.replica])
-    group = np.unique(group, axis=1, return_inverse=True)[1].reshape(-1)
+    group = seen.members.tensor_group
     over = _compute_excess(seen, known)
     found = bursts(over, known, rate, BURSTS.least_share, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]

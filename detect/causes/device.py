@@ -103,7 +103,7 @@ def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
 
 def mates_of(members: Members, row: int) -> Integers:
     """Return the other rows of the row's stage and replica."""
-    same = (members.replica == members.replica[row]) & (members.stage == members.stage[row])
+    same = members.tensor_group == members.tensor_group[row]
     same[row] = False
     return np.flatnonzero(same)
 

@@ -112,7 +112,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
 
 
 def _stage_times(work: Work, rows: np.ndarray, faulty: Flags) -> Floats:
-    """Time of a microbatch through the stage, (phase, row, iteration), ns; all chunks together."""
+    """Return a microbatch's time through all chunks of the stage, (phase, row, iteration), ns."""
     sound = rows[~faulty[rows]]
     num_chunks = max(1, len(work.phase) // (2 * (int(work.microbatch.max()) + 1)))
     if not len(sound):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from detect.causes.device import mates_of
 from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -105,8 +106,6 @@ def _stage_peers(seen: Observations, row: int) -> Flags:
 
 def _loads_most(seen: Observations, row: int) -> bool:
     """Return whether the rank's loading takes most of its TP group's."""
-    members = seen.members
-    group = (members.stage == members.stage[row]) & (members.replica == members.replica[row])
     loading = np.nan_to_num(robust.median(seen.lost(Cause.LOADER), axis=1))
-    others = group & (np.arange(len(members)) != row)
-    return bool(others.any() and loading[row] > STARVATION.loads_most_ratio * loading[others].max())
+    mates = loading[mates_of(seen.members, row)]
+    return bool(len(mates) and loading[row] > STARVATION.loads_most_ratio * mates.max())

@@ -146,26 +146,26 @@ class Comparison:
 
     @property
     def step(self) -> Change | None:
-        """The iteration time; None where it could not be compared."""
+        """Return the iteration time; None where it could not be compared."""
         return next(iter(self.of_kind(Quantity.STEP)), None)
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """Everything that got slower."""
+        """Return everything that got slower."""
         if self.strangers:
             return ()
         return tuple(change for change in self.changes if change.direction == Direction.SLOWER)
 
     @property
     def new_faults(self) -> tuple[Finding, ...]:
-        """New findings whose owner is a node."""
+        """Return new findings whose owner is a node."""
         if self.strangers:
             return ()
         return tuple(finding for finding in self.findings.new if finding.owner == Owner.NODE)
 
     @property
     def outcome(self) -> Outcome:
-        """Regressed before faster before same."""
+        """Return the gravest of: regressed, faster, same."""
         if self.regressions or self.new_faults:
             return Outcome.REGRESSED
         if not self.changes or self.strangers:

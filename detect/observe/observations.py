@@ -22,7 +22,7 @@ import numpy as np
 from detect.report import Alignment, Cause
 from detect.stats import robust
 from detect.thresholds import WINDOW, DetectorSettings
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, combine
 from megascan.header import Json
 from megascan.probes import Probes
 from megascan.topology import Coordinates, Layout
@@ -94,6 +94,11 @@ class Members:
     def replica(self) -> Integers:
         """Data-parallel rank of each row: rows of one replica work on the same data."""
         return self.place["dp"]
+
+    @property
+    def tensor_group(self) -> Integers:
+        """Number of each row's stage and replica: its TP (CP, EP) group."""
+        return np.unique(combine(self.replica, self.stage), return_inverse=True)[1]
 
     def row(self, rank: int) -> int:
         """Return the row of a global rank."""
@@ -310,11 +315,9 @@ def one_row_a_worker(seen: Observations) -> Observations:
     if seen.splits_tensor_groups:
         return seen
     members = seen.members
-    keys = np.stack([members.replica, members.stage])
-    _, first, of_row = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    of_row = of_row.reshape(-1)
-    rows = np.sort(first)
-    workers = tuple(tuple(members.ranks[of_row == of_row[row]].tolist()) for row in rows)
+    group = members.tensor_group
+    rows = np.sort(np.unique(group, return_index=True)[1])
+    workers = tuple(tuple(members.ranks[group == group[row]].tolist()) for row in rows)
     note = (
         "communication inside TP groups was not traced (granularity base): a slow rank can be told "
         "only up to its TP group; trace with --trace-granularity full to split it"

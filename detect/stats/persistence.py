@@ -285,7 +285,7 @@ def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
 
 
 def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, Integers]:
-    """Score and first iteration of each row's best stretch of every length below the window's.
+    """Return score and first iteration of each row's best stretch, by length below the window's.
 
     Both are (row, length - min_iterations); the score counts standard errors of the change.
     """

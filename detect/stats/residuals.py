@@ -149,7 +149,7 @@ class Data:
 
     @property
     def level_error(self) -> float:
-        """Standard error of a rank's level from data that nobody can tell from it, log units.
+        """Return the standard error of a rank's level from data that look like it, log units.
 
         Where few replicas of few ranks work on varying data, the mean length of a rank's own data
         over the window is known by chance only: the spread of the data over the root of their

@@ -39,7 +39,7 @@ class Suspect:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the effect, its own and its peers' lasting differences included."""
+        """Return the 95 % interval of the effect; lasting differences of all ranks are included."""
         error = float(np.hypot(self.course.standard_error, self.between))
         reach = SEARCH.interval_sigmas * error
         return self.course.effect - reach, self.course.effect + reach

@@ -1,7 +1,7 @@
 """Replay the step to say what it would cost without each rank's, operation's, stage's slowness.
 
     timeline ── marks.py ── traced.py ──┐                       ┌── savings.py   what mending saves
-                                        ├── Replay (graph.py) ──┼── metrics.py   S, M: where it sits
+                                        ├── Replay (graph.py) ──┼── slowness.py  S, M: where it sits
     op table ─────────── optable.py ────┘                       ├── ideal.py     the ideal timeline
                                                                 └── path.py      the critical path
 
@@ -13,17 +13,12 @@ This package gives what a verdict's costs need; the rest is taken from its own m
 """
 
 from detect.whatif.graph import Replay
-from detect.whatif.optable import OpTable, is_op_table, read_op_table, replay_of_op_table
 from detect.whatif.savings import Saving, saved_by_fixing, saved_by_quicker_border, savings_of
 from detect.whatif.traced import replay_of_timeline
 
 __all__ = [
-    "OpTable",
     "Replay",
     "Saving",
-    "is_op_table",
-    "read_op_table",
-    "replay_of_op_table",
     "replay_of_timeline",
     "saved_by_fixing",
     "saved_by_quicker_border",

@@ -69,12 +69,12 @@ class Partition:
 
     @property
     def is_whole(self) -> bool:
-        """All lanes are one set."""
+        """Return whether all lanes are one set."""
         return not self.labels.any()
 
     @property
     def is_trivial(self) -> bool:
-        """Every lane is a set of its own."""
+        """Return whether every lane is a set of its own."""
         return bool(self.labels.max(initial=0) + 1 == len(self.labels))
 
 
@@ -113,22 +113,22 @@ class Graph:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
+        """Return the number of pipeline stages."""
         return 1 + max(node.stage for node in self.nodes)
 
     @property
     def stage(self) -> Integers:
-        """Stage of each node, (node,)."""
+        """Return the stage of each node, (node,)."""
         return np.array([node.stage for node in self.nodes])
 
     @property
     def is_local(self) -> Flags:
-        """Whether each node waits for no other rank, (node,)."""
+        """Return whether each node waits for no other rank, (node,)."""
         return np.array([node.is_local for node in self.nodes])
 
     @property
     def optypes(self) -> tuple[str, ...]:
-        """Operation types in order of first appearance."""
+        """Return operation types in order of first appearance."""
         return tuple(dict.fromkeys(node.optype for node in self.nodes))
 
     def of_type(self, optype: str) -> Integers:
@@ -302,12 +302,12 @@ class Replay:
 
     @property
     def num_lanes(self) -> int:
-        """Ranks of one stage."""
+        """Return the number of ranks of one stage."""
         return int(self.ranks.shape[1])
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the job."""
+        """Return the number of GPUs of the job."""
         return self.ranks.size * self.gpus_per_worker
 
     def row(self, node: int) -> Floats:
@@ -317,13 +317,13 @@ class Replay:
 
     @cached_property
     def traced_s(self) -> Floats:
-        """Replayed step times with the traced weights, (step,)."""
+        """Return the replayed step times with the traced weights, (step,)."""
         times: Floats = sweep(self.graph, self.row)[0]
         return times
 
     @cached_property
     def ideal_s(self) -> float:
-        """Replayed step time with the ideal weights; the same for every step."""
+        """Return the replayed step time with the ideal weights; the same for every step."""
         return float(sweep(self.graph, lambda node: self.ideal[node : node + 1, None, None])[0, 0])
 
     @cached_property

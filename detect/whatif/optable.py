@@ -33,7 +33,6 @@ from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
 from megascan.schema import NOT_APPLICABLE
 
-_MAGIC = b"PAR1"
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
 _TIMES = ("start_ts", "duration")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")
@@ -65,16 +64,6 @@ class OpTable:
 
     def __len__(self) -> int:
         return len(self.rank)
-
-
-def is_op_table(path: Path) -> bool:
-    """Return whether a path is a Parquet file, by its first four bytes.
-
-    Raises InputError for a file that cannot be read.
-    """
-    from megascan.reader.lines import read_start  # readers take long to import
-
-    return path.is_file() and read_start(path, len(_MAGIC)) == _MAGIC
 
 
 def read_op_table(path: Path) -> OpTable:
@@ -236,7 +225,7 @@ class Steps:
 
     @property
     def usual(self) -> int:
-        """Id of the first step with the most common number of rows."""
+        """Return the id of the first step with the most common number of rows."""
         sizes, counts = np.unique(self.num_rows, return_counts=True)
         return int(self.ids[np.argmax(self.num_rows == sizes[np.argmax(counts)])])
 

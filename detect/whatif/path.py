@@ -85,17 +85,17 @@ class StepPath:
 
     @property
     def length_ns(self) -> int:
-        """From the begin of the step on the path's first rank to the end on its last."""
+        """Return the time from the step's begin on the path's first rank to its end on the last."""
         return int(self.ends_ns[-1]) - self.begin_ns
 
     @property
     def starts_ns(self) -> Integers:
-        """Begins of the hops."""
+        """Return when the hops begin."""
         return np.concatenate([[self.begin_ns], self.ends_ns[:-1]])
 
     @property
     def work_ns(self) -> Integers:
-        """Length of each hop without its idle time."""
+        """Return the length of each hop without its idle time."""
         work: Integers = self.ends_ns - self.starts_ns - self.idle_ns
         return work
 
@@ -118,7 +118,7 @@ class Makeup:
 
     @property
     def shares(self) -> dict[Share, float]:
-        """The four shares in all."""
+        """Return the four shares in all."""
         return {
             Share.COMPUTE: sum(self.compute.values()),
             Share.TRANSFER: sum(self.transfer.values()),
@@ -136,17 +136,17 @@ class CriticalPath:
 
     @cached_property
     def link_of(self) -> Links:
-        """Names of what data travels over."""
+        """Return names of what data travels over."""
         return Links(self.replay)
 
     @cached_property
     def makeups(self) -> tuple[Makeup, ...]:
-        """What each step is made of."""
+        """Return what each step is made of."""
         return tuple(self._makeup([step]) for step in self.steps)
 
     @cached_property
     def mean(self) -> Makeup:
-        """What the mean step is made of: times added up over all steps."""
+        """Return what the mean step is made of: times added up over all steps."""
         return self._makeup(self.steps)
 
     def rank(self, node: int, lane: int) -> int:

@@ -19,8 +19,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from detect.whatif.metrics import Share, WhatIf
 from detect.whatif.savings import Saving
+from detect.whatif.slowness import Share, WhatIf
 from megascan.arrays import Floats
 from megascan.header import Json
 
@@ -216,7 +216,7 @@ class HeatGrid:
 
     @property
     def shows_values(self) -> bool:
-        """Whether there is room for numbers."""
+        """Return whether there is room for numbers."""
         return len(self.column_labels) <= _MOST_LABELLED_COLUMNS
 
 

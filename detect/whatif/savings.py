@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from detect.report import Cause, Finding
 from detect.thresholds import COSTS, NETWORKS
 from detect.whatif.graph import Replay, sweep
-from detect.whatif.optable import OpTable, replay_of_op_table
 from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 from megascan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from detect.whatif.optable import OpTable
 
 _HOURS_A_DAY = 24.0
 
@@ -284,14 +287,18 @@ class ReplayedCosts:
         if self._replay is None and not self._fails:
             source = self._source
             try:
-                self._replay = (
-                    replay_of_timeline(source)
-                    if isinstance(source, Timeline)
-                    else replay_of_op_table(source)
-                )
+                self._replay = _replay_of(source)
             except MegaScanError:
                 self._fails = True  # no graph can be built from this trace: estimates remain
         return self._replay
+
+
+def _replay_of(source: Timeline | OpTable) -> Replay:
+    if isinstance(source, Timeline):
+        return replay_of_timeline(source)
+    from detect.whatif.optable import replay_of_op_table
+
+    return replay_of_op_table(source)
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:

@@ -281,7 +281,7 @@ class _Walk:
         op = spans.op[row]
         if op == "send":
             return False
-        if group.startswith("dp") and op != "all_gather":
+        if vocabulary.is_data_parallel(group) and op != "all_gather":
             return bool(self.open) and self.open[-1][0] == OPTIMIZER
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="the timeline (default: benchmark_<date and time>.json in the current folder; "
-        ".pftrace from 256 MB of rank files on)",
+        ".pftrace from 256 MiB of rank files on)",
     )
     parser.add_argument("-d", "--detect", action="store_true", help="look for slow ranks, too")
     parser.add_argument(

@@ -18,6 +18,7 @@ from megascan.cli.options import (
     Look,
     add_run_arguments,
     add_scheduler_argument,
+    is_op_table,
     load_timeline,
     workers_from,
 )
@@ -73,7 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report:
     from detect.detector import detect_op_table
-    from detect.whatif import is_op_table
     from megascan.cli.options import detect_in
 
     if is_op_table(arguments.path):

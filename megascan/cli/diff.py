@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import add_run_arguments, load_timeline
+from megascan.cli.options import add_run_arguments, is_op_table, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_json
 from megascan.errors import InputError, UsageError
 
@@ -92,7 +92,6 @@ def _ratio(text: str) -> float:
 def _side(path: Path, arguments: argparse.Namespace) -> Side:
     from detect import DetectorSettings
     from detect.comparison import side_of_op_table, side_of_timeline
-    from detect.whatif import is_op_table
 
     settings = DetectorSettings()
     if is_op_table(path):

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from megascan.export import Hop, Mark, Selection
     from megascan.timeline import Trace
 
+_PARQUET = b"PAR1"
+
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that choose among runs and ranks of a trace folder."""
@@ -359,6 +361,16 @@ def ranks_in_focus(report: Report, timeline: Timeline) -> frozenset[int]:
 
 WORTH_PROCESSES_BYTES = 8 << 20
 """Of rank files: below, starting processes takes as long as it saves."""
+
+
+def is_op_table(path: Path) -> bool:
+    """Return whether a path is a Parquet file, by its first four bytes.
+
+    Raises InputError for a file that cannot be read.
+    """
+    from megascan.reader.lines import read_start  # readers take long to import
+
+    return path.is_file() and read_start(path, len(_PARQUET)) == _PARQUET
 
 
 def size_bytes(path: Path) -> int:

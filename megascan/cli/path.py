@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import add_run_arguments, load_timeline
+from megascan.cli.options import add_run_arguments, is_op_table, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_json
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
-    from detect.whatif import is_op_table, read_op_table, replay_of_op_table, replay_of_timeline
+    from detect.whatif import replay_of_timeline
 
     if is_op_table(arguments.path):
+        from detect.whatif.optable import read_op_table, replay_of_op_table
+
         return replay_of_op_table(read_op_table(arguments.path))
     timeline = load_timeline(arguments.path, arguments)
     with stage("replaying the step"):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import Look, add_run_arguments, load_timeline
+from megascan.cli.options import Look, add_run_arguments, is_op_table, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes
 from megascan.errors import MegaScanError, UsageError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from detect.detector import Examination
     from detect.page import PageInputs
     from detect.whatif import Replay, Saving
-    from detect.whatif.metrics import WhatIf
+    from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -66,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageInputs:
-    from detect.whatif import is_op_table
-
     if is_op_table(arguments.path):
         return _of_op_table(arguments.path, settings)
     timeline = load_timeline(arguments.path, arguments)
@@ -79,7 +77,7 @@ def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageIn
 def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:
     from detect.detector import examine_op_table
     from detect.page import PageInputs, facts_of_op_table
-    from detect.whatif import read_op_table, replay_of_op_table
+    from detect.whatif.optable import read_op_table, replay_of_op_table
 
     examined = examine_op_table(path, settings)
     result, savings, why = _replayed(lambda: replay_of_op_table(read_op_table(path)), examined)
@@ -124,7 +122,7 @@ def _replayed(
 ) -> tuple[WhatIf | None, list[Saving], str]:
     """Return figures and savings of the replay, or why there is none."""
     from detect.whatif import savings_of
-    from detect.whatif.metrics import analyze
+    from detect.whatif.slowness import analyze
 
     with stage("replaying the step"):
         try:

@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ def _view(arguments: argparse.Namespace) -> Iterator[Any]:
 
 def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
     """Put together what the flags ask for."""
-    from megascan.watch.channels import Channel, Command, Outbox, Webhook
+    from megascan.watch.delivery import Channel, Command, Outbox, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
     from megascan.watch.state import STATE_FILE, StateFile
@@ -213,14 +214,18 @@ def _state_path(arguments: argparse.Namespace, name: str) -> Path:
 def _printer(
     arguments: argparse.Namespace, screen: Screen | None
 ) -> Callable[[Mapping[str, Any]], None]:
-    from megascan.watch.lines import json_line, line, text_of
+    """Return what says an event: as JSON, as a line of the log, or on the screen."""
+    import orjson
+
+    from megascan.watch.payloads import text_of
 
     def tell(record: Mapping[str, Any]) -> None:
         now = time.time()
         if arguments.json:
-            say(json_line(now, record))
+            say(orjson.dumps({"time": round(now, 3), **record}).decode())
         elif screen is None:
-            say(line(now, text_of(record)))
+            moment = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            say(f"{moment}  {text_of(record)}")
         elif record["event"] != "verdict":
             screen.note(text_of(record))
 

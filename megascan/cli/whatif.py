@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megascan.cli.options import add_run_arguments, load_timeline
+from megascan.cli.options import add_run_arguments, is_op_table, load_timeline
 from megascan.cli.output import check_outputs, require, say, stage, write_bytes, write_json
 from megascan.errors import UsageError
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from detect import Finding
-    from detect.whatif import OpTable, Replay, Saving
-    from detect.whatif.metrics import WhatIf
+    from detect.whatif import Replay, Saving
+    from detect.whatif.optable import OpTable
+    from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
 
 
@@ -59,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, print, write what was asked for."""
     require("detect")
     from detect.whatif import savings_of
-    from detect.whatif.metrics import analyze, savings_of_standouts
     from detect.whatif.render import render_text
+    from detect.whatif.slowness import analyze, savings_of_standouts
 
     _check(arguments)
     replay, timeline, findings = _replayed(arguments.path, arguments)
@@ -88,9 +89,11 @@ def _replayed(
     path: Path, arguments: argparse.Namespace
 ) -> tuple[Replay, Timeline | None, Sequence[Finding]]:
     """Return the replay of what lies at `path`, its timeline, and what the detector finds in it."""
-    from detect.whatif import is_op_table, read_op_table, replay_of_op_table, replay_of_timeline
+    from detect.whatif import replay_of_timeline
 
     if is_op_table(path):
+        from detect.whatif.optable import read_op_table, replay_of_op_table
+
         table = read_op_table(path)
         findings = _findings_of_op_table(table) if arguments.detect else ()
         return replay_of_op_table(table), None, findings

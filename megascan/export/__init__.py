@@ -4,7 +4,7 @@ Owns what a viewer shows and the bytes that say it. Fed with a `megascan.timelin
 commands.
 
     writing.py    write_timeline: format by suffix, whole or not at all; start here
-    drawing.py    what is drawn: tracks, lanes, arrows, curves, marks
+    tracks.py     what is drawn: tracks, lanes, arrows, curves, marks
     chain.py      the chain of spans that determines each iteration's end
     blocks.py     a piece of a file, and the record from which a reader has the timeline back
     chrome.py     a drawing as Chrome JSON
@@ -12,7 +12,7 @@ commands.
 """
 
 from megascan.export.chain import Hop
-from megascan.export.drawing import Drawing, Mark, Selection
+from megascan.export.tracks import Drawing, Mark, Selection
 from megascan.export.writing import (
     format_of,
     leftovers,

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from megascan.arrays import group_starts
-from megascan.export.drawing import Drawing, Selection
+from megascan.export.tracks import Drawing, Selection
 from megascan.header import Json, RankHeader, packed
 from megascan.parallel import Task
 from megascan.schema import SCHEMA_VERSION

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from megascan.arrays import Floats, Integers
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
-from megascan.export.drawing import (
+from megascan.export.tracks import (
     MARK_NUMBER,
     MARK_TRACK,
     Counter,

@@ -46,21 +46,6 @@ from megascan.arrays import (
 )
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
-from megascan.export.drawing import (
-    CURVE_NUMBER,
-    MARK_NUMBER,
-    MARK_TRACK,
-    WAIT_SHARE,
-    Counter,
-    Drawing,
-    Mark,
-    drawn_rows,
-    group_titles,
-    rank_order,
-    rank_title,
-    track_number,
-    track_title,
-)
 from megascan.export.protobuf import (
     SEQUENCE,
     STARTS_STATE,
@@ -75,6 +60,21 @@ from megascan.export.protobuf import (
     packets,
     real_argument,
     text_argument,
+)
+from megascan.export.tracks import (
+    CURVE_NUMBER,
+    MARK_NUMBER,
+    MARK_TRACK,
+    WAIT_SHARE,
+    Counter,
+    Drawing,
+    Mark,
+    drawn_rows,
+    group_titles,
+    rank_order,
+    rank_title,
+    track_number,
+    track_title,
 )
 from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, TIMELINE_EVENT

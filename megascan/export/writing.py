@@ -20,7 +20,7 @@ from megascan.errors import UsageError
 from megascan.export.blocks import Block, Head
 from megascan.export.chain import Hop
 from megascan.export.chrome import chrome_blocks, chrome_head
-from megascan.export.drawing import Drawing, Mark, Selection, make_drawing
+from megascan.export.tracks import Drawing, Mark, Selection, make_drawing
 from megascan.overwriting import partial_of, replacing
 from megascan.parallel import Here, Workers
 from megascan.timeline import ShardedTimeline, Timeline, sharded

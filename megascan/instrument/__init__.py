@@ -11,12 +11,12 @@ running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer
     collectives.py  torch.distributed's collectives; the gradient reduction of DDP
     plain_torch.py  models of plain PyTorch, through hooks
     groups.py       ids and members of process groups; layout of a device mesh
-    session.py      `start`, the one call a trainer makes; what all ranks agree on first
+    starting.py     `start`, the one call a trainer makes; what all ranks agree on first
 """
 
 from megascan.instrument.groups import Groups
 from megascan.instrument.place import Installation, Place
-from megascan.instrument.session import start
+from megascan.instrument.starting import start
 from megascan.instrument.table import install
 
 __all__ = ["Groups", "Installation", "Place", "install", "start"]

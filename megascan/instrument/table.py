@@ -20,7 +20,6 @@ from megascan.instrument.megatron import (
     PointToPoint,
 )
 from megascan.instrument.place import Function, Installation, Place, Position
-from megascan.instrument.plain_torch import Batches, Exchanges, WatchedModels
 from megascan.instrument.updates import Updates
 from megascan.schema import Granularity
 from megascan.tracer import RecordingTracer
@@ -36,6 +35,8 @@ from megascan.vocabulary import (
 
 if TYPE_CHECKING:
     import torch
+
+    from megascan.instrument.plain_torch import Batches, Exchanges, WatchedModels
 
 
 _CORE = "megatron.core"
@@ -180,6 +181,8 @@ def install(
         updates=updates,
     )
     if models:
+        from megascan.instrument.plain_torch import Batches, Exchanges, WatchedModels
+
         watched = WatchedModels(tracer, position, backward_spans, models)
         tracer.listen(watched)
         exchanges = Exchanges(tracer, position, groups)

@@ -62,7 +62,7 @@ class Updates(IterationListener):
         """Record `grad-sync`: waiting for, or doing, the reduction of all gradients.
 
         A part of the update rather than of a pass, therefore of kind optimizer; the collectives it
-        holds are recorded beside it.
+        holds are recorded, too.
         """
         return self._outermost(original, GRAD_SYNC)
 

@@ -339,7 +339,7 @@ def _next_members(file: BinaryIO, offset: int) -> tuple[bytes, int, bool]:
 
 
 def _next_whole_member(file: BinaryIO, offset: int) -> int:
-    """Where a complete member begins behind one that is not, 0 without one.
+    """Return where a complete member begins behind one that is not, 0 without one.
 
     Members are written one after the other, so what is missing before it was lost.
     """

@@ -116,7 +116,7 @@ class _Steps:
 
     @property
     def pause_ns(self) -> Integers:
-        """Time between a step and the one before it."""
+        """Return the time between a step and the one before it."""
         pause_ns: Integers = np.maximum(self.start_ns - np.r_[0, self.end_ns[:-1]], 0)
         return pause_ns
 

@@ -469,7 +469,7 @@ def sniff_folder(folder: Path) -> tuple[Format, list[Path]]:
 def _matching(
     folder: Path, patterns: tuple[str, ...], known: Collection[str] = frozenset()
 ) -> list[Path]:
-    """List the files of a folder, less those of known names, in the order of their names.
+    """List the files of a folder without those of known names, in the order of their names.
 
     Path.glob finds nothing where it may not look.
     """

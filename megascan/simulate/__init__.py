@@ -3,11 +3,11 @@
 Owns a job on paper: what operations cost, who waits for whom, and what was planted. Fed by
 `megascan simulate`, tests and benchmarks; hands a span table or a folder to whoever reads traces.
 
-    job.py       what to simulate: sizes, costs, noise, clocks, faults: start reading here
-    schedule.py  in which order a stage computes and exchanges
-    program.py   that order as instructions, spans and rows of costs
-    engine.py    durations, and the times that follow from them
-    folder.py    spans, headers, rank files, ground truth
+    job.py          what to simulate: sizes, costs, noise, clocks, faults: start reading here
+    stage_order.py  in which order a stage computes and exchanges
+    program.py      that order as instructions, spans and rows of costs
+    execution.py    durations, and the times that follow from them
+    folder.py       spans, headers, rank files, ground truth
 """
 
 from megascan.simulate.folder import (

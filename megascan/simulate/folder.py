@@ -32,7 +32,7 @@ from megascan.rankfile import (
     set_earlier_truth_aside,
 )
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Kind, Track
-from megascan.simulate.engine import Draws, Engine, Recording, empty_recording
+from megascan.simulate.execution import Draws, Engine, Recording, empty_recording
 from megascan.simulate.job import Fault, JobModel, RankClocks
 from megascan.simulate.program import (
     CROSS_STAGE_AXES,

@@ -1,10 +1,11 @@
 """What each stage does in an iteration, compiled once: instructions, spans, and rows of costs.
 
 Every instruction acts on all ranks of the stage at once. Compute and transfer costs are numbered
-rows; `megascan.simulate.engine` gives each row a value per rank and iteration. Modules, their order
-and names are those of Megatron-Core's local transformer layers as `megascan.instrument` sees them.
+rows; `megascan.simulate.execution` gives each row a value per rank and iteration. Modules, their
+order and names are those of Megatron-Core's local transformer layers as `megascan.instrument` sees
+them.
 
-    compile_job      one StageProgram a stage, from the order of `megascan.simulate.schedule`
+    compile_job      one StageProgram a stage, from the order of `megascan.simulate.stage_order`
     Passes           forward and backward of a microbatch through the layers of a stage
     Communications   collectives: which groups exist at all, and which are recorded
     Grid             ranks as arrays. Within a stage they are the digits of a number
@@ -24,7 +25,7 @@ import numpy as np
 from megascan.arrays import Floats, Integers
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
 from megascan.simulate.job import JobModel
-from megascan.simulate.schedule import Exchange, Pass, Transfer, stage_steps
+from megascan.simulate.stage_order import Exchange, Pass, Transfer, stage_steps
 from megascan.topology import Layout
 from megascan.vocabulary import (
     ATTENTION,

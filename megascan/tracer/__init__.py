@@ -8,35 +8,26 @@ Owns what happens between the call `tracer.add(...)` and the bytes of the rank f
     timer.py    marks and spans; the timer of work on the CPU
     cuda.py     the timer of work on a GPU: events, and their way onto the host's clock
     writer.py   the background thread: from a finished window to lines of the file
-    layers.py   which layers' modules are recorded, in turns
-    budget.py   fewer layers, then base, then fewer windows, when tracing costs too much
-    switch.py   tracing on and off while the job runs, by a file or a signal
     lookout.py  where this rank stands when training does not get on
+    budget.py   with --trace-budget: fewer layers, then base, then fewer windows
+    switch.py   with --trace-armed: on and off while the job runs, by a file or a signal
 """
 
-from megascan.tracer.budget import Board, Budget, Level
 from megascan.tracer.lookout import Lookout
-from megascan.tracer.switch import SWITCH_FILE, Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, ClockCheck, CpuTimer, Mark, Span, Timer
 from megascan.tracer.tracer import IterationListener, RecordingTracer, Tracer
 from megascan.tracer.writer import TraceWriter, Voice
 
 __all__ = [
-    "SWITCH_FILE",
     "Arguments",
     "AsyncWork",
-    "Board",
-    "Budget",
-    "Change",
     "ClockCheck",
     "CpuTimer",
     "IterationListener",
-    "Level",
     "Lookout",
     "Mark",
     "RecordingTracer",
     "Span",
-    "Switch",
     "Timer",
     "TraceWriter",
     "Tracer",

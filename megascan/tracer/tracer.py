@@ -15,16 +15,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from megascan.config import LEAST_LAYERS, TraceConfig
-from megascan.overhead import Activity
+from megascan.header import Activity
 from megascan.schema import Granularity, Kind, Track
-from megascan.tracer.budget import Level
-from megascan.tracer.switch import Change, Switch
 from megascan.tracer.timer import Arguments, AsyncWork, Mark, Span, Timer, WindowTimes, track_of
 from megascan.tracer.writer import MAX_WAITING_WINDOWS, TimedIteration, TraceWriter, Voice, Window
 from megascan.vocabulary import ITERATION
+
+if TYPE_CHECKING:  # loaded where the flags ask for them
+    from megascan.tracer.budget import Level
+    from megascan.tracer.switch import Change, Switch
 
 
 class Tracer:
@@ -111,7 +113,7 @@ class LayerTurns:
 
     @property
     def chosen(self) -> tuple[int, ...] | None:
-        """The layers of this iteration, None for all."""
+        """Return the layers of this iteration, None for all."""
         return None if self._chosen is None else tuple(sorted(self._chosen))
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import TypeAlias
 
-from megascan.header import RankHeader, WindowRecord
-from megascan.overhead import Activity
+from megascan.header import Activity, RankHeader, WindowRecord
 from megascan.rankfile import (
     DamagedError,
     LimitedFile,

@@ -24,7 +24,7 @@ from perfetto.trace_processor import (
 
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.schema import TIMELINE_COLUMNS, Kind
-from megascan.viewer.engine import GIVE_ONE, engine
+from megascan.viewer.processor import GIVE_ONE, engine
 from megascan.viewer.serving import check_is_file
 
 SPAN_VIEW = "megascan_span"
@@ -134,8 +134,8 @@ def run_query(path: Path, sql: str, *, trace_processor: Path | None = None) -> R
     """Run PerfettoSQL over a timeline file of any format and return the rows.
 
     Beside Perfetto's tables there is `megascan_span` (see `megascan.viewer.query`). The engine
-    is `trace_processor`, or the one that `megascan.viewer.engine` finds. Raises MissingError when
-    there is none, InputError when the file does not load, UsageError for a query that fails.
+    is `trace_processor`, or the one that `megascan.viewer.processor` finds. Raises MissingError
+    when there is none, InputError when the file does not load, UsageError for a query that fails.
     """
     check_is_file(path)
     if not path.stat().st_size:

@@ -29,11 +29,11 @@ from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 from megascan.errors import ConfigError, InputError, MissingError, UsageError
-from megascan.export.drawing import group_titles
+from megascan.export.tracks import group_titles
 from megascan.header import Json, layout_from_json
 from megascan.schema import TIMELINE_EVENT
 from megascan.topology import Layout
-from megascan.viewer.engine import OFFLINE_EXTRA, installed_ui
+from megascan.viewer.processor import OFFLINE_EXTRA, installed_ui
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKET_TAG = b"\x0a"
@@ -264,12 +264,12 @@ class TimelineServer(ThreadingHTTPServer):
 
     @property
     def own_url(self) -> str:
-        """Address of this server."""
+        """Return the address of this server."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def file_url(self) -> str:
-        """Address of the file."""
+        """Return the address of the file."""
         return f"{self.own_url}/trace/{quote(self.path.name)}"
 
     def serve_until_fetched(self, *, forever: bool) -> None:

@@ -10,9 +10,10 @@ core, `aggregate` and `detect`: the verdict is theirs, unchanged.
     accounts.py     the life of a finding: raised, holding, cleared; what it has cost
     hang.py         a window that does not come, and where everybody stands
     state.py        what survives a restart
-    channels.py     webhooks and commands, told at least once; payloads.py in whose shape
+    payloads.py     events and verdicts as records, in the shapes of those who take them
+    delivery.py     webhooks and commands, told at least once
     metrics.py      Prometheus; endpoint.py serves it, and the health of the watch
     policy.py       what an operator's rules would drain
     history.py      findings of many jobs by host and device
-    lines.py        the log; screen.py the terminal view
+    screen.py       the terminal view
 """

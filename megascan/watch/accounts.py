@@ -77,7 +77,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """One finding over its life."""
+    """A finding from its first sight until it is cleared."""
 
     id: str
     run_id: str
@@ -97,7 +97,7 @@ class Account:
     evidence: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     last_iteration: int = 0
-    """Last slow iteration seen."""
+    """The last slow iteration that was seen."""
     cleared_unix_s: float = 0.0
     cleared_verdict: int = 0
     """Number of the verdict that cleared it."""
@@ -113,7 +113,7 @@ class Account:
     """As `megascan detect --json` has it, of the newest verdict that named it."""
 
     def to_json(self) -> dict[str, Json]:
-        """As the state file and machine-readable output have it."""
+        """Return it as the state file and machine-readable output have it."""
         return cast("dict[str, Json]", asdict(self))
 
     @classmethod
@@ -146,7 +146,7 @@ class Accounts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next verdict can tell nothing new of what the last one saw.
+        """Return whether the next verdict can tell nothing new of what the last one saw.
 
         It can of a finding that is not sure yet, or about to be cleared.
         """
@@ -159,7 +159,7 @@ class Accounts:
 
     @property
     def holding(self) -> list[Account]:
-        """Findings that were told and are not cleared, those of nodes first."""
+        """Return findings that were told and are not cleared, those of nodes first."""
         told = [account for account in self.open if account.phase is Phase.HOLDING]
         return sorted(told, key=lambda account: (account.owner != "node", -account.cost_ratio))
 
@@ -266,7 +266,7 @@ class Accounts:
             yield Event(Change.CLEARED, cleared)
 
     def to_json(self) -> dict[str, Json]:
-        """As the state file has it."""
+        """Return it as the state file has it."""
         return {
             "open": [account.to_json() for account in self.open],
             "closed": [account.to_json() for account in self.closed],
@@ -294,12 +294,12 @@ class _Sight:
 
     @property
     def newest_from(self) -> int:
-        """First iteration of the newest windows."""
+        """Return the first iteration of the newest windows."""
         return self.windows[-ACTIVE_WINDOWS:][0].first_iteration
 
     @property
     def active_from(self) -> int:
-        """First iteration of the newest windows, and of all that no verdict has covered yet."""
+        """Return the first iteration of the newest windows and of all without a verdict."""
         newest = self.newest_from
         return min(newest, self.judged_iteration + 1) if self.judged_iteration >= 0 else newest
 
@@ -316,12 +316,12 @@ class _Sight:
         }
 
     def start_of(self, iteration: int) -> int:
-        """Unix time, in ns, at which the window with an iteration began."""
+        """Return the Unix time, in ns, at which the window with an iteration began."""
         within = [w.start_unix_ns for w in self.windows if w.last_iteration >= iteration]
         return min(within, default=self.windows[-1].start_unix_ns)
 
     def end_of(self, iteration: int) -> int:
-        """Unix time, in ns, at which the window with an iteration ended."""
+        """Return the Unix time, in ns, at which the window with an iteration ended."""
         within = [w.end_unix_ns for w in self.windows if w.first_iteration <= iteration]
         return max(within, default=self.windows[0].end_unix_ns)
 

@@ -35,7 +35,7 @@ class Pulse:
 
     @property
     def is_alive(self) -> bool:
-        """Whether that was lately."""
+        """Return whether the watch has looked lately."""
         return time.monotonic() - self.beaten < MOST_SILENT_S
 
 

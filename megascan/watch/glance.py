@@ -25,9 +25,9 @@ from megascan.vocabulary import ITERATION
 from megascan.watch.windows import JobWindow
 
 UNUSUAL_SIGMAS = 4.0
-"""By chance one of some hundred kinds of span is so far off in about every 50th window."""
+"""By chance one of some hundred kinds of span is so far off in about one window of 50."""
 UNUSUAL_AGAIN = 1.2
-"""And by so much further off than as many iterations were before: some spans have long tails."""
+"""It must also be so many times further off than earlier iterations were: spans have long tails."""
 LEAST_SHARE = 0.005
 """A change by less than this share of the iteration is no reason to hurry."""
 LEAST_HISTORY = 6
@@ -35,9 +35,9 @@ LEAST_HISTORY = 6
 FOLLOWED = 8
 """Iterations for which something that stands out is followed: twice the detector's least."""
 LEAST_FOLLOWED = 4
-"""From so many on all of them together may stand out, though no single one does."""
+"""From so many followed iterations on their mean is compared, too: small changes add up."""
 _MEDIAN_VARIANCE = np.pi / 2
-"""Of a median over that of a mean."""
+"""The variance of a median over that of a mean."""
 
 
 @dataclass
@@ -114,7 +114,10 @@ class Glance:
 
 
 def _means(values: Floats, num: int) -> Floats:
-    """Return the means of each `num` neighbours in a row, of as many as there are at most."""
+    """Return the means over each `num` neighbouring values (over all, where there are fewer).
+
+    Example: `num` 2 of [[1, 3, 5]] gives [[2, 4]].
+    """
     num = min(num, values.shape[1])
     total = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
     return np.asarray((total[:, num:] - total[:, :-num]) / num)

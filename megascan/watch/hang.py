@@ -76,7 +76,7 @@ class Hang:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Json]:
-        """For payloads and the state."""
+        """Return it for payloads and the state."""
         return {
             "silent_s": round(self.silent_s, 1),
             "usual_gap_s": round(self.usual_gap_s, 3),
@@ -122,14 +122,14 @@ class HangWatch:
 
     @property
     def usual_gap_s(self) -> float | None:
-        """Median of the last gaps; None before three windows."""
+        """Return the median of the last gaps; None before three windows."""
         if len(self._ends_ns) < 3:
             return None
         ends = self._ends_ns
         return median(after - before for before, after in pairwise(ends)) / 1e9
 
     def patience_s(self) -> float | None:
-        """Silence from which the job is said to hang; None while that is not known."""
+        """Return the silence from which the job is said to hang; None while that is not known."""
         if self.after_s is not None:
             return self.after_s
         gap = self.usual_gap_s

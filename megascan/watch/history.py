@@ -4,8 +4,8 @@
     part      which devices took part in it: host, UUID, rank
     finding   what was said of them
 
-"This GPU was named in 3 of 5 jobs" is told beside a finding, as evidence. It is never a reason to
-accuse: nothing of it is looked at before the detector has spoken. Devices are known by their UUID,
+"This GPU was named in 3 of 5 jobs" is added to a finding as evidence. It is never a reason to
+accuse: the history is read after the detector has judged. Devices are known by their UUID,
 or by host and index where they have none (CPUs). The same run may be added again: it replaces
 itself."""
 
@@ -81,7 +81,7 @@ class Past:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """For `megascan history show --json`."""
+        """Return it for `megascan history show --json`."""
         return {
             "device": self.device,
             "host": self.host,
@@ -204,7 +204,7 @@ class History:
 
     @property
     def num_jobs(self) -> int:
-        """Jobs in the file."""
+        """Return the number of jobs in the file."""
         with self._open() as database:
             return int(database.execute("SELECT count(*) FROM job").fetchone()[0])
 

@@ -140,7 +140,7 @@ class Gauges:
 
 
 def _labels(account: Account) -> list[str]:
-    """Values of `_FINDING_LABELS`: the first rank stands for a group."""
+    """Return values of `_FINDING_LABELS`: the first rank stands for a group."""
     rank = str(account.ranks[0]) if account.ranks else ""
     host, device = (*account.hosts[:1], "")[0], (*account.devices[:1], "")[0]
     return [account.id, account.cause, account.owner, rank, host, device]

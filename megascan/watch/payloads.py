@@ -1,15 +1,16 @@
 """What is told, and in whose shape: our own JSON, Slack's, PagerDuty's, OpenTelemetry's.
 
 Every event is a JSON object: `event` (raised, changed, cleared, hang, moves-again), a `number` that
-rises and tells repeats apart, `time` in unix seconds, `job`, and the `finding` or `hang`.
+rises and tells repeats apart, `time` in unix seconds, `job`, and the `finding` or `hang`. Verdicts
+(`verdict_event`) are printed and not delivered.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import orjson
 
@@ -17,6 +18,9 @@ from megascan.errors import ConfigError
 from megascan.header import Json
 from megascan.watch.accounts import Account, Event
 from megascan.watch.hang import Hang
+
+if TYPE_CHECKING:
+    from megascan.watch.ring import Judgement
 
 Payload: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Json]]
 PAGERDUTY_KEY = "PAGERDUTY_ROUTING_KEY"
@@ -47,6 +51,50 @@ def hang_event(name: str, hang: Hang, *, job: str, run_id: str, unix_s: float) -
         "text": text,
         "hang": hang.to_json(),
     }
+
+
+def verdict_event(judgement: Judgement, holding: Sequence[Account]) -> dict[str, Json]:
+    """Return the record of a verdict, for machine-readable output."""
+    report, slowness = judgement.report, judgement.slowness
+    slowest = max(slowness, key=lambda rank: slowness[rank]) if slowness else None
+    return {
+        "event": "verdict",
+        "verdict": report.verdict.value,
+        "iterations": list(report.iterations),
+        "num_iterations": report.num_iterations,
+        "iteration_s": round(report.iteration_ns / 1e9, 6),
+        "findings": [finding.to_json() for finding in report.findings],
+        "holding": [account.id for account in holding],
+        "minimum_detectable_by_class": {
+            name: round(value, 4) for name, value in report.minimum_detectable.items()
+        },
+        "slowest_rank": slowest,
+        "slowest_ratio": None if slowest is None else round(slowness[slowest], 4),
+        "missing_ranks": list(judgement.window.missing),
+        "cpu_s": round(judgement.cpu_s, 3),
+    }
+
+
+def text_of(record: Mapping[str, Any]) -> str:
+    """Return an event in one line for people."""
+    return _verdict(record) if record["event"] == "verdict" else str(record["text"])
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    first, last = record["iterations"]
+    parts = [
+        f"{record['verdict'].upper():9s}",
+        f"iterations {first}-{last}",
+        f"{1e3 * record['iteration_s']:.4g} ms each",
+    ]
+    if record["slowest_rank"] is not None:
+        parts.append(f"slowest rank {record['slowest_rank']} {record['slowest_ratio']:.3f}x")
+    if record["missing_ranks"]:
+        number = len(record["missing_ranks"])
+        parts.append(f"{number} rank{'s' * (number != 1)} missing")
+    if record["holding"]:
+        parts.append("holding " + ", ".join(record["holding"]))
+    return "  ".join(parts)
 
 
 def sentence(change: str, account: Account) -> str:

@@ -76,7 +76,7 @@ class Decision:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """For machine-readable output."""
+        """Return it for machine-readable output."""
         return {
             "event": "would-drain",
             "rule": self.rule,

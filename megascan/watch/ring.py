@@ -67,7 +67,7 @@ class Ring:
 
     @property
     def num_iterations(self) -> int:
-        """Traced iterations of all windows."""
+        """Return the number of traced iterations of all windows."""
         return sum(window.num_iterations for window in self.windows)
 
     def newer_than(self, iteration: int) -> list[JobWindow]:
@@ -91,7 +91,7 @@ class Ring:
 
     @property
     def headers(self) -> dict[int, RankHeader]:
-        """Newest header of each rank."""
+        """Return the newest header of each rank."""
         return {
             rank: segment.header
             for window in self.windows
@@ -130,7 +130,7 @@ class Ring:
         return build_trace(self.folders[0], segments, run_id, allow_missing_ranks=True)
 
     def _newest_probes(self) -> Probes | None:
-        """Return what is beside the rank files; nothing is read again that has not changed."""
+        """Return what lies next to the rank files; nothing is read again that has not changed."""
         from megascan.probes import probe_files, read_probes
 
         try:

@@ -36,7 +36,7 @@ _SHARE_OF_FINDINGS, _SHARE_OF_EVENTS = 3, 4
 
 @dataclass
 class Screen:
-    """What the view shows beside the watcher's own state."""
+    """What the view shows in addition to the watcher's state."""
 
     console: Console
     events: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))

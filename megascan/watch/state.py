@@ -3,7 +3,7 @@
 One JSON file, replaced as a whole after every verdict and before anybody is told, so that a kill at
 any moment loses nothing: what had not been delivered is delivered by the next watch, at worst twice
 (events carry a number by which receivers can tell). A disk that is full costs the state, not the
-watch. A lock beside it keeps two watches from telling everything twice.
+watch. A lock file next to it keeps two watches from telling everything twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class State:
     num_events: int = 0
 
     def to_json(self) -> dict[str, Json]:
-        """As it is written."""
+        """Return it as it is written."""
         return {
             "schema": STATE_SCHEMA,
             "run_id": self.run_id,

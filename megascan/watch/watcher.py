@@ -25,12 +25,11 @@ from megascan.errors import MegaScanError
 from megascan.header import Json
 from megascan.reader.growing import Wanted
 from megascan.watch import payloads
-from megascan.watch.channels import Outbox
+from megascan.watch.delivery import Outbox
 from megascan.watch.endpoint import Pulse
 from megascan.watch.glance import Glance
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
-from megascan.watch.lines import verdict_record
 from megascan.watch.metrics import Gauges
 from megascan.watch.policy import Decision, Rule, decisions
 from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring
@@ -146,12 +145,12 @@ class Watcher:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the policy would drain now."""
+        """Return what the policy would drain now."""
         return list(decisions(self.settings.rules, self.state.accounts.holding, time.time()))
 
     @property
     def exit_code(self) -> int:
-        """EXIT_FINDING while a node's finding holds (with a policy: while it would drain one),
+        """Return EXIT_FINDING while a node's finding holds (with a policy: while it drains one),
         EXIT_HANG while the job stands still, else 0."""
         if self.settings.rules:
             found = bool(self.decisions)
@@ -187,7 +186,7 @@ class Watcher:
 
     @property
     def _num_unjudged(self) -> int:
-        """Traced iterations that came since the last verdict."""
+        """Return the number of traced iterations since the last verdict."""
         newer = self.ring.newer_than(self.state.judged_iteration)
         return sum(window.num_iterations for window in newer)
 
@@ -221,7 +220,7 @@ class Watcher:
             self._has_shown = True
             self.judgement = self._judged()
             if self.judgement is not None:
-                self.say(verdict_record(self.judgement, self.state.accounts.holding))
+                self.say(payloads.verdict_event(self.judgement, self.state.accounts.holding))
 
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
@@ -244,7 +243,7 @@ class Watcher:
         self.judgement = judgement
         events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
-        self.say(verdict_record(judgement, self.state.accounts.holding))
+        self.say(payloads.verdict_event(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()

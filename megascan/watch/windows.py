@@ -64,17 +64,17 @@ class JobWindow:
 
     @property
     def num_iterations(self) -> int:
-        """Traced iterations."""
+        """Return the number of traced iterations."""
         return self.last_iteration - self.first_iteration + 1
 
     @property
     def num_spans(self) -> int:
-        """Of all ranks."""
+        """Return the number of spans of all ranks."""
         return sum(segment.spans.num_rows for segment in self.segments.values())
 
 
 def _extent(segment: Segment) -> tuple[int, int]:
-    """Unix time of a rank's first start and last end; 0 without spans."""
+    """Return the Unix time of a rank's first start and last end; 0 without spans."""
     if not segment.spans.num_rows:
         return 0, 0
     start = numbers(segment.spans, "start_ns")
@@ -90,12 +90,12 @@ class Progress:
 
     @property
     def newest(self) -> int:
-        """Last iteration that any rank has finished."""
+        """Return the last iteration that any rank has finished."""
         return max(self.last_iteration.values(), default=0)
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Ranks that lack what others have written."""
+        """Return ranks that lack what others have written."""
         return tuple(
             rank
             for rank in range(self.world_size)
@@ -136,17 +136,17 @@ class JobFiles:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job; 0 before the first header."""
+        """Return the number of ranks of the job; 0 before the first header."""
         return next((header.world_size for header in self.headers.values()), 0)
 
     @property
     def progress(self) -> Progress:
-        """How far each rank has come."""
+        """Return how far each rank has come."""
         return Progress(dict(self._last), self.world_size)
 
     @property
     def is_closed(self) -> bool:
-        """Whether every rank's file was closed: the job ended as it should."""
+        """Return whether every rank's file was closed: the job ended as it should."""
         there = [file for file in self._files.values() if file.is_there]
         return (
             bool(there)
@@ -156,12 +156,12 @@ class JobFiles:
 
     @property
     def changed_unix_s(self) -> float:
-        """When any rank last wrote."""
+        """Return when any rank last wrote."""
         return max((file.changed_unix_s for file in self._files.values()), default=0.0)
 
     @property
     def has_more(self) -> bool:
-        """Whether finished windows are left for the next call of `poll`."""
+        """Return whether finished windows are left for the next call of `poll`."""
         return any(file.has_more for file in self._files.values())
 
     def poll(self) -> list[JobWindow]:

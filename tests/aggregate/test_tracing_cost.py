@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregate import build_timeline, render_text, summarise
-from megascan.header import WindowRecord
-from megascan.overhead import Activity
+from megascan.header import Activity, WindowRecord
 
 MS = 1_000_000
 

@@ -18,7 +18,10 @@ from benchmarks.detection.report import to_json, to_text
 from benchmarks.detection.runner import run_case, true_cost_ratio
 from benchmarks.detection.scoring import score
 from benchmarks.detection.targets import targets
+from benchmarks.detection.thresholds import LADDER, Judged, effect, without_power
+from detect.causes import compute
 from detect.report import Cause, Finding, Owner, Report
+from detect.thresholds import thresholds
 from megascan.simulate import Fault, parse_fault, simulate_trace
 from megascan.topology import Layout
 
@@ -235,3 +238,18 @@ def test_a_change_point_needs_a_change():
 def test_the_last_two_to_arrive_are_always_two():
     timeline = build_timeline(simulate_trace(base_job(LAYOUT, "compute-bound", iterations=4)))
     assert len(RULES["last to arrive, top 2"](spans_of(timeline), timeline)) == 2
+
+
+def test_a_ladder_that_leads_down_is_not_climbed():
+    """Moved below 1 the next slowdown that is tried is smaller, and the search never ends."""
+    (row,) = (one for one in thresholds() if f"{one.subject}.{one.name}" == LADDER)
+    judged = Judged(case=None, timeline=None, outcome=None, reads=frozenset({LADDER}))
+    assert effect(row, 0.5, [judged]) == "out of range"
+    assert effect(row, 0.5, []) == "not read"
+
+
+def test_moving_a_threshold_spares_what_would_have_been_found():
+    climbs = compute.planted_power
+    with without_power():
+        assert compute.planted_power(None, 0.04, None, None).found == 0.04
+    assert compute.planted_power is climbs

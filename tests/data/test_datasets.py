@@ -14,14 +14,14 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megascan.errors import ConfigError, InputError, MegaScanError, UsageError
 from tests import ranks
-from training.data.datasets import build_datasets
-from training.data.settings import (
+from training.data.blend import (
     DataSettings,
     add_data_arguments,
     data_settings,
     parse_blend,
     split_bounds,
 )
+from training.data.datasets import build_datasets
 from training.data.tokenizers import ByteTokenizer, NullTokenizer
 from training.preprocess_data import main as preprocess
 
@@ -276,7 +276,7 @@ RANK_PROGRAM = """
 import json, sys, torch.distributed
 from training.data.datasets import build_data_iterator
 from training.data.datasets import build_datasets
-from training.data.settings import DataSettings
+from training.data.blend import DataSettings
 from training.data.tokenizers import ByteTokenizer
 
 torch.distributed.init_process_group("gloo")

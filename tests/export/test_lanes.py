@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascan.export.drawing import assign_lanes
+from megascan.export.tracks import assign_lanes
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=60

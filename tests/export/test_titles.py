@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megascan.export.drawing import rank_title
+from megascan.export.tracks import rank_title
 from megascan.rankfile import encode_header
 
 

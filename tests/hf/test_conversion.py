@@ -18,8 +18,7 @@ from training.convert import main as convert
 from training.hf.families import read_family
 from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
-from training.hf.weights import open_weights
-from training.hf.writing import plan, publish_model, writing
+from training.hf.weights import open_weights, plan, publish_model, writing
 
 HERE = Path(__file__).parent
 WITH_TOKENIZER, TOKENIZER_FILES = "llama2", ("tokenizer.json", "tokenizer_config.json")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,24 +93,63 @@ def test_a_fork_has_one_thread_and_random_numbers_of_its_own(tmp_path: Path) -> 
 WAITS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-print(os.getpid(), flush=True)
-time.sleep(60)
+print(os.getpid(), signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)
+for _ in range(600):
+    time.sleep(0.1)  # one long sleep would miss a signal that comes just before it
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_signals_reach_the_program_and_it_ends_with_the_client(number: signal.Signals) -> None:
+@contextlib.contextmanager
+def waiting() -> Iterator[tuple[subprocess.Popen[str], int, bool]]:
+    """Start a program that waits; yield its client, its id, and whether it ignores SIGINT."""
     with subprocess.Popen(
         [ranks.warm(), "-c", WAITS], env=ranks.environment(), stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     ) as client:  # fmt: skip
-        assert client.stdout is not None
-        pid = int(client.stdout.readline())
-        assert pid != client.pid
+        try:
+            assert client.stdout is not None
+            pid, ignores = client.stdout.readline().split()
+            yield client, int(pid), ignores == "True"
+        finally:
+            client.kill()
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_signals_reach_the_program_and_it_ends_with_the_client(number: signal.Signals) -> None:
+    with waiting() as (client, pid, ignores):
+        assert pid != client.pid and not ignores
         client.send_signal(number)
         assert client.wait(30) == (5 if number == signal.SIGTERM else -number)
+        assert client.stdout is not None
         assert client.stdout.read() == ""  # which the program has held until it ended
         end = time.monotonic() + 30
         while Path(f"/proc/{pid}").exists():  # the server collects it
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("interruptible")  # puts back what is set here
+def test_a_signal_that_is_ignored_here_is_ignored_there() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with waiting() as (client, _, ignores):
+        assert ignores
+        client.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        client.send_signal(signal.SIGTERM)
+        assert client.wait(30) == 5
+
+
+def test_a_signal_just_before_the_client_waits_is_sent_on(tmp_path: Path) -> None:
+    """Between the signal and the wait not a single line of Python runs."""
+    early, found, late = Path(ranks.warm()).read_text().partition("select.select([server], [], [])")
+    assert found
+    signalled = "import ctypes, functools, operator; [*map(operator.call, (functools.partial("
+    signalled += "ctypes.CDLL(None).kill, os.getpid(), 15), functools.partial(select.select, "
+    signalled += "[server], [], [])))]  # os.kill would have the handler run at once"
+    program = tmp_path / "python"
+    program.write_text(early + signalled + late)
+    program.chmod(0o755)
+    words = [program, "-c", "import time; time.sleep(60)"]
+    done = subprocess.run(words, env=ranks.environment(), timeout=30, check=False)
+    assert done.returncode == -signal.SIGTERM

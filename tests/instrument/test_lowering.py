@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from megascan.config import TraceConfig
 from megascan.instrument import start
-from megascan.instrument.session import StoreBoard
+from megascan.instrument.starting import StoreBoard
 from megascan.schema import Granularity
-from megascan.tracer import Level
+from megascan.tracer.budget import Level
 
 LAYER = "megatron.core.transformer.transformer_layer"
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"

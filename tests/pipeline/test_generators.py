@@ -4,7 +4,7 @@ import pytest
 
 from megascan.errors import ConfigError
 from megascan.schema import Phase
-from megascan.simulate.schedule import Pass, stage_steps
+from megascan.simulate.stage_order import Pass, stage_steps
 from training.pipeline.generators import (
     GENERATORS,
     breadth_first,

@@ -130,6 +130,13 @@ def test_loading_is_on_the_hosts_track(tmp_path):
     assert row["duration_ns"] == 20_000
 
 
+def test_an_operator_of_the_host_belongs_to_the_iteration_in_which_it_begins(tmp_path):
+    steps = [host("ProfilerStep#4", 0, 50), host("ProfilerStep#5", 50, 50)]
+    table = written(tmp_path, [*steps, host("aten::mm", 45, 10, "cpu_op")])
+    row = table[table["name"] == "aten::mm"].iloc[0]
+    assert (row["iteration"], row["launch_ns"]) == (5, -1)
+
+
 def test_iterations_on_the_device_follow_each_other(tmp_path):
     table = written(
         tmp_path,

@@ -16,7 +16,7 @@ from detect.detector import Examination, examine, examine_observations
 from detect.observe.observations import Members, Observations, Work, place_of
 from detect.page import PageInputs, facts_of_timeline, render_page
 from detect.whatif import replay_of_timeline, savings_of
-from detect.whatif.metrics import analyze
+from detect.whatif.slowness import analyze
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.timeline import Timeline
 from megascan.topology import Layout

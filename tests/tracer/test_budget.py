@@ -10,12 +10,11 @@ import pytest
 
 from megascan.config import TraceConfig
 from megascan.errors import ConfigError
-from megascan.header import WindowRecord
-from megascan.overhead import Activity
+from megascan.header import Activity, WindowRecord
 from megascan.reader import read_trace
 from megascan.reader.rank_files import read_rank_files
 from megascan.schema import Granularity
-from megascan.tracer import Budget, Level
+from megascan.tracer.budget import Budget, Level
 from tests import ranks
 
 ROOT = Path(__file__).parents[2]

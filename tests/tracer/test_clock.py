@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from megascan.clock import HostClock, host_domain, measure_offset_ns, now_ns
-from megascan.instrument.session import agree, new_run_id
+from megascan.instrument.starting import agree, new_run_id
 
 
 def agree_all(store, resumed):
@@ -47,7 +47,7 @@ def test_ranks_agree_on_the_run_and_on_their_host_s_tie():
 
 def test_a_second_start_of_the_same_job_is_another_run(monkeypatch):
     ids = iter(["one", "two"])
-    monkeypatch.setattr("megascan.instrument.session.new_run_id", lambda: next(ids))
+    monkeypatch.setattr("megascan.instrument.starting.new_run_id", lambda: next(ids))
     store = HashStore()
     runs = [[rank.run_id for rank in agree_all(store, [False, False])] for _ in range(2)]
     assert runs == [["one"] * 2, ["two"] * 2]
@@ -66,7 +66,7 @@ def test_a_second_start_does_not_remember_that_the_first_went_on():
 
 
 def test_a_rank_that_never_starts_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr("megascan.instrument.session._TIMEOUT", timedelta(milliseconds=50))
+    monkeypatch.setattr("megascan.instrument.starting._TIMEOUT", timedelta(milliseconds=50))
     with pytest.raises(RuntimeError, match="not all 2 ranks started tracing"):
         agree(HashStore(), 0, 2, resumed=False)
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from megascan.header import WindowRecord
-from megascan.overhead import Activity, estimate, measure, measure_job
+from megascan.header import Activity, WindowRecord
+from megascan.overhead import estimate, measure, measure_job
 
 MS = 1_000_000
 

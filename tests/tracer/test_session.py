@@ -20,7 +20,7 @@ from megascan.instrument.collectives import Collectives
 from megascan.instrument.groups import Groups
 from megascan.instrument.megatron import BackwardSpans, Host, Modules, Passes, PointToPoint
 from megascan.instrument.place import Position
-from megascan.instrument.session import find_order
+from megascan.instrument.starting import find_order
 from megascan.instrument.table import places
 from megascan.instrument.updates import Updates
 from megascan.schema import Granularity

@@ -15,7 +15,7 @@ from megascan.config import TraceConfig
 from megascan.errors import ConfigError
 from megascan.instrument import start
 from megascan.schema import Kind
-from megascan.tracer import SWITCH_FILE, Change, Switch
+from megascan.tracer.switch import SWITCH_FILE, Change, Switch
 
 
 class Notes(dict[int, str]):

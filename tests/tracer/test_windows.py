@@ -11,9 +11,9 @@ import time
 import pytest
 
 from megascan.config import TraceConfig
+from megascan.header import Activity
 from megascan.instrument import start
 from megascan.instrument.megatron import GarbageCollections
-from megascan.overhead import Activity
 from megascan.schema import Kind, Track
 from megascan.tracer import TraceWriter
 from megascan.tracer.tracer import MAX_TIMED_BETWEEN

@@ -13,10 +13,10 @@ import torch
 
 from megascan.errors import OutputError
 from training.faults.compute import CpuSlowness, _mark_boundary, burn_cpu_time
+from training.faults.fault import FaultSpec, parse_fault, write_ground_truth
 from training.faults.host import BusyHost, GarbagePressure, SlowLoader
+from training.faults.injection import FaultCallback
 from training.faults.link import GLOO, SlowLink, SlowWork
-from training.faults.plan import FaultCallback
-from training.faults.spec import FaultSpec, parse_fault, write_ground_truth
 
 MS = 1_000_000
 

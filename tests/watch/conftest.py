@@ -20,7 +20,7 @@ from megascan.simulate import (
     write_rank_files,
 )
 from megascan.topology import Layout
-from megascan.watch.channels import Channel, Outbox
+from megascan.watch.delivery import Channel, Outbox
 from megascan.watch.history import History
 from megascan.watch.state import StateFile
 from megascan.watch.watcher import Watcher, WatchSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from detect.whatif import OpTable, is_op_table, read_op_table, replay_of_op_table
-from detect.whatif.optable import Operation, build_graph
+from detect.whatif.optable import Operation, OpTable, build_graph, read_op_table, replay_of_op_table
+from megascan.cli.options import is_op_table
 from megascan.errors import InputError
 
 Rows = Callable[..., list]

@@ -14,7 +14,6 @@ import pytest
 from aggregate import build_timeline
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
 from detect.whatif.ideal import ideal_timeline
-from detect.whatif.metrics import WhatIf, analyze, worst_ranks
 from detect.whatif.render import (
     colours,
     heat_grid,
@@ -23,6 +22,7 @@ from detect.whatif.render import (
     render_text,
     to_json,
 )
+from detect.whatif.slowness import WhatIf, analyze, worst_ranks
 from megascan.schema import Kind
 from megascan.simulate import Imbalance, JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.timeline import TIMELINE_SCHEMA, Timeline, codes, numbers

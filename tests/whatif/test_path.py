@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detect.whatif import Replay, read_op_table, replay_of_op_table, replay_of_timeline
+from detect.whatif import Replay, replay_of_timeline
 from detect.whatif.graph import sweep
+from detect.whatif.optable import read_op_table, replay_of_op_table
 from detect.whatif.path import CriticalPath, Share, critical_path, pieces
 from detect.whatif.path_text import path_to_json, render_path
 from megascan.reader import read_timeline

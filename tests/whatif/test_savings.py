@@ -18,8 +18,8 @@ from detect.whatif import (
     savings_of,
 )
 from detect.whatif.graph import sweep
-from detect.whatif.metrics import analyze, heavy_stages, savings_of_standouts
 from detect.whatif.render import render_text, to_json
+from detect.whatif.slowness import analyze, heavy_stages, savings_of_standouts
 from megascan.simulate import JobModel, communication_heavy, simulate_trace
 from megascan.topology import Layout
 

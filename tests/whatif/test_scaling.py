@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from detect.whatif import OpTable, replay_of_op_table
-from detect.whatif.metrics import analyze
+from detect.whatif.optable import OpTable, replay_of_op_table
+from detect.whatif.slowness import analyze
 
 
 def processor_time(work: Callable[[], object]) -> float:

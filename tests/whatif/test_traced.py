@@ -9,7 +9,7 @@ import pytest
 
 from detect.whatif import replay_of_timeline, saved_by_fixing
 from detect.whatif.graph import sweep
-from detect.whatif.metrics import analyze, keep_each_rank, keep_places
+from detect.whatif.slowness import analyze, keep_each_rank, keep_places
 from megascan.errors import InputError
 from megascan.schema import Granularity, Track
 from megascan.simulate import Imbalance
@@ -42,12 +42,11 @@ def collective(rank: int, start: float, end: float, wait: float, **more: object)
         start,
         end,
         op="all_reduce",
-        group="dp@0",
         match=0,
         wait_ns=wait,
         transfer_ns=end - start - wait,
         self_ns=-1,
-        **{"track": int(Track.COMMUNICATION), **more},
+        **{"group": "dp@0", "track": int(Track.COMMUNICATION), **more},
     )
 
 
@@ -124,6 +123,28 @@ def test_overlapped_gradients_are_waited_for_in_the_optimizer(
     # without the communication the backward alone decides: 40 + 4
     weights = np.where(replay.graph.is_local[:, None, None], replay.weights, 0.0)
     assert sweep(replay.graph, lambda n: weights[n][:, None]).item() == pytest.approx(0.044)
+
+
+@pytest.mark.parametrize("group", ["dp@0", "dp_cp@0", "expt_dp@0", "dp-dp_shard@0"])
+def test_gradients_that_arrive_early_hold_up_no_later_pass(
+    timeline: Callable[..., Timeline], group: str
+) -> None:
+    """The reduction ends at 20 ms, the second backward begins at 25, the optimizer at 40."""
+    spans = []
+    for rank in range(2):
+        first, second = passes(rank, (0, 5), (10, 25)), passes(rank, (5, 10), (25, 40))
+        spans += [
+            span(rank, "iteration", "iteration", 0, 50),
+            first[0],
+            {**second[0], "microbatch": 1},
+            first[1],
+            collective(rank, 12, 20, 0, group=group, track=int(Track.OVERLAPPED)),
+            {**second[1], "microbatch": 1},
+            span(rank, "optimizer", "optimizer", 40, 50),
+        ]
+    replay = replay_of_timeline(timeline(Layout(dp=2), spans, {group: (0, 1)}))
+    longer = np.where(replay.graph.is_local[:, None, None], replay.weights, 0.026)
+    assert sweep(replay.graph, lambda n: longer[n][:, None]).item() == pytest.approx(0.050)
 
 
 def test_garbage_collection_is_told_from_compute(timeline: Callable[..., Timeline]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aggregate import build_timeline
 from detect.whatif import Replay, replay_of_timeline, saved_by_fixing
-from detect.whatif.metrics import analyze, worst_ranks
+from detect.whatif.slowness import analyze, worst_ranks
 from megascan.simulate import JobModel, compute_bound, parse_fault, simulate_trace
 from megascan.topology import Layout
 

@@ -8,6 +8,6 @@ reads. Only `datasets` imports torch.
     documents.py       files to lines to token ids, in worker processes
     tokenizers.py      text to ids and back
     indexed.py         ``.bin`` and ``.idx``, read and written; PREFIX.json says what the ids mean
-    settings.py        the data flags: a blend's parts, a split's bounds
+    blend.py           the data flags: a blend's parts, a split's bounds
     datasets.py        indexed files to samples to microbatches
 """

@@ -22,8 +22,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from torch.utils.data import DataLoader, Dataset
 
 from megascan.errors import ConfigError, OutputError
+from training.data.blend import SPLIT_NAMES, DataSettings, parse_blend, split_bounds
 from training.data.indexed import IndexSummary, read_index
-from training.data.settings import SPLIT_NAMES, DataSettings, parse_blend, split_bounds
 from training.data.tokenizers import Tokenizer
 
 

@@ -1,18 +1,18 @@
 """Planted faults: what is wrong with which rank, when, and how it is brought about.
 
 Owns the meaning of ``--inject-fault``. Fed by the flags; acts on this process only, through
-`plan.FaultCallback`, and leaves ground-truth.json for whoever checks a verdict.
+`injection.FaultCallback`, and leaves ground-truth.json for whoever checks a verdict.
 
-    spec.py      reads the flag, writes the ground truth: start reading here
-    plan.py      puts this rank's faults in place, turns them on and off by iteration
-    compute.py   slow operations, on CPU and GPU
-    host.py      a busy host, a pressed garbage collector, a slow loader
-    link.py      slow messages and collectives
+    fault.py      reads the flag, writes the ground truth: start reading here
+    injection.py  puts this rank's faults in place, turns them on and off by iteration
+    compute.py    slow operations, on CPU and GPU
+    host.py       a busy host, a pressed garbage collector, a slow loader
+    link.py       slow messages and collectives
 """
 
 from megascan.vocabulary import FaultKind
-from training.faults.plan import FaultCallback, install_faults
-from training.faults.spec import FaultSpec, parse_faults, write_ground_truth
+from training.faults.fault import FaultSpec, parse_faults, write_ground_truth
+from training.faults.injection import FaultCallback, install_faults
 
 __all__ = [
     "FaultCallback",

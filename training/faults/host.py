@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import torch
 
 from training.faults.compute import Function, wrap_attribute
-from training.faults.spec import FaultSpec
+from training.faults.fault import FaultSpec
 
 
 class BusyHost:

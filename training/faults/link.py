@@ -32,7 +32,7 @@ from training.faults.compute import (
     wrap_attribute,
     wrap_everywhere,
 )
-from training.faults.spec import FaultSpec
+from training.faults.fault import FaultSpec
 
 _COLLECTIVES = (
     "all_reduce", "all_gather_into_tensor", "_all_gather_base", "all_gather_single",

@@ -1,5 +1,16 @@
 """Text out of a model: cache, scheduler, sampling, the loop over tensor and pipeline ranks, HTTP.
 
+Owns everything between a prompt's token ids and the answer's. Fed by `training.generate` and
+`training.serve`, through a checkpoint and its model chunks; its answers go back to whoever asked.
+
+    job.py        from a command line to an engine on every rank: start reading here
+    engine.py     the loop on every rank: requests in, answers out
+    scheduler.py  which rows a batch holds, what each step computes; request.py what a row asks for
+    stage.py      one pipeline stage, run step by step; lightening.py its modules without training's
+    layout.py     where the tokens of a step stand; cache.py keys and values; attention.py over them
+    sampling.py   tokens from logits; detokenizing.py text from tokens
+    service.py    between a server's event loop and the thread that computes; web/ the endpoints
+
 Nothing is imported here: megatron.core may be imported only when the job has been joined, and the
 command line is read before that.
 """

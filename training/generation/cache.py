@@ -43,7 +43,7 @@ class KeyValueCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all layers that were added."""
+        """Return the bytes of all layers that were added."""
         return sum(2 * keys.nbytes for keys, _ in self._layers.values())
 
     def read(

@@ -25,7 +25,7 @@ class GenerationCallback:
 
     @property
     def has_work(self) -> bool:
-        """Whether `work` has something to do, alike on all ranks."""
+        """Return whether `work` has something to do, alike on all ranks."""
         return False
 
     def receive(self, aside: str) -> None:

@@ -33,7 +33,7 @@ class Sampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether earlier tokens count."""
+        """Return whether earlier tokens count."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

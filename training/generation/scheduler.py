@@ -34,12 +34,12 @@ class Row:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the answer so far."""
+        """Return the number of tokens of the answer so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def generated(self) -> list[int]:
-        """The answer so far."""
+        """Return the answer so far."""
         return self.tokens[len(self.request.prompt) :]
 
 
@@ -83,7 +83,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to compute."""
+        """Return whether there is anything to compute."""
         return bool(self.rows or self.waiting)
 
     def add(self, request: Request) -> None:

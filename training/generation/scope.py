@@ -16,11 +16,11 @@ from megascope.model_page import ModelPage
 from megascope.server import address_of, build_app
 from megascope.session import NUM_ALTERNATIVES, Session
 from training.generation.callback import GenerationCallback
+from training.generation.detokenizing import token_text
 from training.generation.layout import Share, lay_out
 from training.generation.request import Answer, Sampling
 from training.generation.sampling import Choice, choose
 from training.generation.scheduler import Scheduler, Step
-from training.generation.text import token_text
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

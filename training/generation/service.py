@@ -89,7 +89,7 @@ class Service:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the engine has stopped."""
+        """Return whether the engine has stopped."""
         return self._is_ended
 
     def submit(self, requests: Sequence[Request]) -> Submission:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from megascan.errors import InputError
-from training.hf.config import ConfigReader, read_config
+from training.hf.config_json import ConfigReader, read_config
 
 Values = dict[str, object]
 """Values of the trainer's settings by field name."""

@@ -73,7 +73,7 @@ class Attention:
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Rows of all queries, keys and values."""
+        """Return the number of rows of all queries, keys and values."""
         keys = self.num_groups * self.num_channels
         return self.num_heads * self.num_channels, keys, keys
 

@@ -1,6 +1,18 @@
 """Pipeline schedules as plans: made, checked, predicted, searched for, and carried out.
 
-Planning (plan, notation, validity, generators, simulator, planner, disaggregation, costs, remedies)
-is free of torch, so that `megascan plan` runs where traces are read. What carries a plan out
-imports torch and megatron.core and is imported by the trainer and its helpers alone.
+Owns which action each pipeline rank carries out when. Fed by the trainer's flags, or by a trace
+whose costs `megascan plan` takes; hands the trainer a step of Megatron-Core's interface. Start
+reading at plan.py.
+
+    on paper, free of torch, so that `megascan plan` runs where traces are read
+      plan.py         a schedule as lists of actions; notation.py as text, drawing.py as a picture
+      generators.py   plans by rule; planner.py the search for a fast one; validity.py checks
+      simulator.py    how long a plan takes, from costs.py; memory.py what it holds
+      measured.py     costs of a traced job; job_model.py that job under other circumstances
+      remedies.py     what would help it; balance.py, disaggregation.py
+    in a job, with torch and megatron.core, imported by the trainer and its helpers alone
+      running.py      the pipeline of a job; schedule.py chooses its plan from the flags
+      executor.py     carries a plan out over channels.py; dynamic.py chooses while it runs
+      helped.py       forwards on helpers (reception.py); rebalance.py moves microbatches
+      split_backward.py  weight gradients on their own; timing.py how long the work takes
 """

@@ -37,7 +37,7 @@ class StageCost:
 
     @property
     def total_s(self) -> float:
-        """All work of one microbatch."""
+        """Return all work of one microbatch."""
         backward_s = self.input_gradient_s + self.weight_gradient_s + self.recompute_s
         return self.forward_s + backward_s
 

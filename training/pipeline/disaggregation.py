@@ -57,7 +57,7 @@ class Disaggregation:
 
     @property
     def share(self) -> float:
-        """Part of the microbatches that run forward on helpers."""
+        """Return the part of the microbatches that run forward on helpers."""
         return sum(helper is not None for helper in self.helper_of) / len(self.helper_of)
 
     def microbatches_of(self, helper: int) -> tuple[int, ...]:

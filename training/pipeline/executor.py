@@ -410,7 +410,7 @@ def message_shape(
     seq_length: int,
     micro_batch_size: int,
 ) -> tuple[int, int, int]:
-    """Shape of what one stage hands to another, (position, sample, hidden)."""
+    """Return the shape of what one stage hands to another, (position, sample, hidden)."""
     length = seq_length // groups.cp.size()
     if config.sequence_parallel:
         length //= groups.tp.size()

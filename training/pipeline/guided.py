@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def head(self) -> Action | None:
-        """The plan's next action; None when all are taken."""
+        """Return the plan's next action; None when all are taken."""
         return self._listed[self._head] if self._head < len(self._listed) else None
 
     def take(self, action: Action) -> None:

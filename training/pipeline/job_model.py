@@ -81,7 +81,7 @@ class JobModel:
 
     @property
     def slow_ranks(self) -> tuple[int, ...]:
-        """Global ranks whose pipeline rank is slower than it ought to be."""
+        """Return global ranks whose pipeline rank is slower than it ought to be."""
         return tuple(
             rank
             for replica, ratios in enumerate(self._slowness)
@@ -92,7 +92,7 @@ class JobModel:
 
     @cached_property
     def traced(self) -> Outcome:
-        """The traced step as the model sees it."""
+        """Return the traced step as the model sees it."""
         samples = [self.job.predict_as_traced(sample) for sample in self._samples()]
         return _mean_of_worst(samples)
 

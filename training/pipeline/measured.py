@@ -81,7 +81,7 @@ class MeasuredJob:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model that data parallelism trains together."""
+        """Return the number of copies of the model that data parallelism trains together."""
         return len(self.stages)
 
     def costs(self, replica: int, scales: tuple[float, ...] = ()) -> Costs:

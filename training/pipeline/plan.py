@@ -101,7 +101,7 @@ class PipelineShape:
 
     @property
     def num_stages(self) -> int:
-        """Stages that a microbatch passes."""
+        """Return the number of stages that a microbatch passes."""
         return self.num_ranks * self.num_chunks
 
     def rank_of(self, stage: int) -> int:
@@ -149,17 +149,17 @@ class Plan:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether some weight gradients are actions of their own."""
+        """Return whether some weight gradients are actions of their own."""
         return self._has(ActionKind.WEIGHT_GRADIENT)
 
     @cached_property
     def recomputes(self) -> bool:
-        """Whether some forwards are repeated as actions of their own."""
+        """Return whether some forwards are repeated as actions of their own."""
         return self._has(ActionKind.RECOMPUTE)
 
     @cached_property
     def names_transfers(self) -> bool:
-        """Whether sends and receives are actions of the plan."""
+        """Return whether sends and receives are actions of the plan."""
         return any(action.kind in TRANSFERS for listed in self.actions for action in listed)
 
     def _has(self, kind: ActionKind) -> bool:

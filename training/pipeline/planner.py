@@ -77,7 +77,7 @@ class Problem:
 
     @cached_property
     def durations_s(self) -> tuple[ByMicrobatch, ByMicrobatch, ByMicrobatch]:
-        """Forwards, what needs the gradient, and weight gradients (0 where not split)."""
+        """Return forwards, what needs the gradient, and weight gradients (0 where not split)."""
         backward = ActionKind.INPUT_GRADIENT if self.splits_backward else ActionKind.BACKWARD
         kinds = (ActionKind.FORWARD, backward, ActionKind.WEIGHT_GRADIENT)
         stages = range(self.shape.num_stages)
@@ -95,7 +95,7 @@ class Problem:
 
     @cached_property
     def work_by_rank_s(self) -> list[float]:
-        """All work of each pipeline rank."""
+        """Return all work of each pipeline rank."""
         work_s = [0.0] * self.shape.num_ranks
         for by_stage in self.durations_s:
             for stage, durations in enumerate(by_stage):
@@ -104,7 +104,7 @@ class Problem:
 
     @cached_property
     def held(self) -> ByMicrobatch:
-        """Activations by stage and microbatch."""
+        """Return activations by stage and microbatch."""
         microbatches = range(self.shape.num_microbatches)
         return [
             [self.memory.held(stage, j) for j in microbatches]

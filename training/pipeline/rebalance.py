@@ -39,12 +39,12 @@ class Deal:
 
     @property
     def even(self) -> int:
-        """What each would take were all equal: the divisor of each loss."""
+        """Return what each would take were all equal: the divisor of each loss."""
         return sum(self.shares) // len(self.shares)
 
     @property
     def is_even(self) -> bool:
-        """Whether all take the same."""
+        """Return whether all take the same."""
         return len(set(self.shares)) == 1
 
     def positions(self, replica: int) -> list[int]:

@@ -104,7 +104,7 @@ class Advice:
 
     @property
     def now(self) -> Remedy:
-        """The step as traced."""
+        """Return the step as traced."""
         return self.remedies[0]
 
 

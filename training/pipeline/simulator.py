@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from megascan.errors import ConfigError
 from megascan.schema import Phase
-from megascan.simulate.schedule import Exchange, Pass, Step, Transfer, stage_steps
+from megascan.simulate.stage_order import Exchange, Pass, Step, Transfer, stage_steps
 from training.pipeline.costs import WorkTable
 from training.pipeline.memory import ActivationMemory, peak_memory
 from training.pipeline.plan import (
@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def bubble_ratio(self) -> float:
-        """Share of the step in which a rank waits, mean over ranks."""
+        """Return the share of the step in which a rank waits, mean over ranks."""
         return 1.0 - sum(self.busy_s) / len(self.busy_s) / self.step_s
 
 

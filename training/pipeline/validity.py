@@ -113,7 +113,7 @@ def forward_order(plan: Plan, rank: int) -> tuple[Action, ...]:
 
 
 def _accumulates_as(kind: ActionKind) -> str:
-    """Work whose order matters together: a whole backward sums weight gradients too."""
+    """Return work whose order matters together: a whole backward sums weight gradients too."""
     return "W" if kind is ActionKind.BACKWARD else kind.value
 
 

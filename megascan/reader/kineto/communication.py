@@ -31,7 +31,7 @@ from megascan.reader.kineto.document import (
     is_rank,
     process_group,
 )
-from megascan.reader.kineto.host import Host
+from megascan.reader.kineto.host_side import Host
 from megascan.schema import NOT_APPLICABLE
 from megascan.vocabulary import COLLECTIVES, RECV, SEND, SEND_RECV, group_id
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from megascan.errors import ConfigError, InputError
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.parallel import Here, Workers
+from megascan.reader.kineto.conversion import Profiled, profiled_spans
 from megascan.reader.kineto.document import ProcessGroup, Profile, read_profile
-from megascan.reader.kineto.spans import Profiled, profiled_spans
 from megascan.reader.segments import Packed, Segment
 from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Layout

@@ -1,1 +1,12 @@
-"""The server's HTTP side: OpenAI's endpoints, Megatron's own, and what guards them."""
+"""The server's HTTP side: OpenAI's endpoints, Megatron's own, and what guards them.
+
+Owns requests and responses as clients know them. Hands token ids and a sampling rule to
+`training.generation.service`, and gets tokens back as they come; knows nothing of the model. Start
+reading at app.py, then completions.py.
+
+    app.py           which path is answered by what; guard.py stands before all of them
+    completions.py   POST /v1/completions          chat.py     POST /v1/chat/completions
+    megatron_api.py  PUT /api of Megatron-LM       chat_template.py  a chat as one prompt
+    asking.py        from a connection to rows for the engine; fields.py checks each field
+    choices.py       the texts of one response while they grow; responses.py sends them
+"""

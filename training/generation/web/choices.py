@@ -9,9 +9,9 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 
 from training.data.tokenizers import Tokenizer
+from training.generation.detokenizing import TextStream
 from training.generation.request import Answer, FinishReason, Request, TokenScore
 from training.generation.service import Submission
-from training.generation.text import TextStream
 from training.generation.web.asking import Model, Wish, submit
 from training.generation.web.responses import EventStream, json_response, respond_while_connected
 
@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def shown(self) -> list[TokenScore]:
-        """The generated tokens whose text is shown: without the one that ends the row."""
+        """Return the generated tokens whose text is shown: without the one that ends the row."""
         return [score for score in self.scores if score.token not in self.stop_ids]
 
 

@@ -12,8 +12,8 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 
 from training.data.tokenizers import Tokenizer
+from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
-from training.generation.text import token_text
 from training.generation.web.asking import (
     MOST_CHOICES,
     Model,

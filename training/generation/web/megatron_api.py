@@ -7,8 +7,8 @@ import secrets
 from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 
+from training.generation.detokenizing import token_text
 from training.generation.request import Request, Sampling
-from training.generation.text import token_text
 from training.generation.web.asking import (
     MOST_CHOICES,
     Model,

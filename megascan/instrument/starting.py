@@ -32,12 +32,10 @@ from megascan.instrument.table import install
 from megascan.schema import Granularity
 from megascan.topology import DEFAULT_ORDER, Coordinates, Layout
 from megascan.tracer import (
-    Budget,
     CpuTimer,
     IterationListener,
     Lookout,
     RecordingTracer,
-    Switch,
     Timer,
     Tracer,
     TraceWriter,
@@ -49,6 +47,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed.device_mesh import DeviceMesh
 
+    from megascan.tracer.switch import Switch
+
 
 _TIMEOUT = timedelta(seconds=60)
 _RESUMED, _FRESH = "resumed", "fresh"
@@ -56,7 +56,7 @@ _RESUMED, _FRESH = "resumed", "fresh"
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock, less origin."""
+    """Equal on all ranks: `run_id`, `resumed`. On all of a host: the clock without its origin."""
 
     run_id: str
     resumed: bool
@@ -371,6 +371,8 @@ def _budget_of(
 
     if not config.budget_ratio:
         return None
+    from megascan.tracer.budget import Budget
+
     return Budget(
         config,
         board,
@@ -384,6 +386,8 @@ def _budget_of(
 def _switch_of(tracer: RecordingTracer, config: TraceConfig, board: StoreBoard) -> Switch:
     """Return what switches an armed run."""
     import torch.distributed as dist
+
+    from megascan.tracer.switch import Switch
 
     switch = Switch(
         config.directory,

@@ -36,8 +36,8 @@ from detect.text import (
     times,
 )
 from detect.thresholds import COSTS
-from detect.whatif.metrics import WhatIf
 from detect.whatif.savings import Saving
+from detect.whatif.slowness import WhatIf
 from megascan.errors import listed
 from megascan.header import Json
 from megascan.timeline import Timeline

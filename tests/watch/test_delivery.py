@@ -11,7 +11,7 @@ import pytest
 
 from megascan.errors import ConfigError
 from megascan.watch.accounts import Account, Change, Event, Phase
-from megascan.watch.channels import MOST_PENDING, Command, Outbox, Webhook
+from megascan.watch.delivery import MOST_PENDING, Command, Outbox, Webhook
 from megascan.watch.payloads import as_pagerduty, as_slack, finding_event
 
 ACCOUNT = Account(

@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether they are equal but for the order of additions."""
+        """Return whether they are equal but for the order of additions."""
         return self.largest_difference <= _TOLERANCE_RATIO * max(1.0, self.largest_logit)
 
 

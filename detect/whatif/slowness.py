@@ -187,7 +187,7 @@ class WhatIf:
 
     @cached_property
     def peer_ratio(self) -> Floats:
-        """Median S_w of each rank's stage without it, (stage, lane); 1 where it is alone."""
+        """Return the median S_w of each rank's stage without it, (stage, lane); 1 if alone."""
         lanes = self.rank_ratio.shape[1]
         if lanes == 1:
             return np.ones_like(self.rank_ratio)
@@ -200,12 +200,12 @@ class WhatIf:
 
     @property
     def waste_ratio(self) -> float:
-        """Share of all GPU time that the ideal job would not have used."""
+        """Return the share of all GPU time that the ideal job would not have used."""
         return 1.0 - self.ideal_s / self.traced_s
 
     @property
     def launch_slowdown(self) -> float:
-        """Measured over replayed step time: what the replay does not explain."""
+        """Return the measured over the replayed step time: what the replay does not explain."""
         return self.measured_s / self.traced_s
 
     @property
@@ -215,7 +215,7 @@ class WhatIf:
 
     @property
     def error_ratio(self) -> float:
-        """Median over steps of |replayed / measured - 1|."""
+        """Return the median over steps of |replayed / measured - 1|."""
         return float(np.median(np.abs(self.replay.error_ratio)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from detect.whatif import Replay
 from detect.whatif.graph import partition_of
-from detect.whatif.metrics import analyze, keep_each_rank, keep_places, lane_classes
+from detect.whatif.slowness import analyze, keep_each_rank, keep_places, lane_classes
 
 Make = Callable[[Sequence[float]], Replay]
 

@@ -1,6 +1,6 @@
-"""Tell webhooks and commands, each event at least once, without ever holding the watch up.
+"""Deliver events to webhooks and commands, each at least once, without holding the watch up.
 
-A thread delivers; what failed is tried again, later and later. What is not delivered yet stands in
+A thread delivers. What failed is tried again after growing pauses. What is not delivered yet is in
 the state file, so that a restart goes on with it. A webhook's URL is a secret: it may be read from
 a file (`@FILE`), and no message shows more of it than its host.
 """
@@ -40,11 +40,11 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in messages; no secret."""
+        """Return what it is called in messages; no secret."""
 
     @property
     def key(self) -> str:
-        """Tells channels apart, across restarts; no secret."""
+        """Return what tells channels apart, across restarts; no secret."""
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Deliver an event. Raises OSError when that failed and may go well later."""
@@ -73,16 +73,16 @@ class Webhook:
 
     @property
     def name(self) -> str:
-        """Shape and host."""
+        """Return the shape of its messages and its host."""
         return f"{self.shape} webhook at {urlsplit(self.url).hostname}"
 
     @property
     def key(self) -> str:
-        """Several may be at one host: a part of the URL's hash."""
+        """Return host and a part of the URL's hash: several may be at one host."""
         return _key(self.shape, self.url)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """POST it; any answer but 2xx is an error, a redirection, too: what is POSTed gets lost."""
+        """POST the event. Any answer but 2xx is an error; a redirection, too: it loses the body."""
         request = urllib.request.Request(
             self.url,
             data=orjson.dumps(SHAPES[self.shape](event)),
@@ -100,7 +100,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def _host_and_path(url: str) -> tuple[str, str]:
     """Return the parts of a webhook's URL. Raises ConfigError, which shows no more than its host.
 
-    What no request can be made of is told at the start, not when there is something to tell.
+    A URL that no request can be made to is refused at the start, not at the first event.
     """
     try:
         parts = urlsplit(url)
@@ -146,12 +146,12 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The program."""
+        """Return the program."""
         return f"command {self.words[0]}"
 
     @property
     def key(self) -> str:
-        """Several may run one program: a part of the words' hash."""
+        """Return the program and a part of the words' hash: several may run one program."""
         return _key(*self.words)
 
     def tell(self, event: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from megascan.vocabulary import FaultKind
 from training.callback import Callback
+from training.faults.fault import FaultSpec
 from training.faults.host import GarbagePressure, SlowLoader
-from training.faults.spec import FaultSpec
 
 
 class ActiveFault(Protocol):

@@ -29,7 +29,7 @@ from megascan.reader.kineto.document import (
     launch_shapes,
     times_ns,
 )
-from megascan.reader.kineto.host import Host
+from megascan.reader.kineto.host_side import Host
 from megascan.reader.kineto.steps import Steps, find_steps
 from megascan.reader.segments import running_numbers, span_table
 from megascan.schema import NOT_APPLICABLE, Kind, Track

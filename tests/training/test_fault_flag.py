@@ -6,7 +6,7 @@ import pytest
 
 from megascan.errors import ConfigError
 from training.arguments import Sizes, parse_settings, resolve_sizes
-from training.faults.spec import FaultKind, FaultSpec, loading_ranks, parse_fault, parse_faults
+from training.faults.fault import FaultKind, FaultSpec, loading_ranks, parse_fault, parse_faults
 
 FLAGS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "

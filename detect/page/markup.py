@@ -12,7 +12,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from detect.page.view import PageInputs, page_view
+from detect.page.contents import PageInputs, page_view
 from megascan.errors import MissingError
 from megascan.header import Json
 

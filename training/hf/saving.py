@@ -14,12 +14,12 @@ from typing import cast
 
 import torch
 
-from training.checkpoint_folder import SavedSettings
+from training.checkpoint_folder import TOKENIZER_FOLDER, SavedSettings, copy_tokenizer_files
 from training.checkpoint_tensors import CheckpointTensors, Wanted
+from training.data.tokenizers import SubwordTokenizer, build_tokenizer
 from training.hf.describing import config_of
 from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
-from training.hf.tokenizer_files import write_tokenizer
-from training.hf.writing import CONFIG, plan, writing
+from training.hf.weights import CONFIG, plan, writing
 
 DEFAULT_MAX_FILE_BYTES = 5 * 10**9
 
@@ -46,7 +46,26 @@ def write_hf(
                 writer.write(name, tensor)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
-    write_tokenizer(saved, folder)
+    _write_tokenizer(saved, folder)
+
+
+def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
+    """Copy the tokenizer's files into a Hugging Face folder, and add what is missing there.
+
+    Of tokenizers that have no files (bytes, plain numbers) transformers knows nothing: none is
+    written.
+    """
+    copy_tokenizer_files(saved.folder / TOKENIZER_FOLDER, folder)
+    tokenizer = None if saved.tokenizer is None else build_tokenizer(saved.tokenizer)
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return
+    if not (folder / "tokenizer.json").exists():
+        tokenizer.save(folder / "tokenizer.json")
+    settings = folder / "tokenizer_config.json"
+    if not settings.exists():
+        end = tokenizer.detokenize([tokenizer.eod])
+        text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+        settings.write_text(text + "\n", encoding="utf-8")
 
 
 class _Export:

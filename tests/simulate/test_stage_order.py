@@ -7,7 +7,7 @@ import pytest
 
 from megascan.errors import ConfigError
 from megascan.schema import Phase
-from megascan.simulate.schedule import Exchange, Pass, stage_steps
+from megascan.simulate.stage_order import Exchange, Pass, stage_steps
 
 SIZES = [(1, 1, 3), (2, 1, 1), (2, 1, 4), (4, 1, 2), (4, 1, 8), (2, 2, 4), (2, 3, 2), (4, 2, 8)]
 
