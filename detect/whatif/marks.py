@@ -65,6 +65,13 @@ class Marks:
     bounds: Integers
 
 
+def replayed_spans(spans: pa.Table) -> pa.Table:
+    """Return the spans that a replay looks at: all but modules and what else lies in passes."""
+    kept = equals(spans, "kind", *COMMUNICATION_KINDS, Kind.ITERATION, Kind.OPTIMIZER)
+    kept |= equals(spans, "kind", Kind.GC, Kind.DATA) | equals(spans, "name", *PASS_NAMES)
+    return spans.filter(pa.array(kept))
+
+
 def marks_of(timeline: Timeline) -> Marks:
     """Return the marks of a timeline's traced iterations."""
     table = timeline.spans
