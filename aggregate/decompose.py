@@ -141,6 +141,11 @@ def split_waits(ends: pa.Table, match: Integers, clocks: Alignment) -> Integers:
     return wait
 
 
+def transfers(spans: pa.Table, wait_ns: Integers) -> Integers:
+    """Return what of each span is no waiting, (span,) ns; -1 where no wait is claimed."""
+    return np.where(wait_ns >= 0, numbers(spans, "duration_ns") - wait_ns, NOT_APPLICABLE)
+
+
 def decompose(spans: pa.Table, match: Integers, wait_ns: Integers) -> Parts:
     """Return the derived columns of some ranks' spans, ordered by (rank, start).
 
@@ -149,7 +154,7 @@ def decompose(spans: pa.Table, match: Integers, wait_ns: Integers) -> Parts:
     rows = np.flatnonzero(is_end(spans))
     wait, matches = np.full((2, spans.num_rows), NOT_APPLICABLE, dtype=np.int64)
     wait[rows], matches[rows] = wait_ns, match
-    transfer = np.where(wait >= 0, numbers(spans, "duration_ns") - wait, NOT_APPLICABLE)
+    transfer = transfers(spans, wait)
     communication = equals(spans, "kind", *COMMUNICATION_KINDS)
     inside = communication & (numbers(spans, "track") != Track.OVERLAPPED)
     self_ns, self_cpu_ns = self_times(

@@ -35,7 +35,7 @@ import pyarrow as pa
 from aggregate.anchors import Members, Messages, matched_messages
 from aggregate.causality import components, references, tied
 from aggregate.clocks import Alignment, align_clocks, fit_clocks, relative_lines, without_steps
-from aggregate.decompose import Parts, decompose, split_waits
+from aggregate.decompose import Parts, decompose, split_waits, transfers
 from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
@@ -230,6 +230,12 @@ class Aligned:
             self.wait_ns[rows],
         )
 
+    def matched_ends(self) -> pa.Table:
+        """Return the ends with their match and their transfer."""
+        transfer_ns = transfers(self.ends, self.wait_ns)
+        ends = self.ends.append_column("match", integer_column(self.match))
+        return ends.append_column("transfer_ns", integer_column(transfer_ns))
+
     def frame(self, origin_ns: int, num_spans: int) -> Timeline:
         """Return the timeline without its spans."""
         trace = self.trace
@@ -349,7 +355,7 @@ def build_shards(
     _check_some(num_spans, trace.run_id)
     timeline = ShardedTimeline(
         frame=aligned.frame(min(start_ns), num_spans),
-        ends=aligned.ends.append_column("match", integer_column(aligned.match)),
+        ends=aligned.matched_ends(),
         shards=tuple(shards),
         workers=workers,
     )

@@ -37,7 +37,7 @@ from detect.text import counted, ranks_text
 from detect.thresholds import POWER, WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
-from megascan.timeline import Timeline
+from megascan.timeline import ShardedTimeline, Timeline
 
 RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
 """Causes that make a rank's own passes longer than those of its peers."""
@@ -106,7 +106,7 @@ def examine_observations(observations: Observations, settings: DetectorSettings)
 
 
 def detect(
-    timeline: Timeline,
+    timeline: Timeline | ShardedTimeline,
     settings: DetectorSettings | None = None,
     probes: Probes | None = None,
 ) -> Report:
@@ -114,7 +114,7 @@ def detect(
 
     Silent about everything below `settings.min_slowdown`; the report says what the window could
     not have shown. `probes` are what replicas computed from the same tokens, where that was
-    recorded beside the trace.
+    recorded beside the trace. Spans that stay in shards are observed there.
     """
     return judge(replace(observe(timeline), probes=probes), settings or DetectorSettings())
 

@@ -11,7 +11,7 @@ ranks of some files each, with whoever read them (`Stay`, `Shard`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -174,7 +174,7 @@ class ShardedTimeline:
     """A timeline whose spans stay with the `workers`, in shards.
 
     `frame` is the timeline without any span; `ends` holds the ends of all ranks on the common
-    clock, ordered as spans are, with their match.
+    clock, ordered as spans are, with their match and their transfer.
     """
 
     frame: Timeline
@@ -182,17 +182,28 @@ class ShardedTimeline:
     shards: tuple[Shard, ...]
     workers: Workers
 
-    def whole(self) -> Timeline:
-        """Return the timeline with all spans in this process, each rank's where they belong."""
+    def whole(self, chosen: Callable[[pa.Table], pa.Table] | None = None) -> Timeline:
+        """Return the timeline with its spans in this process, each rank's where they belong.
+
+        All of them, or those that `chosen` returns of a shard's.
+        """
+        kept = [shard.spans for shard in self.shards]
+        if chosen is not None:
+            tasks = [(spans, chosen) for spans in kept]
+            kept = [one for one, _ in self.workers.keep(_chosen, tasks)]
         parts: dict[int, pa.Table] = {}
-        for shard in self.shards:
-            spans = shard.spans.open()
+        for shard, handle in zip(self.shards, kept, strict=True):
+            spans = handle.open()
             bounds = np.searchsorted(numbers(spans, "rank"), [*shard.ranks, shard.ranks[-1] + 1])
             for rank, low, high in zip(shard.ranks, bounds[:-1], bounds[1:], strict=True):
                 parts[rank] = spans.slice(int(low), int(high - low))
         spans = pa.concat_tables([parts[rank] for rank in sorted(parts)]).unify_dictionaries()
         # in one piece: each look at a column would put its pieces together anew
         return replace(self.frame, spans=spans.combine_chunks())
+
+
+def _chosen(spans: pa.Table, chosen: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, None]:
+    return chosen(spans), None
 
 
 def is_end(spans: pa.Table) -> Flags:
@@ -211,7 +222,7 @@ def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
     rows = pa.array(np.flatnonzero(is_end(spans)))
     return ShardedTimeline(
         frame=replace(timeline, spans=spans.slice(0, 0)),
-        ends=spans.select([*END_COLUMNS, "match"]).take(rows),
+        ends=spans.select([*END_COLUMNS, "match", "transfer_ns"]).take(rows),
         shards=(
             Shard(
                 workers.put(spans),

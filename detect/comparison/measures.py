@@ -178,7 +178,7 @@ class RoleTimes:
 
 def roles_of_timeline(timeline: Timeline, seen: Observations) -> dict[Role, RoleTimes]:
     """Return the times of every computation in the iterations that were judged."""
-    index = SpanIndex(timeline)
+    index = SpanIndex.of(timeline)
     rows = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
     slot_of = np.searchsorted(seen.iterations, index.iterations)
     slot_of = np.minimum(slot_of, len(seen.iterations) - 1)

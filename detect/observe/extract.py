@@ -17,46 +17,30 @@ from functools import partial
 import numpy as np
 
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
+from detect.observe.facts import Facts, facts_in, facts_of, joined
 from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
-from detect.observe.spans import (
-    WORK_NAMES,
-    SpanIndex,
-    axis_of,
-    enclosed_time,
-    uncovered_time,
-    waiting_time,
-)
-from detect.observe.stalls import (
-    Pieces,
-    collecting_time,
-    launched_late,
-    loading_time,
-    stalled_time,
-    starved_share,
-    within_stalls,
-)
+from detect.observe.spans import Frame, Glance, SpanIndex, summed
+from detect.observe.stalls import stalled_time, within_stalls
 from detect.observe.transfers import transfers_of
 from detect.observe.work import (
-    LAYER_NAMES,
     OwnTimes,
-    entangling_modules,
-    layer_modules,
+    Samples,
     layers_of,
-    own_times_of,
+    own_times,
     pass_times,
-    phases_of,
     stretches_of,
     work_of,
 )
 from detect.report import Alignment, Cause
-from detect.thresholds import PASSES, STALLS
+from detect.thresholds import PASSES
+from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
-from megascan.arrays import Cover, Flags, Floats, Integers, united
+from detect.whatif.traced import replay_of_timeline
+from megascan.arrays import Floats, Integers
 from megascan.header import Json
-from megascan.schema import COMMUNICATION_KINDS, Granularity, Kind, Track
-from megascan.timeline import Completeness, Timeline, codes, equals, numbers
-from megascan.vocabulary import OPTIMIZER
+from megascan.schema import Granularity
+from megascan.timeline import Completeness, ShardedTimeline, Timeline
 
 GUESSED = (
     "the trace names no hosts: ranks whose device numbers count up from 0 are taken for one host, "
@@ -64,110 +48,146 @@ GUESSED = (
 )
 
 
-def observe(timeline: Timeline) -> Observations:
-    """Return everything the detector needs from a timeline."""
-    index = SpanIndex(timeline)
-    members = _members(timeline, index.ranks)
-    passes = _Passes.of(index, members)
-    optimizer_rows = index.named((OPTIMIZER,))
-    optimizer = index.summed(optimizer_rows, index.self_time(optimizer_rows))
-    stalled = np.nan_to_num(index.summed(passes.rows, passes.stalled_ns))
-    stolen = _stolen(index, passes)
-    gaps = uncovered_time(index, equals(index.table, "kind", Kind.ITERATION))
+def observe(timeline: Timeline | ShardedTimeline) -> Observations:
+    """Return everything the detector needs from a timeline.
+
+    Spans that stay in shards are looked at where they are; only traces without passes, of which
+    whole ranks are compared span by span, are put together first.
+    """
+    if isinstance(timeline, Timeline):
+        return _observe_whole(timeline)
+    spans = [(shard.spans,) for shard in timeline.shards]
+    frame = Frame.of(timeline.frame, list(timeline.workers.results(Glance.at, spans)))
+    if not frame.has_passes:
+        return _observe_whole(timeline.whole())
+    tasks = [(shard.spans, frame.only(shard.ranks)) for shard in timeline.shards]
+    under_way = timeline.workers.results(facts_in, tasks)
+    transfers = transfers_of(SpanIndex(timeline.ends, frame), timeline.frame)
+    facts = joined(list(under_way), frame.ranks)
+    return _observations(timeline.frame, frame, facts, transfers, _replayed(timeline))
+
+
+def _observe_whole(timeline: Timeline) -> Observations:
+    index = SpanIndex.of(timeline)
     transfers = transfers_of(index, timeline)
-    lost = passes.lost_ns | {Cause.HOST: gaps + stalled + stolen}
-    work = work_of(index, passes.rows, passes.work_ns, passes.names)
+    facts = joined([facts_of(index)], index.ranks)
+    costs = ReplayedCosts(partial(replay_of_timeline, timeline))
+    seen = _observations(timeline, index.frame, facts, transfers, costs)
+    if not index.frame.has_passes and not is_profile(index):
+        return _of_layers(seen, index, timeline)
+    return with_kernels(seen, index)
+
+
+def _replayed(timeline: ShardedTimeline) -> ReplayedCosts:
+    """Return the costs by replay, for which only the spans that it needs leave their shards."""
+    return ReplayedCosts(lambda: replay_of_timeline(timeline.whole(replayed_spans)))
+
+
+def _observations(
+    timeline: Timeline,
+    frame: Frame,
+    facts: Facts,
+    transfers: Transfers | None,
+    costs: ReplayedCosts,
+) -> Observations:
+    """Compare what is known of each rank; of `timeline` no spans are needed."""
+    members = _members(timeline, frame.ranks)
+    passes = _Passes.of(facts, frame, members)
+    shape, samples, cells = (len(frame.ranks), len(frame.iterations)), passes.samples, facts.cells
+
+    def by_cell(time_ns: Floats) -> Floats:
+        return np.nan_to_num(summed(samples.row, samples.slot, time_ns, shape))
+
+    stalled = by_cell(passes.stalled_ns)
+    stolen = _stolen(facts, frame, passes)
+    lost = {
+        Cause.LOADER: cells.loading_ns,
+        Cause.GC: passes.collecting_ns,
+        Cause.HOST: cells.gap_ns + stalled + stolen,
+    }
     notes = timeline.completeness.notes
     if are_guessed(timeline.headers):
         notes = (*notes, GUESSED)
-    if passes.names is LAYER_NAMES and not is_profile(index):
-        work, note = _unmarked(index, work, timeline)
-        work = _without_collections(work, lost[Cause.GC], _iteration_times(index))
-        notes = (*notes, note)
-        lost.pop(Cause.HOST)  # what lies outside of spans is mostly computing
-    seen = Observations(
+    return Observations(
         members=members,
-        iterations=index.iterations,
-        iteration_ns=_iteration_times(index),
-        work=work,
-        layers=layers_of(index),
-        busy_ns=np.nan_to_num(index.summed(passes.rows, passes.busy_ns)) + np.nan_to_num(optimizer),
-        optimizer_ns=optimizer,
+        iterations=frame.iterations,
+        iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
+        work=work_of(samples, passes.work_ns, shape),
+        layers=layers_of(facts.layers, shape),
+        busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
+        optimizer_ns=cells.optimizer_ns,
         lost_ns=_recorded(lost, timeline, transfers),
-        host_gap_ns=gaps,
+        host_gap_ns=cells.gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
-        waiting_ns=waiting_time(index),
-        # not of passes: they begin with their launch, fed or not
-        starved_share=None if index.is_cpu else starved_share(index, layer_modules(index)),
+        waiting_ns=cells.waiting_ns if facts.is_split else None,
+        starved_share=None if facts.starved is None else facts.starved.share(),
         entangled_phases=passes.entangled_phases,
-        mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
-        splits_tensor_groups=_splits_tensor_groups(index, timeline),
+        mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
+        splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
         notes=notes,
-        costs=ReplayedCosts(timeline),
+        costs=costs,
     )
-    return with_kernels(seen, index)
 
 
 @dataclass(frozen=True)
 class _Passes:
     """Forward and backward passes (layers where none are marked), (pass,) each, and their times."""
 
-    names: dict[str, int]
-    rows: Flags
-    phase: Integers
-    data_rows: Flags
+    samples: Samples
     busy_ns: Floats
     """Own times less loading and stalls."""
     work_ns: Floats
     """What is compared: waiting for others is out, too; NaN where the collector paused it long."""
     stalled_ns: Floats
     entangled_phases: tuple[int, ...]
-    lost_ns: dict[Cause, Floats]
-    """(rank, iteration) of loading and collecting."""
+    collecting_ns: Floats
+    """(rank, iteration)"""
 
     @classmethod
-    def of(cls, index: SpanIndex, members: Members) -> _Passes:
-        names = WORK_NAMES if index.named(WORK_NAMES).any() else LAYER_NAMES
-        rows = index.named(names)
-        phase = phases_of(index, rows, names)
-        data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
-        loading = loading_time(index, rows, phase, data_rows)
-        busy_ns, is_sharded = pass_times(index, rows, phase, loading.inside_ns)
+    def of(cls, facts: Facts, frame: Frame, members: Members) -> _Passes:
+        passes, collecting = facts.passes, facts.collecting
+        samples, phase = passes.samples, passes.samples.phase
+        busy_ns, is_sharded = pass_times(passes.time_ns, phase, passes.gathers)
         own = OwnTimes((), busy_ns, busy_ns)
-        if not index.uses_cpu_time:
-            own = own_times_of(index, rows, phase, busy_ns, entangling_modules(index))
-        gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
-        collecting = collecting_time(index, rows, gc_rows)
-        stall = partial(_stalled, index, members.stage, rows, phase, time_ns=busy_ns)
-        if index.is_sampled and not index.is_cpu:
-            stood_still_ns = stall(own_ns=own.unwaited_ns, tolerance_share=0.0)
-            collecting = within_stalls(index, rows, gc_rows, collecting, stood_still_ns)
-        stalled_ns = stall(own_ns=own.unwaited_ns - collecting.inside_ns)
+        if not frame.uses_cpu_time:
+            own = own_times(passes.entangled, phase, busy_ns)
+        stalled_ns = inside_ns = np.zeros(len(phase))
+        if passes.contents is not None:
+            stage = members.stage[samples.row]
+            stall = partial(stalled_time, passes.contents, stage, busy_ns)
+            if frame.is_sampled:
+                collecting = within_stalls(collecting, stall(own.unwaited_ns, 0.0))
+            stalled_ns = stall(own.unwaited_ns - collecting.inside_ns)
+            # of these only the layers are busy time, which holds no standing still
+            inside_ns = np.where(is_sharded, 0.0, stalled_ns)
+            if passes.gathers is not None:
+                stalled_ns = np.where(is_sharded, passes.gathers.late_ns, stalled_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
-        # of these only the layers are busy time, which holds no standing still
-        inside_ns = np.where(is_sharded, 0.0, stalled_ns)
-        if is_sharded.any() and not index.is_cpu:
-            late_ns = launched_late(index, rows, layer_modules(index))
-            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
+        shape = len(frame.ranks), len(frame.iterations)
+        lost = summed(collecting.row, collecting.slot, collecting.lost_ns, shape)
         return cls(
-            names=names,
-            rows=rows,
-            phase=phase,
-            data_rows=data_rows,
+            samples=samples,
             busy_ns=busy_ns - inside_ns,
             work_ns=np.where(paused, np.nan, own.time_ns - inside_ns),
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
-            lost_ns={
-                Cause.LOADER: index.summed(data_rows, loading.lost_ns),
-                Cause.GC: np.nan_to_num(index.summed(gc_rows, collecting.lost_ns)),
-            },
+            collecting_ns=np.nan_to_num(lost),
         )
+
+
+def _of_layers(seen: Observations, index: SpanIndex, timeline: Timeline) -> Observations:
+    """Return what can be said where no passes are marked: layers are work, or what lies between."""
+    work, note = _unmarked(index, seen.work, timeline)
+    lost = dict(seen.lost_ns)
+    if Cause.GC in lost:
+        work = _without_collections(work, lost[Cause.GC], seen.iteration_ns)
+    lost.pop(Cause.HOST, None)  # what lies outside of spans is mostly computing
+    return replace(seen, work=work, lost_ns=lost, notes=(*seen.notes, note))
 
 
 def _unmarked(index: SpanIndex, layers: Work, timeline: Timeline) -> tuple[Work, str]:
@@ -205,7 +225,7 @@ def _recorded(
     return kept if transfers is None else kept | {Cause.LINK: transfers.late_ns}
 
 
-def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
+def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:
     """Return wall less CPU time of compute, (rank, iteration); 0 without measured CPU times.
 
     Passes that overlap model-parallel collectives wait inside their spans, which is not the host's
@@ -213,80 +233,34 @@ def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
     the replicas beside computing (DDP) waits for the last of them: what is under way beside it
     explains as much time off the CPU as it covers.
     """
-    if not index.uses_cpu_time:
-        return np.zeros(index.shape)
-    rows, cpu_ns = passes.rows, passes.busy_ns
-    own = own_times_of(index, rows, passes.phase, cpu_ns, entangling_modules(index))
-    waiting = np.isin(passes.phase, own.phases)
-    data_rows = passes.data_rows
-    loading_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
-    wall_ns = numbers(index.table, "self_ns")[rows] - loading_ns
-    off_core_ns = np.maximum(wall_ns - cpu_ns - _communicating_beside(index, rows), 0.0)
+    shape = len(frame.ranks), len(frame.iterations)
+    if not frame.uses_cpu_time:
+        return np.zeros(shape)
+    samples, cpu_ns = passes.samples, passes.busy_ns
+    own = own_times(facts.passes.entangled, samples.phase, cpu_ns)
+    waiting = np.isin(samples.phase, own.phases)
+    off_core_ns = np.maximum(facts.passes.wall_ns - cpu_ns - facts.passes.beside_ns, 0.0)
     lost_ns = np.where(waiting, 0.0, off_core_ns)
-    everything = np.nan_to_num(index.summed(rows, cpu_ns))
-    measured = np.nan_to_num(index.summed(rows, np.where(waiting, 0.0, cpu_ns)))
+
+    def by_cell(time_ns: Floats) -> Floats:
+        return np.nan_to_num(summed(samples.row, samples.slot, time_ns, shape))
+
+    everything, measured = by_cell(cpu_ns), by_cell(np.where(waiting, 0.0, cpu_ns))
     scale = np.where(measured > 0, everything / np.maximum(measured, 1.0), 0.0)
-    return np.asarray(np.nan_to_num(index.summed(rows, lost_ns)) * scale)
-
-
-def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
-    """Return for how long of each of the spans communication beside it was under way, ns."""
-    start, end = axis_of(index)
-    beside = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
-    beside &= numbers(index.table, "track") == Track.OVERLAPPED
-    covered = Cover.of(*united(start[beside], end[beside]))
-    return covered.length_within(start[rows], end[rows]).astype(np.float64)
-
-
-def _stalled(
-    index: SpanIndex,
-    stage: Integers,
-    passes: Flags,
-    phase: Integers,
-    *,
-    time_ns: Floats,
-    own_ns: Floats,
-    tolerance_share: float = STALLS.tolerance_share,
-) -> Floats:
-    """Time that the device stood still inside each pass; 0 on CPU runs.
-
-    `stage` is that of each row; `time_ns` and `own_ns` are the passes' with and without waiting.
-    """
-    if index.is_cpu:
-        return np.zeros(len(phase))
-    modules = layer_modules(index)
-    chunk = np.maximum(numbers(index.table, "chunk")[passes], 0)
-    layer = np.maximum(numbers(index.table, "layer")[modules], 0)
-    name, texts = codes(index.table, "name")
-    pieces = Pieces(
-        passes=passes,
-        role=2 * chunk + phase,
-        stage=stage[index.row[passes]],
-        time_ns=time_ns,
-        own_ns=own_ns,
-        modules=modules,
-        module_kind=layer * len(texts) + name[modules],
-        module_ns=index.self_time(modules),
-        is_sampled=index.is_sampled,
-    )
-    return stalled_time(index, pieces, tolerance_share)
-
-
-def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
-    return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
+    return np.asarray(by_cell(lost_ns) * scale)
 
 
 def _is_full(timeline: Timeline) -> bool:
     return any(header.trace.granularity == Granularity.FULL for header in timeline.headers.values())
 
 
-def _splits_tensor_groups(index: SpanIndex, timeline: Timeline) -> bool:
+def _splits_tensor_groups(frame: Frame, timeline: Timeline) -> bool:
     """Return whether self times within a TP (CP, EP) group are the ranks' own.
 
     They are where the group's collectives are traced, and where CPU time is used: a process that
     waits uses none.
     """
-    return index.uses_cpu_time or not _hides_model_parallel(timeline)
+    return frame.uses_cpu_time or not _hides_model_parallel(timeline)
 
 
 def _hides_model_parallel(timeline: Timeline) -> bool:
@@ -309,23 +283,6 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
         workers=tuple((int(rank),) for rank in ranks),
         device_kind=headers[0].device.kind if headers else "cpu",
     )
-
-
-def _iteration_times(index: SpanIndex) -> Floats:
-    """Return the longest iteration span over the ranks; without such spans, last end less first
-    start.
-    """
-    rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
-    longest = np.zeros(index.shape[1])
-    if rows.any():
-        np.maximum.at(longest, index.slot[rows], index.duration[rows].astype(np.float64))
-        return np.asarray(longest)
-    first = np.full(index.shape[1], np.inf)
-    last = np.zeros(index.shape[1])
-    use = index.counts
-    np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
-    np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
-    return np.asarray(last - first)
 
 
 def _alignment(timeline: Timeline) -> Alignment | None:

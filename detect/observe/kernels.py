@@ -32,7 +32,7 @@ import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.observe.spans import WORK_NAMES, SpanIndex
-from detect.observe.stalls import starved_share
+from detect.observe.stalls import starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
@@ -63,7 +63,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
         lost_ns=lost,
         tells_passes=False,
-        starved_share=None if index.is_cpu else starved_share(index, both),
+        starved_share=None if index.is_cpu else starved(index, both).share(),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
     )
 

@@ -7,11 +7,13 @@ loading and the host cannot be judged.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work, place_of
 from detect.report import Cause
-from detect.whatif.optable import OpTable
+from detect.whatif.optable import OpTable, replay_of_op_table
 from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError
@@ -51,7 +53,7 @@ def observe_op_table(table: OpTable) -> Observations:
         completeness=_completeness(members, len(table)),
         notes=_notes(table),
         source=table.source,
-        costs=ReplayedCosts(table),
+        costs=ReplayedCosts(partial(replay_of_op_table, table)),
     )
 
 

@@ -10,51 +10,144 @@ and so is how long a rank only waits:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from detect.observe.observations import BACKWARD, FORWARD
 from detect.thresholds import WINDOW
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
 from megascan.timeline import Timeline, equals, is_sampled, numbers
-from megascan.vocabulary import CountsAs, names_of
+from megascan.vocabulary import (
+    CONTAINERS,
+    TRANSFORMER_LAYER,
+    CountsAs,
+    backward_of,
+    names_of,
+)
 
 WORK_NAMES = {
     name: phase
     for phase, text in ((FORWARD, Phase.FORWARD), (BACKWARD, Phase.BACKWARD))
     for name in names_of(CountsAs.PASS, phases=[text])
 }
+MODULES = names_of(CountsAs.MODULE, phases=(Phase.FORWARD, Phase.BACKWARD))
+MEGATRON_LAYERS = (TRANSFORMER_LAYER, backward_of(TRANSFORMER_LAYER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """What a part of a trace (a shard) says before it is observed; see `Frame`."""
+
+    iterations: Integers
+    num_passes: int
+    num_passes_on_cpu: int
+    """Passes whose CPU time was measured."""
+    has_layers: bool
+    """Some transformer layers of Megatron-Core."""
+    has_modules: bool
+    has_iterations: bool
+    has_parts: bool
+    """Something computes on the device inside passes and layers."""
+
+    @classmethod
+    def at(cls, table: pa.Table) -> Glance:
+        """Look at a table of spans."""
+        iteration = numbers(table, "iteration")
+        counts = iteration > 0
+        passes = equals(table, "name", *WORK_NAMES) & counts
+        parts = equals(table, "kind", Kind.COMPUTE) & ~equals(table, "name", *CONTAINERS) & counts
+        return cls(
+            iterations=np.unique(iteration[counts]),
+            num_passes=int(np.count_nonzero(passes)),
+            num_passes_on_cpu=int(np.count_nonzero(numbers(table, "self_cpu_ns")[passes] > 0)),
+            has_layers=bool((equals(table, "name", *MEGATRON_LAYERS) & counts).any()),
+            has_modules=bool((equals(table, "name", *MODULES) & counts).any()),
+            has_iterations=bool((equals(table, "kind", Kind.ITERATION) & counts).any()),
+            has_parts=bool((parts & (numbers(table, "track") != Track.HOST)).any()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What has to be known of the whole trace before any part of it can be observed.
+
+    Parts are then observed each by itself, for what is asked of them needs the spans of one rank.
+    """
+
+    ranks: Integers
+    iterations: Integers
+    is_cpu: bool
+    is_sampled: bool
+    """Modules of some layers only were recorded, others in each iteration."""
+    uses_cpu_time: bool
+    has_passes: bool
+    has_layers: bool
+    has_modules: bool
+    has_iterations: bool
+    has_parts: bool
+
+    @classmethod
+    def of(cls, timeline: Timeline, glances: Sequence[Glance]) -> Frame:
+        """Join what was seen of the parts of a timeline, whose spans are not looked at."""
+        is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
+        num_passes = sum(glance.num_passes for glance in glances)
+        on_cpu = sum(glance.num_passes_on_cpu for glance in glances)
+        measured = num_passes > 0 and on_cpu / num_passes > WINDOW.cpu_time_share
+        return cls(
+            ranks=np.array(sorted(timeline.headers), dtype=np.int64),
+            iterations=np.unique(np.concatenate([glance.iterations for glance in glances])),
+            is_cpu=is_cpu,
+            is_sampled=is_sampled(timeline),
+            uses_cpu_time=is_cpu and measured,
+            has_passes=num_passes > 0,
+            has_layers=any(glance.has_layers for glance in glances),
+            has_modules=any(glance.has_modules for glance in glances),
+            has_iterations=any(glance.has_iterations for glance in glances),
+            has_parts=any(glance.has_parts for glance in glances),
+        )
+
+    def only(self, ranks: Sequence[int]) -> Frame:
+        """Return the frame of a part that holds these ranks, ascending."""
+        return replace(self, ranks=np.array(ranks, dtype=np.int64))
 
 
 class SpanIndex:
     """Columns of the span table as arrays, with each span's row (rank) and slot (iteration)."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        table = timeline.spans
+    def __init__(self, table: pa.Table, frame: Frame) -> None:
         self.table = table
-        self.ranks: Integers = np.array(sorted(timeline.headers), dtype=np.int64)
+        self.frame = frame
+        self.ranks, self.iterations = frame.ranks, frame.iterations
+        self.is_cpu, self.is_sampled = frame.is_cpu, frame.is_sampled
+        self.uses_cpu_time = frame.uses_cpu_time
         iteration = numbers(table, "iteration")
-        self.iterations: Integers = np.unique(iteration[iteration > 0])
         self.rank = numbers(table, "rank")
         self.row = np.searchsorted(self.ranks, self.rank)
         self.slot = np.searchsorted(self.iterations, iteration)
         self.counts = iteration > 0
-        self.track = numbers(table, "track")
         self.start = numbers(table, "start_ns")
         self.duration = numbers(table, "duration_ns")
-        self.is_cpu = all(header.device.kind == "cpu" for header in timeline.headers.values())
-        self.uses_cpu_time = self._has_cpu_time()
-        self.is_sampled = is_sampled(timeline)
-        """Modules of some layers only were recorded, others in each iteration."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> SpanIndex:
+        """Index the spans of a timeline that is here as a whole."""
+        return cls(timeline.spans, Frame.of(timeline, [Glance.at(timeline.spans)]))
 
     @property
     def shape(self) -> tuple[int, int]:
         """(ranks, iterations)."""
         return len(self.ranks), len(self.iterations)
+
+    @cached_property
+    def track(self) -> Integers:
+        """Track of each span."""
+        return numbers(self.table, "track")
 
     @cached_property
     def axis(self) -> tuple[Integers, Integers]:
@@ -65,12 +158,6 @@ class SpanIndex:
         """Return spans of these names that belong to an iteration."""
         return equals(self.table, "name", *names) & self.counts
 
-    def _has_cpu_time(self) -> bool:
-        if not self.is_cpu:
-            return False
-        cpu = numbers(self.table, "self_cpu_ns")[self.named(WORK_NAMES)]
-        return len(cpu) > 0 and bool((cpu > 0).mean() > WINDOW.cpu_time_share)
-
     def self_time(self, rows: Flags) -> Floats:
         """Return the self time of the spans, CPU time where the ranks share cores and it was
         measured.
@@ -80,11 +167,15 @@ class SpanIndex:
 
     def summed(self, rows: Flags, time_ns: Floats) -> Floats:
         """Sum by (rank, iteration); NaN where a rank has no such span in any iteration."""
-        flat = self.row[rows] * self.shape[1] + self.slot[rows]
-        total = np.bincount(flat, weights=time_ns, minlength=self.shape[0] * self.shape[1])
-        table = np.asarray(total.reshape(self.shape), dtype=np.float64)
-        table[~(table > 0).any(axis=1)] = np.nan
-        return table
+        return summed(self.row[rows], self.slot[rows], time_ns, self.shape)
+
+
+def summed(row: Integers, slot: Integers, time_ns: Floats, shape: tuple[int, int]) -> Floats:
+    """Sum by (rank, iteration); NaN where a rank has no time in any iteration."""
+    total = np.bincount(row * shape[1] + slot, weights=time_ns, minlength=shape[0] * shape[1])
+    table = np.asarray(total.reshape(shape), dtype=np.float64)
+    table[~(table > 0).any(axis=1)] = np.nan
+    return table
 
 
 class SpanTimes(Protocol):
@@ -158,7 +249,13 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
     return np.asarray(total.reshape(num_ranks, num_iterations), dtype=np.float64)
 
 
-def waiting_time(index: SpanIndex) -> Floats | None:
+def is_split(index: SpanIndex) -> Flags:
+    """Mark the communication that could be split into waiting and transfer."""
+    split = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    return np.asarray(split & (numbers(index.table, "wait_ns") >= 0))
+
+
+def waiting_time(index: SpanIndex) -> Floats:
     """Return the time in which a rank does nothing but wait for others, (rank, iteration) ns.
 
     Synchronous communication keeps its rank from everything else, so all of its waiting counts.
@@ -169,14 +266,13 @@ def waiting_time(index: SpanIndex) -> Floats | None:
         overlapped         |────── wait ──────────────────── |
         waiting                 |▒▒▒▒▒▒▒▒▒▒|          |▒▒▒▒▒▒|
 
-    None where no communication is split.
+    0 where no communication is split.
     """
-    wait = numbers(index.table, "wait_ns")
-    waits = equals(index.table, "kind", *COMMUNICATION_KINDS) & (wait >= 0) & index.counts
+    wait, waits = numbers(index.table, "wait_ns"), is_split(index)
     if not waits.any():
-        return None
+        return np.zeros(index.shape)
     start, end = axis_of(index)
-    beside = numbers(index.table, "track") == Track.OVERLAPPED
+    beside = index.track == Track.OVERLAPPED
     works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
     alone = _Layer(start[waits & ~beside], (start + wait)[waits & ~beside])
     busy = _Layer(start[works], end[works])

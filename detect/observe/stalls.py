@@ -46,7 +46,7 @@ A forward pass holds the loading of its own microbatch: the device passes its be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,54 +63,84 @@ from megascan.vocabulary import CONTAINERS
 class Pieces:
     """Passes and the modules inside them.
 
-    `role`, `time_ns`, `own_ns`: of each pass, a number for what it is comparable with (phase,
-    chunk), its time, and that less all waiting. `module_kind`, `module_ns`: of each module, a
-    number for name and layer, and its time. `is_sampled`: passes hold further modules of the same
-    kinds that were not recorded.
+    `role` is of each pass a number for what it is comparable with (phase, chunk); `module_kind` and
+    `module_ns` are of each module a number for name and layer, and its time. `is_sampled`: passes
+    hold further modules of the same kinds that were not recorded.
     """
 
     passes: Flags
     role: Integers
-    stage: Integers
-    """(pass,): pipeline stage of its rank."""
-    time_ns: Floats
-    own_ns: Floats
     modules: Flags
     module_kind: Integers
     module_ns: Floats
     is_sampled: bool = False
 
 
-def stalled_time(
-    spans: SpanTimes, pieces: Pieces, tolerance_share: float = STALLS.tolerance_share
-) -> Floats:
-    """Time that each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What is inside each pass, (pass,) each."""
 
-    What is within the tolerance, a share of the pass, is scatter and no standing still.
-    """
+    row: Integers
+    role: Integers
+    num_modules: Integers
+    modules_ns: Floats
+    """What its modules took."""
+    expected_ns: Floats
+    """What they should have taken, by what is typical of them."""
+    unseen_ns: Floats
+    """The same of modules that were not recorded."""
+
+
+def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
+    """Say what the modules of each pass took, and what they take typically on their rank."""
     owner = enclosing(spans, pieces.passes, pieces.modules)
     inside = owner >= 0
-    num_passes = len(pieces.time_ns)
-    count = np.bincount(owner[inside], minlength=num_passes)
-    if not (count >= STALLS.min_modules).any():
-        return np.zeros(num_passes)
+    num_passes = len(pieces.role)
     row = spans.row[pieces.modules][inside]
     module_ns, owner = pieces.module_ns[inside], owner[inside]
-    typical = _median_by(row * (int(pieces.module_kind.max()) + 1) + pieces.module_kind[inside],
-                         module_ns)  # fmt: skip
+    kind = pieces.module_kind[inside]
+    typical = _median_by(row * (int(pieces.module_kind.max(initial=0)) + 1) + kind, module_ns)
     scale = _median_by(owner, module_ns / np.maximum(typical, 1.0))
     expected: Floats = np.zeros(num_passes)
     np.add.at(expected, owner, typical * scale)
-    rest = pieces.time_ns - np.bincount(owner, weights=module_ns, minlength=num_passes)
-    if pieces.is_sampled:
-        kind = pieces.module_kind[inside]
-        unseen = _unseen_modules(spans, pieces, owner, kind, typical)
+    unseen_ns: Floats = np.zeros(num_passes)
+    if pieces.is_sampled and len(owner):
         ratio = np.ones(num_passes)
         ratio[owner] = scale
-        expected, rest = expected + unseen * ratio, rest - unseen * ratio
-    told = (count >= STALLS.min_modules) & (expected > 0)
-    whole = expected + _usual_rest(spans, pieces, told, np.maximum(rest, 0.0), expected)
-    over = pieces.own_ns - whole
+        unseen_ns = _unseen_modules(spans, pieces, owner, kind, typical) * ratio
+    return Contents(
+        row=spans.row[pieces.passes],
+        role=pieces.role,
+        num_modules=np.bincount(owner, minlength=num_passes),
+        modules_ns=np.asarray(
+            np.bincount(owner, weights=module_ns, minlength=num_passes), dtype=np.float64
+        ),
+        expected_ns=expected + unseen_ns,
+        unseen_ns=unseen_ns,
+    )
+
+
+def stalled_time(
+    contents: Contents,
+    stage: Integers,
+    time_ns: Floats,
+    own_ns: Floats,
+    tolerance_share: float = STALLS.tolerance_share,
+) -> Floats:
+    """Time that each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
+
+    `stage` (pass,) is the pipeline stage of its rank, `time_ns` and `own_ns` are its time and that
+    less all waiting. What is within the tolerance, a share of the pass, is scatter and no standing
+    still.
+    """
+    enough = contents.num_modules >= STALLS.min_modules
+    if not enough.any():
+        return np.zeros(len(time_ns))
+    expected = contents.expected_ns
+    rest = time_ns - contents.modules_ns - contents.unseen_ns
+    told = enough & (expected > 0)
+    whole = expected + _usual_rest(contents, stage, told, np.maximum(rest, 0.0))
+    over = own_ns - whole
     return np.where(told & (over > tolerance_share * whole), over, 0.0)
 
 
@@ -132,13 +162,12 @@ def _unseen_modules(
     return missing
 
 
-def _usual_rest(
-    spans: SpanTimes, pieces: Pieces, told: Flags, rest: Floats, expected: Floats
-) -> Floats:
+def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) -> Floats:
     """Rest of a pass as it should be, (pass,) ns."""
-    num_roles = int(pieces.role.max(initial=0)) + 1
-    by_rank = (spans.row[pieces.passes] * num_roles + pieces.role)[told]
-    by_stage = (pieces.stage * num_roles + pieces.role)[told]
+    role, expected = contents.role, contents.expected_ns
+    num_roles = int(role.max(initial=0)) + 1
+    by_rank = (contents.row * num_roles + role)[told]
+    by_stage = (stage * num_roles + role)[told]
     usual = _median_by(by_rank, rest[told])
     modules = _median_by(by_rank, expected[told])
     fewest = _lowest_by(by_stage, modules)
@@ -216,57 +245,96 @@ def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) 
     return HostTime(cover.idle(start[data], end[data]), within)
 
 
-def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> HostTime:
+@dataclass(frozen=True, kw_only=True)
+class Collections:
+    """Garbage collections, (collection,) each, and what lies beside them."""
+
+    row: Integers
+    slot: Integers
+    lost_ns: Floats
+    outside_ns: Floats
+    """What the device idled in it outside of passes; 0 where all modules were recorded."""
+    first: Integers
+    last: Integers
+    """The passes `first` to `last` - 1 of its rank, from 0, lie beside it."""
+    inside_ns: Floats
+    """(pass,): the part of `lost_ns` that lies within the pass's own span."""
+
+
+def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
     """Return what garbage collection costs."""
     lost = index.duration[gc].astype(np.float64)
+    start, end = axis_of(index)
+    outside = np.zeros(len(lost))
     if not index.is_cpu:
-        start, end = axis_of(index)
-        busy = _on_device(index) & ~equals(index.table, "name", *CONTAINERS)
-        if (busy & equals(index.table, "kind", Kind.COMPUTE)).any():
+        on_device = _on_device(index)
+        if index.is_sampled:
+            outside = _Cover(start, end, on_device).idle(start[gc], end[gc])
+        if index.frame.has_parts:
+            busy = on_device & ~equals(index.table, "name", *CONTAINERS)
             lost = _Cover(start, end, busy).idle(start[gc], end[gc])
-    return HostTime(lost, enclosed_time(index, passes, gc, lost))
+    first = np.searchsorted(end[passes], start[gc], side="right")
+    last = np.maximum(np.searchsorted(start[passes], end[gc]), first)
+    before = np.searchsorted(index.row[passes], index.row[gc])
+    return Collections(
+        row=index.row[gc],
+        slot=index.slot[gc],
+        lost_ns=lost,
+        outside_ns=outside,
+        first=first - before,
+        last=last - before,
+        inside_ns=enclosed_time(index, passes, gc, lost),
+    )
 
 
-def within_stalls(
-    index: SpanIndex, passes: Flags, gc: Flags, collecting: HostTime, stalled_ns: Floats
-) -> HostTime:
+def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:
     """Bound what collections cost by what the passes beside them stood still, (pass,) ns.
 
     Where modules of some layers only were recorded, the others look as if the device had nothing
     to do; what a pass took beyond what is typical of it tells how much of that is true. A
     collection costs what the device idled outside of passes, and the stalls of those beside it.
     """
-    start, end = axis_of(index)
-    order = np.argsort(start[passes], kind="stable")
-    first = np.searchsorted(end[passes][order], start[gc], side="right")
-    last = np.maximum(np.searchsorted(start[passes][order], end[gc]), first)
-    before = np.concatenate([[0.0], np.cumsum(stalled_ns[order])])
-    outside = _Cover(start, end, _on_device(index)).idle(start[gc], end[gc])
-    lost = np.minimum(collecting.lost_ns, outside + before[last] - before[first])
-    beside = np.zeros(len(order) + 1)
+    first, last = collecting.first, collecting.last
+    before = np.concatenate([[0.0], np.cumsum(stalled_ns)])
+    bound = collecting.outside_ns + before[last] - before[first]
+    beside = np.zeros(len(stalled_ns) + 1)
     np.add.at(beside, first, 1.0)
     np.add.at(beside, last, -1.0)
-    inside = np.zeros(len(order))
-    inside[order] = np.where(np.cumsum(beside)[:-1] > 0, stalled_ns[order], 0.0)
-    return HostTime(lost, inside)
+    return replace(
+        collecting,
+        lost_ns=np.minimum(collecting.lost_ns, bound),
+        inside_ns=np.where(np.cumsum(beside)[:-1] > 0, stalled_ns, 0.0),
+    )
 
 
-def starved_share(index: SpanIndex, rows: Flags) -> Floats | None:
-    """Return the share of operations that the host launched only just in time, (rank, iteration).
+@dataclass(frozen=True)
+class Starved:
+    """Operations by (rank, iteration): how many the host launched only just in time, of how many.
 
-    None where launches were not recorded.
+    `known` is 0 where launches were not recorded.
     """
+
+    late: Floats
+    known: Integers
+
+    def share(self) -> Floats | None:
+        """Return the share that was launched late; None where launches were not recorded."""
+        if not self.known.any():
+            return None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.late / self.known)
+
+
+def starved(index: SpanIndex, rows: Flags) -> Starved:
+    """Count the operations that the host launched only just in time."""
     launch = numbers(index.table, "launch_ns")[rows]
     known = launch != NOT_APPLICABLE
-    if not known.any():
-        return None
     flat = (index.row[rows] * index.shape[1] + index.slot[rows])[known]
     size = index.shape[0] * index.shape[1]
     enough = np.maximum(STARVATION.lead_ns, STARVATION.lead_share * index.self_time(rows)[known])
-    starved = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
+    late = np.bincount(flat, weights=(-launch[known] < enough), minlength=size)
     count = np.bincount(flat, minlength=size)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((starved / count).reshape(index.shape))
+    return Starved(np.asarray(late.reshape(index.shape), np.float64), count.reshape(index.shape))
 
 
 def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
@@ -275,7 +343,7 @@ def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
 
 def _on_device(index: SpanIndex) -> Flags:
     is_iteration = equals(index.table, "kind", Kind.ITERATION)
-    on_host = numbers(index.table, "track") == Track.HOST
+    on_host = index.track == Track.HOST
     return np.asarray(index.counts & ~is_iteration & ~on_host)
 
 

@@ -17,7 +17,15 @@ from detect.observe.observations import LateIn, Transfers
 from detect.observe.spans import SpanIndex
 from detect.stats import robust
 from detect.thresholds import LINKS
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, order_within
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    by_name,
+    group_lengths,
+    group_starts,
+    order_within,
+)
 from megascan.schema import Kind
 from megascan.timeline import Timeline, codes, equals, numbers
 from megascan.vocabulary import MUTUAL_OPS, axis_of_group
@@ -94,7 +102,7 @@ def _units(
     groups: dict[str, tuple[int, ...]] = {}
     for header in timeline.headers.values():
         groups.update(header.groups)
-    group, texts = codes(index.table, "group")
+    group, texts = _codes_by_name(index, "group")
     own, other = index.rank[found.first], index.rank[found.second]
     is_p2p = equals(index.table, "kind", Kind.P2P)[found.first]
     low, high = np.minimum(own, other), np.maximum(own, other)
@@ -108,6 +116,12 @@ def _units(
     return unit.astype(np.int64), members
 
 
+def _codes_by_name(index: SpanIndex, name: str) -> tuple[Integers, list[str]]:
+    """Return a text column as codes in the order of the texts, however a reader met them."""
+    row_codes, texts = codes(index.table, name)
+    return by_name(row_codes, texts), sorted(texts)
+
+
 def _kinds(
     index: SpanIndex,
     timeline: Timeline,
@@ -119,13 +133,13 @@ def _kinds(
     hosts = hosts_of(timeline.headers)
     crossed = np.array([len({hosts.get(rank, "") for rank in ranks}) for ranks in members])
     width = np.array([len(ranks) for ranks in members])
-    group, texts = codes(index.table, "group")
+    group, texts = _codes_by_name(index, "group")
     axis_of = [axis_of_group(text) for text in texts]
     axes = sorted({*axis_of, "p2p"})
     is_p2p = equals(index.table, "kind", Kind.P2P)[found.first]
     axis = np.array([axes.index(name) for name in axis_of], dtype=np.int64)[group[found.first]]
     axis = np.where(is_p2p, axes.index("p2p"), axis)
-    op, op_texts = codes(index.table, "op")
+    op, op_texts = _codes_by_name(index, "op")
     op_code = np.where(is_p2p, -1, op[found.first])
     size = numbers(index.table, "size_bytes")[found.first]
     # what is unknown is not equal: without its size, a transfer is like those of its own stage only

@@ -34,7 +34,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Work
-from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
+from detect.observe.spans import (
+    MEGATRON_LAYERS,
+    MODULES,
+    SpanIndex,
+    SpanTimes,
+    axis_of,
+    enclosed_time,
+    enclosing,
+)
+from detect.observe.stalls import launched_late
 from detect.stats import robust
 from detect.thresholds import PASSES
 from megascan.arrays import (
@@ -53,7 +62,6 @@ from megascan.vocabulary import (
     MOE,
     OUTPUT_LAYER,
     PLAIN_LAYER,
-    TRANSFORMER_LAYER,
     CountsAs,
     axis_of_group,
     backward_of,
@@ -66,15 +74,12 @@ LAYER_NAMES = {
     for phase, text in ((FORWARD, Phase.FORWARD), (BACKWARD, Phase.BACKWARD))
     for name in names_of(CountsAs.LAYER, phases=[text])
 }
-_PHASES = (Phase.FORWARD, Phase.BACKWARD)
-_MODULES = names_of(CountsAs.MODULE, phases=_PHASES)
 _HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
 
 
 def layer_spans(index: SpanIndex) -> Flags:
     """Return which spans are layers; what a plain model repeats counts where it names none."""
-    megatron = index.named((TRANSFORMER_LAYER, backward_of(TRANSFORMER_LAYER)))
-    return megatron if megatron.any() else index.named(LAYER_NAMES)
+    return index.named(MEGATRON_LAYERS if index.frame.has_layers else LAYER_NAMES)
 
 
 def layer_modules(index: SpanIndex) -> Flags:
@@ -83,9 +88,9 @@ def layer_modules(index: SpanIndex) -> Flags:
     Of `mlp` inside `moe` the outer one counts. Where no modules were traced, as in models of plain
     PyTorch, the layers stand for them.
     """
-    modules = index.named(_MODULES)
-    if not modules.any():
+    if not index.frame.has_modules:
         return layer_spans(index)
+    modules = index.named(MODULES)
     outer = index.named((MOE, backward_of(MOE)))
     if outer.any():
         inner = np.flatnonzero(modules & ~outer)
@@ -105,35 +110,78 @@ def phases_of(index: SpanIndex, rows: Flags, names: dict[str, int]) -> Integers:
     return np.asarray(phase_of_code[code[rows]])
 
 
-def pass_times(
-    index: SpanIndex, passes: Flags, phase: Integers, loading_ns: Floats
-) -> tuple[Floats, Flags]:
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Passes or layers, (sample,) each: where they were recorded, and which operation they are."""
+
+    row: Integers
+    slot: Integers
+    phase: Integers
+    chunk: Integers
+    microbatch: Integers
+
+    @classmethod
+    def of(cls, index: SpanIndex, rows: Flags, names: dict[str, int]) -> Samples:
+        """Take spans that have their phase by name."""
+        return cls(
+            row=index.row[rows],
+            slot=index.slot[rows],
+            phase=phases_of(index, rows, names),
+            chunk=np.maximum(numbers(index.table, "chunk")[rows], 0),
+            microbatch=np.maximum(numbers(index.table, "microbatch")[rows], 0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathers:
+    """What each pass holds where parameters are sharded over the replicas, (pass,) each."""
+
+    layers_ns: Floats
+    holds: Flags
+    """Some parameters are gathered beside it."""
+    late_ns: Floats
+    """For how long the device waited for launches between its layers."""
+
+
+def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
+    """Return what tells passes of sharded parameters; None for models that have none."""
+    layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
+    if not layers.any():
+        return None
+    group, texts = codes(index.table, "group")
+    shares = np.array([is_data_parallel(text) for text in texts] or [False])[group]
+    gathers = shares & equals(index.table, "op", "all_gather") & index.counts
+    gathers &= index.track == Track.OVERLAPPED
+    layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
+    if index.is_sampled:
+        layers_ns *= _layers_a_recorded_one(index, passes, layers)
+    late_ns = np.zeros(len(layers_ns))
+    if not index.is_cpu:
+        late_ns = launched_late(index, passes, layer_modules(index))
+    return Gathers(
+        layers_ns=layers_ns,
+        holds=enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0,
+        late_ns=late_ns,
+    )
+
+
+def pass_times(time_ns: Floats, phase: Integers, gathers: Gathers | None) -> tuple[Floats, Flags]:
     """Return how long each pass kept its device busy, (pass,) ns, and of which only layers count.
 
-    `loading_ns` is the time that its loading of data takes of each. With parameters sharded over
-    the replicas (FSDP), what lies between the layers is mostly waiting for the slowest replica's
-    part of the next layer's parameters, so only the layers count:
+    `time_ns` is each pass's own time less its loading of data. With parameters sharded over the
+    replicas (FSDP), what lies between the layers is mostly waiting for the slowest replica's part
+    of the next layer's parameters, so only the layers count:
 
         forward      |── layer 1 ──| waiting |── layer 2 ──| waiting |── layer 3 ──|
         all_gather   |──── parameters of 2 ──|──── parameters of 3 ──|
     """
-    time_ns = index.self_time(passes) - loading_ns
     is_sharded = np.zeros(len(time_ns), dtype=bool)
-    layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
-    group, texts = codes(index.table, "group")
-    shares = np.array([is_data_parallel(text) for text in texts] or [False])[group]
-    gathers = shares & equals(index.table, "op", "all_gather") & index.counts
-    gathers &= numbers(index.table, "track") == Track.OVERLAPPED
-    if layers.any() and gathers.any():
-        layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
-        if index.is_sampled:
-            layers_ns *= _layers_a_recorded_one(index, passes, layers)
-        holds = enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0
+    if gathers is not None:
         for one in np.unique(phase):
             of_phase = phase == one
-            if float(holds[of_phase].mean()) > PASSES.entangled_share:
-                is_sharded |= of_phase & (layers_ns > 0)
-        time_ns[is_sharded] = layers_ns[is_sharded]
+            if float(gathers.holds[of_phase].mean()) > PASSES.entangled_share:
+                is_sharded |= of_phase & (gathers.layers_ns > 0)
+        time_ns = np.where(is_sharded, gathers.layers_ns, time_ns)
     return np.maximum(time_ns, 1.0), is_sharded
 
 
@@ -147,38 +195,33 @@ def _layers_a_recorded_one(index: SpanIndex, passes: Flags, layers: Flags) -> Fl
     return np.asarray(whole / np.maximum(recorded, 1.0))
 
 
-def own_times_of(
-    index: SpanIndex, passes: Flags, phase: Integers, time_ns: Floats, modules: Flags
-) -> OwnTimes:
-    """Own time of passes that overlap their model-parallel collectives."""
+def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
+    """Return the modules of passes (layers) that overlap their model-parallel collectives."""
     group, texts = codes(index.table, "group")
     model_parallel = np.array([axis_of_group(text) in MODEL_AXES for text in texts] or [False])
     overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
-    overlapped &= numbers(index.table, "track") == Track.OVERLAPPED
+    overlapped &= index.track == Track.OVERLAPPED
     overlapped &= model_parallel[group]
+    name, names = codes(index.table, "name")
     marks = Entanglement(
-        passes=passes,
-        phase=phase,
-        time_ns=time_ns,
+        passes=outer,
         modules=modules,
-        module_kind=codes(index.table, "name")[0][modules],
+        module_kind=name[modules],
+        kinds=tuple(names),
         overlapped=overlapped,
         stand_in=numbers(index.table, "layer")[modules] >= 0 if index.is_sampled else None,
     )
-    return own_times(index, marks)
+    return entangled_by(index, marks)
 
 
-def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int]) -> Work:
+def work_of(samples: Samples, time_ns: Floats, shape: tuple[int, int]) -> Work:
     """Return the mean time by (rank, iteration, phase x chunk x microbatch)."""
-    phase = phases_of(index, rows, names)
-    chunk = np.maximum(numbers(index.table, "chunk")[rows], 0)
-    microbatch = np.maximum(numbers(index.table, "microbatch")[rows], 0)
-    num_chunks = int(chunk.max(initial=0)) + 1
-    num_microbatches = int(microbatch.max(initial=0)) + 1
+    num_chunks = int(samples.chunk.max(initial=0)) + 1
+    num_microbatches = int(samples.microbatch.max(initial=0)) + 1
     num_ops = 2 * num_chunks * num_microbatches
-    op = (phase * num_chunks + chunk) * num_microbatches + microbatch
-    num_ranks, num_iterations = index.shape
-    flat = (index.row[rows] * num_iterations + index.slot[rows]) * num_ops + op
+    op = (samples.phase * num_chunks + samples.chunk) * num_microbatches + samples.microbatch
+    num_ranks, num_iterations = shape
+    flat = (samples.row * num_iterations + samples.slot) * num_ops + op
     size = num_ranks * num_iterations * num_ops
     total = np.bincount(flat, weights=time_ns, minlength=size)
     count = np.bincount(flat, minlength=size)
@@ -193,20 +236,46 @@ def work_of(index: SpanIndex, rows: Flags, time_ns: Floats, names: dict[str, int
     )
 
 
-def layers_of(index: SpanIndex) -> Work | None:
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Transformer layers, (layer,) each."""
+
+    samples: Samples
+    time_ns: Floats
+    number: Integers
+    is_forward: Flags
+    entangled: Entangled | None
+    """None where CPU times are used, of which waiting is no part."""
+
+    @classmethod
+    def of(cls, index: SpanIndex) -> Layers:
+        """Take the layers of some ranks."""
+        rows = layer_spans(index)
+        forward = names_of(CountsAs.LAYER, phases=[Phase.FORWARD])
+        entangled = None
+        if not index.uses_cpu_time:
+            entangled = entangled_in(index, rows, layer_modules(index))
+        return cls(
+            samples=Samples.of(index, rows, LAYER_NAMES),
+            time_ns=np.maximum(index.self_time(rows), 1.0),
+            number=numbers(index.table, "layer")[rows],
+            is_forward=equals(index.table, "name", *forward)[rows],
+            entangled=entangled,
+        )
+
+
+def layers_of(layers: Layers, shape: tuple[int, int]) -> Work | None:
     """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
     unlike.
     """
-    rows = layer_spans(index)
-    if not rows.any():
+    time_ns = layers.time_ns
+    if not len(time_ns):
         return None
-    time_ns = np.maximum(index.self_time(rows), 1.0)
-    phase = phases_of(index, rows, LAYER_NAMES)
-    if not index.uses_cpu_time:
-        time_ns = own_times_of(index, rows, phase, time_ns, layer_modules(index)).time_ns
-    if not _layers_alike(index, rows, time_ns):
+    if layers.entangled is not None:
+        time_ns = own_times(layers.entangled, layers.samples.phase, time_ns).time_ns
+    if not _layers_alike(layers, time_ns):
         return None
-    work = work_of(index, rows, time_ns, LAYER_NAMES)
+    work = work_of(layers.samples, time_ns, shape)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
     slots = np.unique(keys)
     by_slot = [robust.mean(work.log_ns[:, :, keys == key], axis=2) for key in slots]
@@ -216,14 +285,13 @@ def layers_of(index: SpanIndex) -> Work | None:
     )
 
 
-def _layers_alike(index: SpanIndex, rows: Flags, time_ns: Floats) -> bool:
+def _layers_alike(layers: Layers, time_ns: Floats) -> bool:
     """Return False when layers of one rank differ by 15 % and more (dense and expert layers
     mixed).
     """
-    forward = equals(index.table, "name", *names_of(CountsAs.LAYER, phases=[Phase.FORWARD]))[rows]
-    few = np.flatnonzero(forward & (index.row[rows] < 32))  # a few stages' worth of ranks tells
-    row, time_ns = index.row[rows][few], time_ns[few]
-    layer = numbers(index.table, "layer")[rows][few]
+    row = layers.samples.row
+    few = np.flatnonzero(layers.is_forward & (row < 32))  # a few stages' worth of ranks tells
+    row, time_ns, layer = row[few], time_ns[few], layers.number[few]
     for one in np.unique(row).tolist():
         mine = row == one
         medians = [np.median(time_ns[mine & (layer == each)]) for each in np.unique(layer[mine])]
@@ -248,109 +316,142 @@ class OwnTimes:
 class Entanglement:
     """Marks of spans: passes, their modules, and the collectives that overlap them.
 
-    `phase` and `time_ns` are those of each pass, `module_kind` a number for the name of each
-    module. Modules of a rank must not overlap each other. Collectives are always recorded; one in
-    no module lies in a module that was not.
+    `module_kind` is a number for the name of each module, of `kinds`. Modules of a rank must not
+    overlap each other. Collectives are always recorded; one in no module lies in a module that was
+    not.
     """
 
     passes: Flags
-    phase: Integers
-    time_ns: Floats
     modules: Flags
     module_kind: Integers
+    kinds: tuple[str, ...]
     overlapped: Flags
     stand_in: Flags | None = None
     """(module,): those that stand for others, which were not recorded; None where all were."""
 
 
-@dataclass(frozen=True)
-class _Modules:
-    """Modules that hold overlapped collectives, (module,) each."""
+@dataclass(frozen=True, kw_only=True)
+class Entangled:
+    """Modules that hold overlapped collectives, (module,) each, and of passes what else waits."""
 
     row: Integers
-    place: Integers
-    """Row and iteration as one number."""
+    slot: Integers
     kind: Integers
+    """A number for the module's name, of `kinds`."""
+    kinds: tuple[str, ...]
     owner: Integers
     """Number of the pass, -1 for none."""
-    number: Integers
-    """Place among the marked modules."""
     span_ns: Floats
     lead_ns: Floats
     """Start to the launch of the first overlapped collective."""
     collective_ns: Floats
+    unseen: Unseen | None
+    """None where all modules were recorded."""
 
 
-def own_times(spans: SpanTimes, marks: Entanglement) -> OwnTimes:
-    """Own time of every pass, and which phases are entangled."""
-    if not marks.overlapped.any() or not marks.modules.any():
-        return OwnTimes((), marks.time_ns, marks.time_ns)
-    modules = _modules(spans, marks)
-    holds = np.zeros(len(marks.phase), dtype=bool)
-    holds[modules.owner[modules.owner >= 0]] = True
+@dataclass(frozen=True, kw_only=True)
+class Unseen:
+    """What modules that were not recorded left behind: their collectives always are."""
+
+    stands_in: Flags
+    """(module,)"""
+    held: Integers
+    """(module,): collectives in it."""
+    lost: Integers
+    """(pass,): collectives in none of its recorded modules."""
+    lost_ns: Floats
+    """(pass,)"""
+
+
+def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTimes:
+    """Own time of every pass, of which `phase` and `time_ns` are, and which are entangled."""
+    holds = np.zeros(len(phase), dtype=bool)
+    inside = entangled.owner >= 0
+    owner = entangled.owner[inside]
+    holds[owner] = True
     phases = tuple(
         int(one)
-        for one in np.unique(marks.phase)
-        if float(holds[marks.phase == one].mean()) > PASSES.entangled_share
+        for one in np.unique(phase)
+        if float(holds[phase == one].mean()) > PASSES.entangled_share
     )
-    inside = modules.owner >= 0
     differences = []
-    for part_ns in _parts(modules):
-        difference = np.zeros(len(marks.phase))
-        np.add.at(difference, modules.owner[inside], (part_ns - modules.span_ns)[inside])
-        if marks.stand_in is not None:
-            difference += _of_unseen_modules(spans, marks, modules, part_ns - modules.span_ns)
-        difference[~np.isin(marks.phase, phases)] = 0.0
-        differences.append(np.maximum(marks.time_ns + difference, 1.0))
+    for part_ns in _parts(entangled):
+        difference = np.zeros(len(phase))
+        np.add.at(difference, owner, (part_ns - entangled.span_ns)[inside])
+        if entangled.unseen is not None:
+            difference += _of_unseen_modules(
+                entangled, entangled.unseen, part_ns - entangled.span_ns
+            )
+        difference[~np.isin(phase, phases)] = 0.0
+        differences.append(np.maximum(time_ns + difference, 1.0))
     return OwnTimes(phases, differences[0], differences[1])
 
 
-def _of_unseen_modules(
-    spans: SpanTimes, marks: Entanglement, modules: _Modules, difference_ns: Floats
-) -> Floats:
+def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floats) -> Floats:
     """Return the difference that modules which were not recorded make to each pass, (pass,) ns.
 
     A module's time less its collective is work, more or less: how much more, the recorded ones of
     the pass tell. The collectives themselves are always recorded, and so is every wait in them.
     """
-    num_passes = len(marks.phase)
-    module = enclosing(spans, marks.modules, marks.overlapped)
-    owner = enclosing(spans, marks.passes, marks.overlapped)
-    unseen = (module < 0) & (owner >= 0)
-    waits_ns = spans.duration[marks.overlapped][unseen].astype(np.float64)
-    lost = np.bincount(owner[unseen], minlength=num_passes)
-    lost_ns = np.bincount(owner[unseen], weights=waits_ns, minlength=num_passes)
-    held = np.bincount(module[module >= 0], minlength=len(marks.module_kind))[modules.number]
-    assert marks.stand_in is not None
-    use = marks.stand_in[modules.number] & (modules.owner >= 0)
-    more_ns = (difference_ns + modules.collective_ns)[use]
-    seen = np.bincount(modules.owner[use], weights=held[use], minlength=num_passes)
-    total_ns = np.bincount(modules.owner[use], weights=more_ns, minlength=num_passes)
-    return np.asarray(np.where(seen > 0, lost * total_ns / np.maximum(seen, 1.0) - lost_ns, 0.0))
+    num_passes = len(unseen.lost)
+    use = unseen.stands_in & (entangled.owner >= 0)
+    owner = entangled.owner[use]
+    more_ns = (difference_ns + entangled.collective_ns)[use]
+    seen = np.bincount(owner, weights=unseen.held[use], minlength=num_passes)
+    total_ns = np.bincount(owner, weights=more_ns, minlength=num_passes)
+    usual_ns = unseen.lost * total_ns / np.maximum(seen, 1.0)
+    return np.asarray(np.where(seen > 0, usual_ns - unseen.lost_ns, 0.0))
 
 
-def _modules(spans: SpanTimes, marks: Entanglement) -> _Modules:
+def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
+    """Find the modules that hold the marked collectives, and the passes that hold them."""
     module = enclosing(spans, marks.modules, marks.overlapped)
     inside = module >= 0
     first = np.full(int(marks.modules.sum()), np.iinfo(np.int64).max)
     np.minimum.at(first, module[inside], spans.start[marks.overlapped][inside])
     busy_ns = spans.duration[marks.overlapped].astype(np.float64)
-    collective = enclosed_time(spans, marks.modules, marks.overlapped, busy_ns)
+    collective = np.zeros(len(first))
+    np.add.at(collective, module[inside], busy_ns[inside])
     use = first < np.iinfo(np.int64).max
     start, length = spans.start[marks.modules], spans.duration[marks.modules]
-    return _Modules(
+    return Entangled(
         row=spans.row[marks.modules][use],
-        place=(spans.row * spans.shape[1] + spans.slot)[marks.modules][use],
+        slot=spans.slot[marks.modules][use],
         kind=marks.module_kind[use],
+        kinds=marks.kinds,
         owner=enclosing(spans, marks.passes, marks.modules)[use],
-        number=np.flatnonzero(use),
         span_ns=length[use].astype(np.float64),
         lead_ns=np.maximum(first - start, 1)[use].astype(np.float64),
         collective_ns=np.minimum(collective[use], length[use]),
+        unseen=_unseen(spans, marks, module, np.flatnonzero(use)),
     )
 
 
-def _parts(modules: _Modules) -> tuple[Floats, Floats]:
+def _unseen(
+    spans: SpanTimes, marks: Entanglement, module: Integers, kept: Integers
+) -> Unseen | None:
+    """Count the collectives in `kept` modules, and those in no recorded one.
+
+    `module` is that of each collective, -1 for none.
+    """
+    if marks.stand_in is None:
+        return None
+    num_passes = int(marks.passes.sum())
+    owner = enclosing(spans, marks.passes, marks.overlapped)
+    lost = (module < 0) & (owner >= 0)
+    waits_ns = spans.duration[marks.overlapped][lost].astype(np.float64)
+    held = np.bincount(module[module >= 0], minlength=len(marks.module_kind))
+    return Unseen(
+        stands_in=marks.stand_in[kept],
+        held=held[kept],
+        lost=np.bincount(owner[lost], minlength=num_passes),
+        lost_ns=np.asarray(
+            np.bincount(owner[lost], weights=waits_ns, minlength=num_passes), dtype=np.float64
+        ),
+    )
+
+
+def _parts(modules: Entangled) -> tuple[Floats, Floats]:
     """Return of each module the rank's own time, and its span less the waiting for others."""
     own, unwaited = modules.span_ns.copy(), modules.span_ns.copy()
     for kind in np.unique(modules.kind):
@@ -363,7 +464,7 @@ def _parts(modules: _Modules) -> tuple[Floats, Floats]:
     return own, unwaited
 
 
-def _own(modules: _Modules, use: Flags, shortest: float, hidden: float) -> Floats:
+def _own(modules: Entangled, use: Flags, shortest: float, hidden: float) -> Floats:
     """Own time of the modules of one kind."""
     row, lead = modules.row[use], modules.lead_ns[use]
     collective = modules.collective_ns[use]
@@ -376,7 +477,7 @@ def _own(modules: _Modules, use: Flags, shortest: float, hidden: float) -> Float
         usual = _middle(_medians(row, ratio, 1), upper=True)
     else:
         usual = _usual_ratio(row, ratio, exact)
-    place = modules.place[use]
+    place = row * (int(modules.slot.max(initial=0)) + 1) + modules.slot[use]
     more = np.bincount(place, weights=usual * lead - after)
     return np.where(more[place] > 0, usual * lead, after)
 

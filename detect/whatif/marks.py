@@ -65,6 +65,13 @@ class Marks:
     bounds: Integers
 
 
+def replayed_spans(spans: pa.Table) -> pa.Table:
+    """Return the spans that a replay looks at: all but modules and what else lies in passes."""
+    kept = equals(spans, "kind", *COMMUNICATION_KINDS, Kind.ITERATION, Kind.OPTIMIZER)
+    kept |= equals(spans, "kind", Kind.GC, Kind.DATA) | equals(spans, "name", *PASS_NAMES)
+    return spans.filter(pa.array(kept))
+
+
 def marks_of(timeline: Timeline) -> Marks:
     """Return the marks of a timeline's traced iterations."""
     table = timeline.spans
@@ -83,7 +90,7 @@ def marks_of(timeline: Timeline) -> Marks:
     row, edge, time, until = row[inside], edge[inside], time[inside], until[inside]
     key = _keys(table, columns, row, edge)
     sooner = time - ROUNDING_NS * (edge == END)  # what ends when the next begins comes first
-    order = np.lexsort((key, edge, sooner, segment[row]))
+    order = _in_order(segment[row], sooner, edge, key)
     marks = Marks(
         row=row[order],
         edge=edge[order],
@@ -99,6 +106,24 @@ def marks_of(timeline: Timeline) -> Marks:
     overlapped &= numbers(table, "track") == Track.OVERLAPPED
     stage = np.array([timeline.layout.coordinates(int(rank)).pp for rank in ranks])
     return _settled(marks, overlapped[marks.row], stage)
+
+
+def _in_order(segment: Integers, time: Integers, edge: Integers, key: Integers) -> Integers:
+    """Return the order by segment, time, edge and key.
+
+    Segments and times as one number stand nearly in order already, and only what falls together is
+    sorted by all: that takes a third of the time of a sort by four columns.
+    """
+    if not len(time):
+        return np.zeros(0, dtype=np.int64)
+    origin = int(time.min())
+    axis = segment * (int(time.max()) - origin + 1) + (time - origin)
+    order = np.argsort(axis, kind="stable").astype(np.int64)
+    together = np.diff(axis[order]) == 0
+    places = np.flatnonzero(np.r_[False, together] | np.r_[together, False])
+    rows = order[places]
+    order[places] = rows[np.lexsort((key[rows], edge[rows], axis[rows]))]
+    return order
 
 
 def _settled(marks: Marks, overlapped: Flags, stage: Integers) -> Marks:

@@ -8,23 +8,17 @@ pipeline, come out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from detect.report import Cause, Finding
 from detect.thresholds import COSTS, NETWORKS
 from detect.whatif.graph import Replay, sweep
-from detect.whatif.traced import replay_of_timeline
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
-from megascan.timeline import Timeline
-
-if TYPE_CHECKING:
-    from detect.whatif.optable import OpTable
 
 _HOURS_A_DAY = 24.0
 
@@ -251,10 +245,12 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
 
 
 class ReplayedCosts:
-    """Costs of findings on one timeline or op table; replayed at the first question."""
+    """Costs of findings on one timeline or op table; `build` makes the replay at the first
+    question.
+    """
 
-    def __init__(self, source: Timeline | OpTable) -> None:
-        self._source = source
+    def __init__(self, build: Callable[[], Replay]) -> None:
+        self._build = build
         self._replay: Replay | None = None
         self._fails = False
 
@@ -285,20 +281,11 @@ class ReplayedCosts:
 
     def _get_replay(self) -> Replay | None:
         if self._replay is None and not self._fails:
-            source = self._source
             try:
-                self._replay = _replay_of(source)
+                self._replay = self._build()
             except MegaScanError:
                 self._fails = True  # no graph can be built from this trace: estimates remain
         return self._replay
-
-
-def _replay_of(source: Timeline | OpTable) -> Replay:
-    if isinstance(source, Timeline):
-        return replay_of_timeline(source)
-    from detect.whatif.optable import replay_of_op_table
-
-    return replay_of_op_table(source)
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:

@@ -501,15 +501,18 @@ def _groups(drafts: list[DraftNode], partitions: dict[str, Partition]) -> list[G
 
 def _partitions(timeline: Timeline, stack: Stack, drafts: list[DraftNode]) -> dict[str, Partition]:
     """Return, by axis, which lanes share a process group, from the groups in the headers."""
-    member_of: dict[tuple[str, int], str] = {}
-    for header in timeline.headers.values():
-        for name, ranks in header.groups.items():
-            for rank in ranks:
-                member_of[vocabulary.axis_of_group(name), rank] = name
+    axes = tuple(dict.fromkeys(draft.axis for draft in drafts if draft.axis != EACH_LANE))
+    groups = {one for header in timeline.headers.values() for one in header.groups.items()}
+    member_of = {
+        (axis, rank): name
+        for name, ranks in sorted(groups)
+        if (axis := vocabulary.axis_of_group(name)) in axes
+        for rank in ranks
+    }
     lanes = stack.ranks[0]
     return {
         axis: partition_of([member_of.get((axis, int(rank)), f"alone {rank}") for rank in lanes])
-        for axis in dict.fromkeys(draft.axis for draft in drafts if draft.axis != EACH_LANE)
+        for axis in axes
     }
 
 

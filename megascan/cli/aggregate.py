@@ -135,13 +135,13 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
     summary = summary_of(timeline, sums, num_matches)
     say(render_text(summary))
     marks: list[Mark] = []
-    whole = sharded.whole() if settings is not None or arguments.path else timeline
-    chain = chain_of(whole) if arguments.path else []
+    whole = sharded.whole() if arguments.path else None
+    chain = [] if whole is None else chain_of(whole)
     record: dict[str, Json] = {"aggregate": summary.to_json()} if arguments.json else {}
     if settings is not None:
         from detect import render_text as render_verdict
 
-        report = detect_in(whole, settings, arguments.folder)
+        report = detect_in(whole or sharded, settings, arguments.folder)
         if arguments.focus and report.findings:
             selection = replace(selection, ranks=ranks_in_focus(report, timeline))
         look = Look(_view(output), selection.ranks, selection.iterations)
@@ -152,7 +152,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         record["detect"] = report.to_json()
     with stage(f"writing {output}"):
         num_events = write_timeline(
-            whole if chain else sharded,
+            whole if whole and chain else sharded,
             output,
             force=arguments.force,
             selection=selection,

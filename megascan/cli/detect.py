@@ -19,10 +19,11 @@ from megascan.cli.options import (
     add_run_arguments,
     add_scheduler_argument,
     is_op_table,
-    load_timeline,
+    load_shards,
     workers_from,
 )
 from megascan.cli.output import check_outputs, require, say, write_json
+from megascan.timeline import Timeline
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report
@@ -79,10 +80,11 @@ def _report(arguments: argparse.Namespace, settings: DetectorSettings) -> Report
     if is_op_table(arguments.path):
         return detect_op_table(arguments.path, settings)
     with workers_from(arguments, arguments.path) as workers:
-        timeline = load_timeline(arguments.path, arguments, workers)
-    report = detect_in(timeline, settings, arguments.path)
+        timeline = load_shards(arguments.path, arguments, workers)
+        report = detect_in(timeline, settings, arguments.path)
     if arguments.history is None:
         return report
     from megascan.watch.history import History, quoted
 
-    return quoted(report, History(arguments.history, must_exist=True), timeline.headers)
+    headers = timeline.headers if isinstance(timeline, Timeline) else timeline.frame.headers
+    return quoted(report, History(arguments.history, must_exist=True), headers)

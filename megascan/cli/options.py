@@ -49,24 +49,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_timeline(
-    path: Path, arguments: argparse.Namespace, workers: Workers | None = None
-) -> Timeline:
-    """Load a timeline from a folder of rank files (aggregated on the way) or from a merged file.
+def load_timeline(path: Path, arguments: argparse.Namespace) -> Timeline:
+    """Load a timeline from a folder of rank files (aggregated on the way) or from a merged file."""
+    with _workers_here(path) as cores:
+        timeline = load_shards(path, arguments, cores)
+        return timeline if isinstance(timeline, Timeline) else timeline.whole()
 
-    Rank files are read by `workers`; without any, by this machine's cores.
-    """
-    from megascan.reader import MERGED_FORMATS, sniff
+
+def load_shards(
+    path: Path, arguments: argparse.Namespace, workers: Workers
+) -> Timeline | ShardedTimeline:
+    """Load a merged timeline as a whole; spans of rank files stay with the workers."""
+    from megascan.reader import MERGED_FORMATS, read_timeline, sniff
 
     if path.is_file() and sniff(path) in MERGED_FORMATS:
-        from megascan.reader import read_timeline
-
         with stage(f"reading {path}"):
             return read_timeline(path)
-    if workers is not None:
-        return aggregate_folder(path, arguments, workers)[0].whole()
-    with _workers_here(path) as cores:
-        return aggregate_folder(path, arguments, cores)[0].whole()
+    return aggregate_folder(path, arguments, workers)[0]
 
 
 def aggregate_folder(
@@ -224,13 +223,16 @@ def settings_from(arguments: argparse.Namespace) -> DetectorSettings:
         raise UsageError(str(error)) from error
 
 
-def detect_in(timeline: Timeline, settings: DetectorSettings, source: Path) -> Report:
+def detect_in(
+    timeline: Timeline | ShardedTimeline, settings: DetectorSettings, source: Path
+) -> Report:
     """Find the slow ranks of a timeline, and the wrong ones by the probes in its folder."""
     from detect import detect
     from megascan.probes import read_probes
 
     probes = read_probes(source)
-    with stage(f"comparing {len(timeline.headers)} ranks with their peers"):
+    frame = timeline.frame if isinstance(timeline, ShardedTimeline) else timeline
+    with stage(f"comparing {len(frame.headers)} ranks with their peers"):
         return detect(timeline, settings, probes)
 
 

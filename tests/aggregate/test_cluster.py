@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from aggregate import build_shards
+from detect import detect
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.export import write_timeline
 from megascan.parallel import Here, workers_here
@@ -146,13 +147,14 @@ def test_detection_says_the_same(megascan, two, traced, tmp_path):
 
 
 def test_every_format_is_the_same_to_the_bit_wherever_it_is_made(
-    two, traced, tmp_path, small_shards, monkeypatch
+    two, traced, tmp_path, small_shards, monkeypatch, without_power
 ):
     """In this process, in pools of others, on a cluster: one engine, one result."""
     monkeypatch.setattr("megascan.parallel.can_fork", lambda: True)
     here, own_sums = shards_of(traced, Here())
     counts = [write_timeline(here, tmp_path / f"here{suffix}") for suffix in FORMATS]
     whole = here.whole()
+    report = detect(whole).to_json()
     for name, num_workers, opened in (
         ("pair", 2, workers_here(worth_processes=True)),
         ("four", 4, workers_here(worth_processes=True)),
@@ -166,6 +168,7 @@ def test_every_format_is_the_same_to_the_bit_wherever_it_is_made(
             assert there.frame.clocks == whole.clocks
             assert there.frame.completeness == whole.completeness
             assert sums == own_sums
+            assert detect(there).to_json() == report
             for suffix, count in zip(FORMATS, counts, strict=True):
                 file = tmp_path / f"{name}{suffix}"
                 assert write_timeline(there, file) == count

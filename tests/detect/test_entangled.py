@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect.observe.observations import BACKWARD
-from detect.observe.work import Entanglement, own_times
+from detect.observe.work import Entanglement, entangled_by, own_times
 
 PASSES = 5
 
@@ -49,13 +49,14 @@ def own_ratios(ranks):
     )  # fmt: skip
     marks = Entanglement(
         passes=kind == "pass",
-        phase=np.full(len(ranks) * PASSES, BACKWARD),
-        time_ns=length[kind == "pass"].astype(np.float64),
         modules=kind == "module",
         module_kind=np.zeros(len(ranks) * PASSES, dtype=np.int64),
+        kinds=("module",),
         overlapped=kind == "collective",
     )
-    found = own_times(spans, marks)
+    phase = np.full(len(ranks) * PASSES, BACKWARD)
+    time_ns = length[kind == "pass"].astype(np.float64)
+    found = own_times(entangled_by(spans, marks), phase, time_ns)
     assert found.phases == (BACKWARD,)
     by_rank = found.time_ns.reshape(len(ranks), PASSES).mean(axis=1)
     return by_rank / by_rank[-1]

@@ -54,7 +54,7 @@ def lateness(job):
         }
         spans = pa.table(columns).cast(TIMELINE_SCHEMA)
         timeline = replace(timeline, spans=spans, headers=headers)
-        found = transfers_of(SpanIndex(timeline), timeline)
+        found = transfers_of(SpanIndex.of(timeline), timeline)
         return found.late_ns[:, 0].tolist(), found.late_in
 
     return measure

@@ -173,4 +173,4 @@ def test_the_files_say_it(tmp_path: Path, suffix: str) -> None:
     again = read_trace(tmp_path / "ranks")
     assert again.windows == trace.windows and is_sampled(build_timeline(again))
     write_timeline(build_timeline(again), tmp_path / f"t{suffix}")
-    assert SpanIndex(read_timeline(tmp_path / f"t{suffix}")).is_sampled
+    assert SpanIndex.of(read_timeline(tmp_path / f"t{suffix}")).is_sampled

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from detect.observe.stalls import Pieces, stalled_time
+from detect.observe.stalls import Pieces, contents_of, stalled_time
 
 LAYERS, PASSES = 8, 20
 MODULE_NS, REST_NS = 1_000_000, 500_000
@@ -57,14 +57,15 @@ def stalls(module_ns, gap_ns, *, stage=None):
     pieces = Pieces(
         passes=passes,
         role=np.zeros(int(passes.sum()), dtype=np.int64),
-        stage=stage_of[row[passes]],
-        time_ns=length[passes].astype(np.float64),
-        own_ns=length[passes].astype(np.float64),
         modules=~passes,
         module_kind=np.array(layers)[~passes],
         module_ns=length[~passes].astype(np.float64),
     )
-    return stalled_time(spans, pieces).reshape(num_ranks, num_passes)
+    time_ns = length[passes].astype(np.float64)
+    contents = contents_of(spans, pieces)
+    return stalled_time(contents, stage_of[row[passes]], time_ns, time_ns).reshape(
+        num_ranks, num_passes
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,395 @@
+"""What the spans of some ranks say, before they are compared with those of others.
+
+    shard 0   spans ── facts_of ──► Facts ┐
+    shard 1   spans ── facts_of ──► Facts ┼── joined ──► Facts of all ranks ── observations
+    …                                     ┘              (detect.observe.extract)
+
+What is asked of single spans, most of all what lies in what, needs one rank's spans only. Whoever
+has the spans answers it and hands over an array of a few numbers a pass, a layer, a module that
+waits inside: a tenth of the bytes of the spans. What is typical of all ranks is found afterwards.
+Facts of all ranks are the same to the bit however the ranks were divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from detect.observe.spans import (
+    WORK_NAMES,
+    Frame,
+    SpanIndex,
+    axis_of,
+    enclosed_time,
+    is_split,
+    uncovered_time,
+    waiting_time,
+)
+from detect.observe.stalls import (
+    Collections,
+    Contents,
+    Pieces,
+    Starved,
+    collecting_time,
+    contents_of,
+    loading_time,
+    starved,
+)
+from detect.observe.work import (
+    LAYER_NAMES,
+    Entangled,
+    Gathers,
+    Layers,
+    Samples,
+    entangled_in,
+    entangling_modules,
+    gathers_of,
+    layer_modules,
+)
+from megascan.arrays import Cover, Flags, Floats, Integers, united
+from megascan.schema import COMMUNICATION_KINDS, Kind, Track
+from megascan.timeline import codes, equals, numbers
+from megascan.vocabulary import OPTIMIZER
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Forward and backward passes (layers where none are marked), (pass,) each."""
+
+    samples: Samples
+    time_ns: Floats
+    """Own times less loading."""
+    wall_ns: Floats
+    """The same by the wall."""
+    beside_ns: Floats
+    """CPU times used: for how long communication beside it was under way; 0 elsewhere."""
+    gathers: Gathers | None
+    entangled: Entangled
+    contents: Contents | None
+    """None on the CPU, where nothing stands still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Sums by (rank, iteration)."""
+
+    loading_ns: Floats
+    """NaN where a rank loads nothing."""
+    optimizer_ns: Floats
+    gap_ns: Floats
+    waiting_ns: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that is known of some ranks by themselves."""
+
+    ranks: Integers
+    passes: Passes
+    layers: Layers
+    collecting: Collections
+    cells: Cells
+    starved: Starved | None
+    """None on the CPU."""
+    is_split: bool
+    """Some communication could be split into waiting and transfer."""
+    longest_ns: Floats
+    """(iteration,): by spans of iterations; 0 where there are none."""
+    begin_ns: Floats
+    """(iteration,): of all spans."""
+    end_ns: Floats
+
+
+def facts_in(spans: pa.Table, frame: Frame) -> Facts:
+    """Return what the spans of the ranks of a frame say."""
+    return facts_of(SpanIndex(spans, frame))
+
+
+def facts_of(index: SpanIndex) -> Facts:
+    """Return what the spans of some ranks say; iterations are those of the frame."""
+    names = WORK_NAMES if index.frame.has_passes else LAYER_NAMES
+    rows = index.named(names)
+    samples = Samples.of(index, rows, names)
+    data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
+    loading = loading_time(index, rows, samples.phase, data_rows)
+    gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
+    optimizer = index.named((OPTIMIZER,))
+    begin_ns, end_ns = _extent(index)
+    return Facts(
+        ranks=index.ranks,
+        passes=_passes(index, rows, samples, data_rows, loading.inside_ns),
+        layers=Layers.of(index),
+        collecting=collecting_time(index, rows, gc_rows),
+        cells=Cells(
+            loading_ns=index.summed(data_rows, loading.lost_ns),
+            optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
+            gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
+            waiting_ns=waiting_time(index),
+        ),
+        # not of passes: they begin with their launch, fed or not
+        starved=None if index.is_cpu else starved(index, layer_modules(index)),
+        is_split=bool(is_split(index).any()),
+        longest_ns=_longest(index),
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+    )
+
+
+def _passes(
+    index: SpanIndex, rows: Flags, samples: Samples, data_rows: Flags, loading_ns: Floats
+) -> Passes:
+    wall_ns = beside_ns = np.zeros(len(samples.row))
+    if index.uses_cpu_time:
+        loads_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
+        wall_ns = numbers(index.table, "self_ns")[rows] - loads_ns
+        beside_ns = _communicating_beside(index, rows)
+    return Passes(
+        samples=samples,
+        time_ns=index.self_time(rows) - loading_ns,
+        wall_ns=wall_ns,
+        beside_ns=beside_ns,
+        gathers=gathers_of(index, rows),
+        entangled=entangled_in(index, rows, entangling_modules(index)),
+        contents=None if index.is_cpu else _contents(index, rows, samples),
+    )
+
+
+def _contents(index: SpanIndex, passes: Flags, samples: Samples) -> Contents:
+    modules = layer_modules(index)
+    layer = np.maximum(numbers(index.table, "layer")[modules], 0)
+    name, texts = codes(index.table, "name")
+    pieces = Pieces(
+        passes=passes,
+        role=2 * samples.chunk + samples.phase,
+        modules=modules,
+        module_kind=layer * len(texts) + name[modules],
+        module_ns=index.self_time(modules),
+        is_sampled=index.is_sampled,
+    )
+    return contents_of(index, pieces)
+
+
+def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
+    """Return for how long of each of the spans communication beside it was under way, ns."""
+    start, end = axis_of(index)
+    beside = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    beside &= index.track == Track.OVERLAPPED
+    covered = Cover.of(*united(start[beside], end[beside]))
+    return covered.length_within(start[rows], end[rows]).astype(np.float64)
+
+
+def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
+    return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
+
+
+def _longest(index: SpanIndex) -> Floats:
+    rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
+    longest = np.zeros(index.shape[1])
+    np.maximum.at(longest, index.slot[rows], index.duration[rows].astype(np.float64))
+    return longest
+
+
+def _extent(index: SpanIndex) -> tuple[Floats, Floats]:
+    """Return the first start and the last end of each iteration."""
+    first, last = np.full(index.shape[1], np.inf), np.zeros(index.shape[1])
+    use = index.counts
+    np.minimum.at(first, index.slot[use], index.start[use].astype(np.float64))
+    np.maximum.at(last, index.slot[use], (index.start + index.duration)[use].astype(np.float64))
+    return first, last
+
+
+def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
+    """Return the facts of all `ranks`, ascending, from those of parts that divide them."""
+    parts = [_placed(part, np.searchsorted(ranks, part.ranks)) for part in parts]
+    passes = _Order([part.passes.samples.row for part in parts])
+    layers = _Order([part.layers.samples.row for part in parts])
+    collections = _Order([part.collecting.row for part in parts])
+    cells = _Cells([np.searchsorted(ranks, part.ranks) for part in parts], len(ranks))
+    return Facts(
+        ranks=ranks,
+        passes=_joined_passes([part.passes for part in parts], passes),
+        layers=_joined_layers([part.layers for part in parts], layers),
+        collecting=_joined_collections([part.collecting for part in parts], collections, passes),
+        cells=Cells(
+            loading_ns=cells.joined([part.cells.loading_ns for part in parts], np.nan),
+            optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
+            gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
+            waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
+        ),
+        starved=cells.starved([part.starved for part in parts]),
+        is_split=any(part.is_split for part in parts),
+        longest_ns=np.max([part.longest_ns for part in parts], axis=0),
+        begin_ns=np.min([part.begin_ns for part in parts], axis=0),
+        end_ns=np.max([part.end_ns for part in parts], axis=0),
+    )
+
+
+def _placed(part: Facts, row_of: Integers) -> Facts:
+    """Return a part's facts with rows of all ranks in the place of its own."""
+
+    def moved(record: Any) -> Any:
+        changes = {}
+        for field in fields(record):
+            value = getattr(record, field.name)
+            if field.name == "row":
+                changes["row"] = row_of[value]
+            elif is_dataclass(value):
+                changes[field.name] = moved(value)
+        return replace(record, **changes)
+
+    placed: Facts = moved(part)
+    return placed
+
+
+class _Order:
+    """Rows of parts, each ordered by rank, brought into the order of all ranks.
+
+    `row` is (row of the joined table,); `place` says where each row of a part has come to.
+    """
+
+    def __init__(self, rows: Sequence[Integers]) -> None:
+        row = np.concatenate(rows)
+        self._order: Integers | None = None
+        number = np.arange(len(row))
+        if (np.diff(row) < 0).any():
+            self._order = np.argsort(row, kind="stable")
+            row = row[self._order]
+            place = np.empty_like(number)
+            place[self._order] = number
+            number = place
+        self.row = row
+        bounds = np.cumsum([0, *map(len, rows)])
+        self._place = [number[low:high] for low, high in pairwise(bounds)]
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """Return one array of those of the parts."""
+        whole = np.concatenate(arrays)
+        return whole if self._order is None else whole[self._order]
+
+    def record(self, parts: Sequence[Record], **known: object) -> Record:
+        """Return one record of arrays of those of the parts; `known` fields are given."""
+        first: Any = parts[0]
+        joined = {
+            field.name: self.joined([getattr(part, field.name) for part in parts])
+            for field in fields(first)
+            if field.name not in known
+        }
+        record: Record = type(first)(**joined, **known)
+        return record
+
+    def moved(self, part: int, numbers: Integers) -> Integers:
+        """Return where numbered rows of a part have come to; -1 stays."""
+        if not len(self._place[part]):
+            return numbers
+        return np.where(numbers >= 0, self._place[part][np.maximum(numbers, 0)], -1)
+
+
+def _joined_passes(parts: Sequence[Passes], order: _Order) -> Passes:
+    return Passes(
+        samples=order.record([part.samples for part in parts]),
+        time_ns=order.joined([part.time_ns for part in parts]),
+        wall_ns=order.joined([part.wall_ns for part in parts]),
+        beside_ns=order.joined([part.beside_ns for part in parts]),
+        gathers=_joined_gathers([part.gathers for part in parts], order, parts),
+        entangled=_joined_entangled([part.entangled for part in parts], order),
+        contents=_joined_contents([part.contents for part in parts], order),
+    )
+
+
+def _joined_gathers(
+    found: Sequence[Gathers | None], order: _Order, passes: Sequence[Passes]
+) -> Gathers | None:
+    if all(one is None for one in found):
+        return None
+    nothing = [np.zeros(len(one.time_ns)) for one in passes]
+    return order.record(
+        [
+            one or Gathers(layers_ns=zeros, holds=zeros > 0, late_ns=zeros)
+            for one, zeros in zip(found, nothing, strict=True)
+        ]
+    )
+
+
+def _joined_contents(found: Sequence[Contents | None], order: _Order) -> Contents | None:
+    known = [one for one in found if one is not None]
+    return order.record(known) if known else None
+
+
+def _joined_layers(parts: Sequence[Layers], order: _Order) -> Layers:
+    entangled = [part.entangled for part in parts if part.entangled is not None]
+    return Layers(
+        samples=order.record([part.samples for part in parts]),
+        time_ns=order.joined([part.time_ns for part in parts]),
+        number=order.joined([part.number for part in parts]),
+        is_forward=order.joined([part.is_forward for part in parts]),
+        entangled=_joined_entangled(entangled, order) if entangled else None,
+    )
+
+
+def _joined_entangled(parts: Sequence[Entangled], outer: _Order) -> Entangled:
+    """Join modules; `outer` is the order of the passes (layers) that own them."""
+    kinds = tuple(sorted({text for part in parts for text in part.kinds}))
+    number = {text: place for place, text in enumerate(kinds)}
+    order = _Order([part.row for part in parts])
+    owner = [outer.moved(place, part.owner) for place, part in enumerate(parts)]
+    kind = [
+        np.array([number[text] for text in part.kinds] or [0], dtype=np.int64)[part.kind]
+        for part in parts
+    ]
+    unseen = [part.unseen for part in parts if part.unseen is not None]
+    return order.record(
+        parts,
+        kinds=kinds,
+        kind=order.joined(kind),
+        owner=order.joined(owner),
+        unseen=None
+        if not unseen
+        else replace(
+            unseen[0],
+            stands_in=order.joined([one.stands_in for one in unseen]),
+            held=order.joined([one.held for one in unseen]),
+            lost=outer.joined([one.lost for one in unseen]),
+            lost_ns=outer.joined([one.lost_ns for one in unseen]),
+        ),
+    )
+
+
+def _joined_collections(parts: Sequence[Collections], order: _Order, passes: _Order) -> Collections:
+    """Join collections; the passes beside one are counted from the first of its rank."""
+    return order.record(
+        parts,
+        first=order.joined([part.first for part in parts]) + np.searchsorted(passes.row, order.row),
+        last=order.joined([part.last for part in parts]) + np.searchsorted(passes.row, order.row),
+        inside_ns=passes.joined([part.inside_ns for part in parts]),
+    )
+
+
+class _Cells:
+    """Matrices (rank, iteration) of parts, each with the ranks of its own."""
+
+    def __init__(self, rows: Sequence[Integers], num_ranks: int) -> None:
+        self._rows = rows
+        self._num_ranks = num_ranks
+
+    def joined(self, matrices: Sequence[Any], missing: float) -> Any:
+        """Return the matrix of all ranks, of which no part has `missing`."""
+        first = matrices[0]
+        whole = np.full((self._num_ranks, first.shape[1]), missing, dtype=first.dtype)
+        for rows, matrix in zip(self._rows, matrices, strict=True):
+            whole[rows] = matrix
+        return whole
+
+    def starved(self, parts: Sequence[Starved | None]) -> Starved | None:
+        """Return the launches of all ranks."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        late = self.joined([part.late for part in known], 0)
+        return Starved(late, self.joined([part.known for part in known], 0))
