@@ -159,3 +159,47 @@ def _gpu_only() -> list[Family]:
             axes={"TP2 DP2, distributed optimizer, overlapped, bf16": (*OVERLAP, "--bf16")},
         ),
     ]
+
+
+GUIDED: Flags = ("--use-dpp", "--dpp-choice", "guided")
+
+
+def schedule_families() -> list[Family]:
+    """Pipelines by Megatron-Core's schedule (the first of each) and by plans of ours."""
+    kinds = {
+        "fp32": (),
+        "bf16": ("--bf16",),
+        "fp16": ("--fp16", "--loss-scale", "1024"),
+        "bf16, full recomputation": (
+            *("--bf16", *FULL_RECOMPUTE, "uniform"),
+            *("--recompute-num-layers", "1"),
+        ),
+        "bf16, experts": ("--bf16", *EXPERTS, "allgather", "--moe-aux-loss-coeff", "0.01"),
+    }
+    pipeline: Flags = ("--pipeline-model-parallel-size", "2", "--use-distributed-optimizer")
+    chunks: Flags = ("--num-virtual-stages-per-pipeline-rank", "2")
+    masks: Flags = ("--hidden-dropout", "0", "--attention-dropout", "0")
+    split: Flags = ("--pipeline-schedule", "zb-h1")
+    return [
+        *(
+            Family(
+                name=f"PP2, {kind}",
+                num_ranks=2,
+                sizes=(*pipeline, *flags),
+                axes={"Megatron-Core": (), "zb-h1": split, "zb-h1, guided": (*split, *GUIDED)},
+            )
+            for kind, flags in kinds.items()
+        ),
+        Family(
+            name="PP2, two chunks, bf16",
+            num_ranks=2,
+            sizes=(*pipeline, *chunks, *masks, "--bf16"),
+            axes={
+                "Megatron-Core": (),
+                "dfc": ("--pipeline-schedule", "dfc"),
+                "bfc": ("--pipeline-schedule", "bfc"),
+                "auto": ("--pipeline-schedule", "auto"),
+                "auto, guided": GUIDED,
+            },
+        ),
+    ]

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from megascan.errors import report_errors
 from training.distributed import read_launch
 from training.job import parse_job
@@ -27,6 +29,8 @@ class Run:
     name: str
     flags: list[str]
     trace_dir: str | None = None
+    is_deterministic: bool = False
+    """Whether kernels must repeat themselves; of one run, of all."""
 
     def arguments(self) -> list[str]:
         """All flags."""
@@ -41,16 +45,29 @@ def write_plan(runs: Sequence[Run], path: Path) -> None:
     path.write_text(json.dumps([asdict(run) for run in runs]), encoding="utf-8")
 
 
+def be_deterministic() -> None:
+    """Have kernels repeat themselves; call it before torch uses a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Train all runs of the plan in one process group."""
     plan = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     runs = [Run(**values) for values in plan]
     launch = read_launch(os.environ)
+    if any(run.is_deterministic for run in runs):
+        be_deterministic()
     jobs = [parse_job(run.arguments(), launch) for run in runs]
     with jobs[0].joined():
+        from megatron.core import parallel_state
+
         for run, job in zip(runs, jobs, strict=True):
             if launch.rank == launch.world_size - 1:
                 print(f"run: {run.name}", flush=True)
+            chunks = job.sizes.virtual_pipeline_size
+            parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
             job.train()
             gc.unfreeze()  # the trainer froze the model that is to go now
             gc.collect()

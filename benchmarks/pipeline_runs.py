@@ -1,10 +1,12 @@
 """Step times of pipeline schedules in real processes whose compute is slept, beside predictions.
 
     python -m benchmarks.pipeline_runs [--forward-ms N] [--iterations N] [--only TEXT] [-o FILE]
+    python -m benchmarks.pipeline_runs --device gpu [--iterations N] [--only TEXT] [-o FILE]
 
 All cases of a scene run one after the other in one set of processes over gloo, its reference
 (Megatron-Core's schedule) first and last; a step's ratio is to the mean of the two. Medians of all
 steps but the first two. Predictions are those of `training.pipeline.simulator` for the same times.
+On two GPUs nothing sleeps: see `benchmarks.pipeline_runs_gpu`.
 """
 
 from __future__ import annotations
@@ -230,7 +232,7 @@ def replayed_s(scene: Scene, case: Case, diaries: Sequence[dict[str, object]]) -
     So it shows what the simulator itself gets wrong, less what sleeping on a shared machine costs.
     Only for plans of one replica that are followed as they stand.
     """
-    settings = parse_settings(_without_data(case.flags))
+    settings = parse_settings(without_data(case.flags))
     sizes = resolve_sizes(settings, scene.num_ranks)
     helps = settings.pipeline.forward_backward_disaggregating
     plan = plan_for(settings, sizes, sizes.num_microbatches)
@@ -279,7 +281,7 @@ def _edges_s(diaries: Sequence[dict[str, object]]) -> float:
 
 def predicted_s(scene: Scene, case: Case) -> float:
     """The simulator's step: that of the slowest replica."""
-    settings = parse_settings(_without_data(case.flags))
+    settings = parse_settings(without_data(case.flags))
     sizes = resolve_sizes(settings, scene.num_ranks)
     num_helpers = 0 if case.helper_dies_after else settings.pipeline.fbd_helpers
     if num_helpers:
@@ -311,7 +313,7 @@ def predicted_s(scene: Scene, case: Case) -> float:
     return max(steps)
 
 
-def _without_data(flags: Sequence[str]) -> Sequence[str]:
+def without_data(flags: Sequence[str]) -> Sequence[str]:
     """The flags that `parse_settings` knows: those of the data belong to others."""
     own = ("--mock-data", "--tokenizer-type", "--vocab-size", "--num-workers")
     kept: list[str] = []
@@ -355,9 +357,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline_runs", description=__doc__)
     parser.add_argument("--forward-ms", type=float, default=80.0)
     parser.add_argument("--iterations", type=int, default=9)
-    parser.add_argument("--only", default="", help="scenes whose name this fits (re)")
+    parser.add_argument(
+        "--only", default="", help="scenes, or on GPUs cases, whose name this fits (re)"
+    )
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     given = parser.parse_args(arguments)
+    if given.device == "gpu":
+        from benchmarks.pipeline_runs_gpu import page
+
+        command = f"python -m benchmarks.pipeline_runs {' '.join(arguments)}"
+        publish(page(given.iterations, given.only, command), given.output)
+        return 0
     parts = [
         "# Pipeline schedules: real steps beside predicted ones",
         f"{environment_line('cpu')}; F = {given.forward_ms:g} ms slept, backward 2 F (halves 1.05 "

@@ -5,8 +5,13 @@ import random
 import pytest
 
 from megascan.errors import ConfigError
-from training.pipeline.channels import link_of, proved_by
-from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
+from training.pipeline.channels import Link, link_of, most_under_way, proved_by
+from training.pipeline.generators import (
+    breadth_first,
+    depth_first,
+    one_forward_one_backward,
+    zero_bubble_h1,
+)
 from training.pipeline.memory import ActivationMemory, peak_memory
 from training.pipeline.notation import format_plan, parse_plan
 from training.pipeline.plan import (
@@ -123,6 +128,16 @@ def test_a_message_proves_what_its_sender_had_before():
         Message(forward, 1, 1),
     ]
     assert proved_by(plan, 2)[Message(forward, 2, 2)] == [Message(backward, 1, 0)]
+
+
+def test_few_messages_of_a_link_are_under_way_at_a_time():
+    """Two outputs go ahead of the first gradient in 1F1B, all of a chunk's breadth-first."""
+    outputs = Link(sender=0, receiver=1, forward=True)
+    plan = one_forward_one_backward(shape(2, 8))
+    assert most_under_way(plan, outputs) == 2
+    assert most_under_way(plan.with_transfers(ahead=1), outputs) == 2
+    assert most_under_way(depth_first(shape(2, 4, 2)), outputs) == 3
+    assert most_under_way(breadth_first(shape(2, 4, 2)), outputs) == 4
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2])

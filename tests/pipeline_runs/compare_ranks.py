@@ -5,9 +5,10 @@
 RUNS.json maps names to flags; all have the same parallel sizes but for chunks. Every rank writes
 OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, and how many processes
 of `multiprocessing` are left, of each run. In runs whose name ends in "late" a fifth of the
-messages leave late. Where a job takes helpers, OUT.helped has the share of the microbatches that
-they ran, by run and step; runs whose name ends in a mischief of `odd_helper` are helped by one that
-commits it.
+messages leave late; those whose name has "copied" in it send by copies, as GPUs of one host do
+(`shared_memory`), and "separate" ones try to and cannot. Where a job takes helpers, OUT.helped has
+the share of the microbatches that they ran, by run and step; runs whose name ends in a mischief of
+`odd_helper` are helped by one that commits it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from shared_memory import Separate, SharedMemory
 
 from training.distributed import read_launch
 from training.job import parse_job
@@ -141,8 +144,9 @@ def main(runs_path: str, out: str) -> None:
     with next(iter(jobs.values())).joined():
         from megatron.core import parallel_state
 
-        from training.pipeline import running
+        from training.pipeline import channels, running
 
+        device_for = channels.device_for
         _watch()
         shares: list[float] = []
         helped: dict[str, list[float]] = {}
@@ -150,6 +154,9 @@ def main(runs_path: str, out: str) -> None:
         late = _LateSends(launch.rank)
         for name, job in jobs.items():
             late.acts = name.endswith("late")
+            memory = Separate if "separate" in name else SharedMemory
+            copied = "copied" in name
+            channels.device_for = (lambda _, memory=memory: memory) if copied else device_for
             odd = name.rpartition(" ")[2]
             if odd in MISCHIEF:
                 running.HELPER = (str(Path(__file__).with_name("odd_helper.py")), odd)

@@ -75,6 +75,7 @@ def runs_of_one_chunk(folder: Path) -> dict[str, list[str]]:
     runs |= {f"{name} zb-h1": [*own, *by("zb-h1")] for name, own in KINDS.items()}
     for name in ("named", "again", "mixed"):
         runs[f"fp32 {name}"] = by(folder / f"{name}.csv")
+    runs["fp32 named copied"] = runs["fp32 named"]
     runs["fp32 1f1b"] = by("1f1b")
     runs["fp32 1f1b ahead"] = [*by("1f1b"), "--recompute-ahead"]
     runs["bf16 zb-h1 ahead"] = ["--bf16", *by("zb-h1"), "--recompute-ahead"]
@@ -92,8 +93,12 @@ def runs_of_several_chunks() -> dict[str, list[str]]:
         "dfc in groups": [*by("dfc"), *group],
         "bfc": by("bfc"),
         "auto": by("auto"),
+        "auto copied": by("auto"),
+        "bfc copied, late": by("bfc"),
+        "dfc copied separate": by("dfc"),
         "guided": GUIDED,
         "guided late": GUIDED,
+        "guided copied, late": GUIDED,
         "guided with room, late": [*GUIDED, "--dpp-memory-limit", "6"],
         "guided bfc, late": [*GUIDED, *by("bfc")],
         "guided ahead, late": [*GUIDED, "--recompute-ahead"],
@@ -153,7 +158,8 @@ def test_any_plan_of_one_chunk_computes_what_megatron_core_computes(
 def test_plans_of_several_chunks_do_also_when_chosen_at_run_time(
     of_two_stages: dict[str, Found],
 ) -> None:
-    """Messages that are late at random change the order of work and no digit."""
+    """Messages that are late at random change the order of work and no digit, and neither does how
+    they are sent."""
     found = of_two_stages["several chunks"]
     for name, result in found.items():
         assert result == found["megatron"], name

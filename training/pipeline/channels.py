@@ -6,22 +6,29 @@ process group of its own, so that no message waits for one of another channel, a
 knows the order of its messages because it knows its sender's list of actions.
 
 Sends return at once. On the CPU receives are posted ahead, a few a channel, and waited for when
-they are used. On GPUs a channel is an NCCL communicator of few thread blocks; a receive is posted
-when it is used, from a stream of its own (so that it starts before the compute launched earlier has
-ended), and waiting holds up the compute stream, not the host.
+they are used. Between GPUs of one host copy engines carry messages (`copies`). Between hosts a
+channel is an NCCL communicator of few thread blocks; a receive is a kernel that occupies them until
+the message has come, so it is launched behind the compute that comes before it. Waiting holds up
+the compute stream of a GPU, not the host.
 """
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from training.pipeline.copies import CopyError, CopyWay, device_for
 from training.pipeline.plan import (
     ActionKind,
     Message,
@@ -68,12 +75,84 @@ class Transfer:
     """This rank's chunk that made or needs it."""
 
 
-def start(transfer: Transfer, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+class Handle(Protocol):
+    """A message under way."""
+
+    def wait(self) -> object:
+        """Wait for its end: the host on the CPU, the current stream on a GPU."""
+
+    def is_completed(self) -> bool:
+        """Tell whether it has ended."""
+
+
+class Way(Protocol):
+    """How messages go from one rank to another, in the order in which they are sent."""
+
+    receives_ahead: int
+    """How many receives are begun before they are used."""
+    waits_for_sender: bool
+    """Whether to begin a receive waits for its sender, so that it must not begin early."""
+
+    def receiving(self) -> AbstractContextManager[object]:
+        """Return the stream on which receives begin and their memory is taken."""
+
+    def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Have room for so many messages under way; both ends call it alike, between steps."""
+
+    def send(self, tensor: torch.Tensor) -> Handle:
+        """Begin to send what the current stream makes."""
+
+    def receive(self, tensor: torch.Tensor) -> Handle:
+        """Begin to receive on the current stream."""
+
+    def end_step(self) -> None:
+        """Note that all messages of a step were received; both ends call it, the receiver first."""
+
+    def close(self) -> None:
+        """Let go of what the other end has opened; nothing is sent any more."""
+
+
+class GroupWay:
+    """Messages of a process group of two."""
+
+    waits_for_sender = False
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, device: str) -> None:
+        self._group = group
+        self._peer = peer
+        # On a GPU a posted receive is a kernel that spins: loading another kernel for the first
+        # time waits for it, and with it the work that the sender is waiting for.
+        self.receives_ahead = RECEIVES_AHEAD if device == "cpu" else 0
+
+    def receiving(self) -> AbstractContextManager[object]:
+        """Return no context: receives begin behind what the current stream has been given."""
+        return nullcontext()
+
+    def reserve(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Do nothing: a message waits at its sender until it is received."""
+
+    def send(self, tensor: torch.Tensor) -> Handle:
+        """Begin to send."""
+        return self._begun(dist.isend(tensor, self._peer, group=self._group))
+
+    def receive(self, tensor: torch.Tensor) -> Handle:
+        """Begin to receive."""
+        return self._begun(dist.irecv(tensor, self._peer, group=self._group))
+
+    def end_step(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: the process group ends with the job."""
+
+    def _begun(self, work: dist.Work | None) -> dist.Work:
+        assert work is not None, f"rank is no member of the channel to rank {self._peer}"
+        return work
+
+
+def start(transfer: Transfer, tensor: torch.Tensor, way: Way) -> Handle:
     """Begin one end of a message; every message of a plan goes through here."""
-    call = dist.isend if transfer.operation is Operation.SEND else dist.irecv
-    work = call(tensor, transfer.peer, group=group)
-    assert work is not None, f"rank is no member of the channel to rank {transfer.peer}"
-    return work
+    return way.send(tensor) if transfer.operation is Operation.SEND else way.receive(tensor)
 
 
 def link_of(shape: PipelineShape, message: Message) -> Link:
@@ -98,10 +177,10 @@ def links_of(shape: PipelineShape) -> list[Link]:
 
 @dataclass(kw_only=True)
 class Channel:
-    """One link as this rank sees it: the group and the global rank at the other end."""
+    """One link as this rank sees it: the way, and the global rank at the other end."""
 
     link: Link
-    group: dist.ProcessGroup
+    way: Way
     peer: int
     headers: dist.ProcessGroup | None = None
     """A group on the CPU that says what comes next; only where the order is chosen at run time."""
@@ -120,6 +199,9 @@ class Channels:
     ) -> None:
         self.device = device
         self.own: list[Channel] = []
+        self.rank = list(ranks).index(dist.get_rank())
+        self._open_device = device_for(device)
+        host_of = _hosts()
         for pipeline in all_groups(ranks):
             for link in links_of(shape):
                 # Collective over the world, in one order: with `use_local_synchronization` ranks
@@ -127,14 +209,13 @@ class Channels:
                 pair = [pipeline[link.sender], pipeline[link.receiver]]
                 group = _new_group(pair, device)
                 headers = dist.new_group(pair, backend="gloo") if announces else None
-                rank = dist.get_rank()
-                if rank in pair:
-                    peer = pair[1] if rank == pair[0] else pair[0]
-                    channel = Channel(link=link, group=group, peer=peer, headers=headers)
-                    self.own.append(channel)
-        self.rank = list(ranks).index(dist.get_rank())
-        if device != "cpu":
-            self._connect()
+                tokens = None
+                if self._open_device is not None and host_of[pair[0]] == host_of[pair[1]]:
+                    tokens = dist.new_group(pair, backend="gloo")
+                if dist.get_rank() in pair:
+                    peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
+                    way = self._way(link, group, tokens, peer)
+                    self.own.append(Channel(link=link, way=way, peer=peer, headers=headers))
 
     def outgoing(self) -> Iterator[Channel]:
         """Return channels on which this rank sends."""
@@ -144,19 +225,55 @@ class Channels:
         """Return channels on which this rank receives."""
         return (channel for channel in self.own if channel.link.receiver == self.rank)
 
-    def _connect(self) -> None:
-        """Exchange one element on every channel, in one order.
+    def close(self) -> None:
+        """Let go of the other ranks' memory; the job has ended."""
+        for channel in self.own:
+            channel.way.close()
+
+    def _way(
+        self, link: Link, group: dist.ProcessGroup, tokens: dist.ProcessGroup | None, peer: int
+    ) -> Way:
+        """Return how messages go; both ends choose alike."""
+        sends = link.sender == self.rank
+        if tokens is not None and self._open_device is not None:
+            way = CopyWay(tokens, peer, self._open_device(), sends=sends)
+            try:
+                way.reserve(1, (1,), torch.float32)
+            except CopyError as error:
+                if sends:
+                    print(
+                        f"pipeline messages from rank {dist.get_rank()} to rank {peer} are sent by "
+                        f"NCCL, which slows compute beside them: {error}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+            else:
+                return way
+        if self.device != "cpu":
+            self._connect(group, peer, sends=sends)
+        return GroupWay(group, peer, self.device)
+
+    def _connect(self, group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
+        """Exchange one element.
 
         NCCL connects two ranks when they first talk; ranks that do so in different orders while
-        training can wait for each other for ever.
+        training can wait for each other for ever. Here it is one order.
         """
-        for channel in self.own:
-            element = torch.zeros(1, device=self.device)
-            if channel.link.sender == self.rank:
-                dist.send(element, channel.peer, group=channel.group)
-            else:
-                dist.recv(element, channel.peer, group=channel.group)
-            torch.cuda.synchronize(self.device)
+        element = torch.zeros(1, device=self.device)
+        if sends:
+            dist.send(element, peer, group=group)
+        else:
+            dist.recv(element, peer, group=group)
+        torch.cuda.synchronize(self.device)
+
+
+def _hosts() -> list[object]:
+    """Return what tells the hosts of all ranks apart."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    own = (platform.node(), boot.read_text(encoding="ascii") if boot.exists() else "")
+    everyone: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone
 
 
 def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
@@ -184,7 +301,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._under_way: dict[Message, tuple[dist.Work, torch.Tensor]] = {}
+        self._under_way: dict[Message, tuple[Handle, torch.Tensor]] = {}
 
     def send(self, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send; `chunk` is this rank's that made the tensor."""
@@ -194,7 +311,7 @@ class Outbox:
             self._under_way.pop(oldest, None)
         tensor = tensor.detach().contiguous()
         transfer = transfer_of(Operation.SEND, self.channel, message, chunk)
-        self._under_way[message] = start(transfer, tensor, self.channel.group), tensor
+        self._under_way[message] = start(transfer, tensor, self.channel.way), tensor
 
     def settle(self, message: Message) -> None:
         """Let go of a message that has come, as another one shows; gloo alone does not say so."""
@@ -219,10 +336,9 @@ class Inbox:
         self._shape = tuple(shape)
         self._dtype = dtype
         self._device = device
-        self._stream = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._expected: deque[tuple[Message, int]] = deque()
-        self._posted: deque[tuple[Message, dist.Work, torch.Tensor]] = deque()
-        self._ahead = RECEIVES_AHEAD
+        self._posted: deque[tuple[Message, Handle, torch.Tensor]] = deque()
+        self._ahead = 0
         self._arrived: dict[Message, torch.Tensor] = {}
 
     def expect(self, messages: Iterable[tuple[Message, int]], *, post: bool = True) -> None:
@@ -232,13 +348,13 @@ class Inbox:
         called or the message is taken.
         """
         self._expected.extend(messages)
-        # On a GPU a posted receive is a kernel that spins: loading another kernel for the first
-        # time waits for it, and with it the work that the sender is waiting for.
-        self._ahead = RECEIVES_AHEAD if post and self._stream is None else 0
+        self._ahead = self.channel.way.receives_ahead if post else 0
         self._post_up_to(self._ahead)
 
     def post(self, message: Message) -> None:
         """Post receives until that of `message` is posted."""
+        if self.channel.way.waits_for_sender:
+            return
         while self._expected and message not in self._known():
             self._post_next()
 
@@ -252,7 +368,7 @@ class Inbox:
                 self._post_next()
             found, work, tensor = self._posted.popleft()
             work.wait()
-            if self._stream is not None:
+            if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream())
             self._arrived[found] = tensor
             self._post_up_to(self._ahead)
@@ -268,13 +384,10 @@ class Inbox:
     def _post_next(self) -> None:
         message, chunk = self._expected.popleft()
         transfer = transfer_of(Operation.RECEIVE, self.channel, message, chunk)
-        with self._own_stream():
+        with self.channel.way.receiving():
             tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-            work = start(transfer, tensor, self.channel.group)
+            work = start(transfer, tensor, self.channel.way)
         self._posted.append((message, work, tensor))
-
-    def _own_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def transfer_of(operation: Operation, channel: Channel, message: Message, chunk: int) -> Transfer:
@@ -288,6 +401,7 @@ def transfer_of(operation: Operation, channel: Channel, message: Message, chunk:
     )
 
 
+@lru_cache(maxsize=64)
 def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
     """Return what a rank has sent that must have come, by the message to it that proves so.
 
@@ -309,6 +423,26 @@ def proved_by(plan: Plan, rank: int) -> dict[Message, list[Message]]:
     return found
 
 
+@lru_cache(maxsize=64)
+def most_under_way(plan: Plan, link: Link) -> int:
+    """Return how many messages of a link are sent at most before one proves that they came.
+
+    Rank 0 of 1F1B with P=2 does F0 F1 B0 F2 B1 …: gradient 0 proves that output 0 came, so two
+    outputs are under way at most. Sends that a plan puts later make it no more.
+    """
+    proofs = proved_by(plan, link.sender)
+    under_way: set[Message] = set()
+    most = 0
+    for action in plan.work_of(link.sender):
+        needed, made = message_needed(plan.shape, action), message_made(plan.shape, action)
+        if needed is not None:
+            under_way -= set(proofs.get(needed, ()))
+        if made is not None and link_of(plan.shape, made) == link:
+            under_way.add(made)
+            most = max(most, len(under_way))
+    return most
+
+
 class Mail:
     """All messages of this rank in one step whose order is known beforehand.
 
@@ -323,13 +457,16 @@ class Mail:
             for channel in channels.incoming()
         }
         self._at_home: dict[Message, torch.Tensor] = {}
-        self._rank = channels.rank
+        self._channels = channels
+        self._kind = tuple(shape), dtype
         self._proved: dict[Message, list[Message]] = {}
 
     def expect(self, plan: Plan) -> None:
         """Learn a step's messages; where the plan names its receives, they wait for `post`."""
         place = self._place = plan.shape
-        self._proved = proved_by(plan, self._rank)
+        self._proved = dict(proved_by(plan, self._channels.rank))
+        for channel in self._channels.own:
+            channel.way.reserve(self._room(plan, channel.link), *self._kind)
         for link, inbox in self._inboxes.items():
             messages = plan.messages(link.sender, link.receiver, forward=link.forward)
             known = [(message, place.chunk_of(message.stage)) for message in messages]
@@ -359,3 +496,15 @@ class Mail:
         """Wait until everything has left."""
         for outbox in self._outboxes.values():
             outbox.drain()
+        end_step(self._channels)
+
+    def _room(self, plan: Plan, link: Link) -> int:
+        return most_under_way(plan, link)
+
+
+def end_step(channels: Channels) -> None:
+    """Tell all ways that this rank has received everything, then hear it of the others."""
+    for channel in channels.incoming():
+        channel.way.end_step()
+    for channel in channels.outgoing():
+        channel.way.end_step()

@@ -30,6 +30,7 @@ from training.pipeline.channels import (
     Operation,
     Outbox,
     all_groups,
+    end_step,
     link_of,
     start,
     transfer_of,
@@ -158,7 +159,7 @@ class _Receiver:
         transfer = transfer_of(
             Operation.RECEIVE, channel, message, self._place.chunk_of(message.stage)
         )
-        work = start(transfer, tensor, channel.group)
+        work = start(transfer, tensor, channel.way)
         if on_gpu:
             while not work.is_completed():
                 time.sleep(_POLL_S)
@@ -178,6 +179,8 @@ class AnnouncedMail:
     ) -> None:
         self.arrivals = Arrivals()
         self._place = place
+        self._channels = channels
+        self._kind = tuple(shape), dtype
         like = torch.empty(1, dtype=dtype, device=channels.device).expand(tuple(shape))
         self._on_gpu = channels.device != "cpu"
         self._outboxes = {channel.link: Outbox(channel) for channel in channels.outgoing()}
@@ -188,9 +191,13 @@ class AnnouncedMail:
         }
 
     def expect(self, plan: Plan) -> None:
-        """Learn how many messages a step brings."""
-        for link, receiver in self._receivers.items():
-            receiver.expect(len(plan.messages(link.sender, link.receiver, forward=link.forward)))
+        """Learn how many messages a step brings; all of them may be under way at a time."""
+        for channel in self._channels.own:
+            link = channel.link
+            number = len(plan.messages(link.sender, link.receiver, forward=link.forward))
+            channel.way.reserve(number, *self._kind)
+            if link in self._receivers:
+                self._receivers[link].expect(number)
 
     def announce(self, link: Link, message: Message) -> None:
         """Say that the work for a message begins."""
@@ -226,6 +233,7 @@ class AnnouncedMail:
         self._headers.clear()
         for outbox in self._outboxes.values():
             outbox.drain()
+        end_step(self._channels)
 
 
 class _OrderedProgress(Progress):

@@ -59,6 +59,7 @@ class Pipeline:
         self._executor: Executor | None = None
         self._helped: HelpedDriver | None = None
         self._own_helpers: list[subprocess.Popen[bytes]] = []
+        self._channels: Channels | None = None
         self._plan_of = cache(self._made_plan)
 
     @property
@@ -102,9 +103,11 @@ class Pipeline:
         self._take_share()
 
     def close(self) -> None:
-        """Let helpers go; the job has ended."""
+        """Let helpers and the other ranks' memory go; the job has ended."""
         if self._helped is not None:
             self._helped.close()
+        if self._channels is not None:
+            self._channels.close()
         for helper in self._own_helpers:
             try:
                 helper.wait(HELPER_END_S)
@@ -116,8 +119,9 @@ class Pipeline:
     ) -> HelpedDriver:
         """Make what runs steps with helpers, say where they may come to, and start our own."""
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+        channels = self._channels = Channels(plan.shape, members, device)
         driver = HelpedDriver(
-            Channels(plan.shape, members, device),
+            channels,
             members,
             chunk,
             self._plan_of,
@@ -150,6 +154,7 @@ class Pipeline:
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
         guided = self._settings.pipeline.dpp_choice == "guided"
         channels = Channels(plan.shape, members, device, announces=guided)
+        self._channels = channels
         if not guided:
             return ListDriver(channels)
         limit = self._settings.pipeline.dpp_memory_limit

@@ -1,0 +1,208 @@
+"""Step times of pipeline schedules on two GPUs, beside predictions from the passes of the same run.
+
+`python -m benchmarks.pipeline_runs --device gpu` comes here. All cases run one after the other in
+one set of processes with deterministic kernels, the references (Megatron-Core's schedules of one
+and of two chunks) first and last. A step is the schedule's own time from an idle device to an idle
+device, the reduction of tied embeddings included. Predictions are those of
+`training.pipeline.simulator` for the median time of every pass (by events on the compute stream);
+Megatron-Core's orders are predicted from the passes of the same orders in our executor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.jobs import environment_line, run_ranks
+from benchmarks.pipeline_runs import CHUNKS, REFERENCE, WARM_UP, without_data
+from benchmarks.pipeline_runs_gpu_ranks import Case, Found
+from training.arguments import parse_settings, resolve_sizes
+from training.pipeline.costs import Costs, StageCost
+from training.pipeline.plan import PipelineShape
+from training.pipeline.schedule import plan_for
+from training.pipeline.simulator import predict, predict_megatron
+
+MODEL = tuple(
+    """
+    --num-layers 8 --hidden-size 6144 --num-attention-heads 48 --seq-length 4096
+    --micro-batch-size 1 --global-batch-size 4 --bf16 --lr 1e-4 --hidden-dropout 0
+    --attention-dropout 0 --eval-iters 0 --log-interval 100 --use-distributed-optimizer
+    --pipeline-model-parallel-size 2
+    """.split()  # noqa: SIM905 - shorter and clearer than a list of strings
+)
+DATA = (
+    *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000"),
+    *("--num-workers", "0"),
+)
+TWO_CHUNKS = f"{REFERENCE}, 2 chunks"
+STAND_INS = {REFERENCE: "1f1b", TWO_CHUNKS: "dfc, 2 chunks"}
+"""Whose passes Megatron-Core's orders are predicted from."""
+TRACED = "planned, 2 chunks, traced"
+AUTO = ("--pipeline-schedule", "auto")
+GUIDED = ("--use-dpp", "--dpp-choice", "guided")
+
+
+def cases(folder: Path, num_iterations: int, only: str) -> list[Case]:
+    """All cases in their order; `folder` takes the trace that one of them plans from.
+
+    With `only` those whose name it fits, and those that the others are compared with.
+    """
+    timeline = str(folder / "timeline.json.gz")
+    measured = (*AUTO, "--plan-from", timeline)
+    named: list[tuple[str, tuple[str, ...], dict[str, object]]] = [
+        (REFERENCE, (), {}),
+        (TWO_CHUNKS, tuple(CHUNKS), {}),
+        ("1f1b", ("--pipeline-schedule", "1f1b"), {}),
+        ("zb-h1", ("--pipeline-schedule", "zb-h1"), {}),
+        ("dfc, 2 chunks", (*CHUNKS, "--pipeline-schedule", "dfc"), {}),
+        ("planned, 2 chunks, for even stages", (*CHUNKS, *AUTO), {}),
+        (TRACED, (*CHUNKS, *AUTO), {"timeline": timeline}),
+        ("planned, 2 chunks, for the traced stages", (*CHUNKS, *measured), {}),
+        ("the same, guided", (*CHUNKS, *measured, *GUIDED), {}),
+        ("the same plan, messages late", (*CHUNKS, *measured), {"late_ratio": 0.05}),
+        ("guided, messages late", (*CHUNKS, *measured, *GUIDED), {"late_ratio": 0.05}),
+        ("dfc, 2 chunks, by NCCL", (*CHUNKS, "--pipeline-schedule", "dfc"), {"by_nccl": True}),
+        (TWO_CHUNKS, tuple(CHUNKS), {}),
+        (REFERENCE, (), {}),
+    ]
+    length = ("--train-iters", str(num_iterations))
+    return [
+        Case(name=name, flags=[*MODEL, *DATA, *own, *length], **how)  # type: ignore[arg-type]
+        for name, own, how in named
+        if name in (REFERENCE, TWO_CHUNKS, *STAND_INS.values()) or re.search(only, name)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One case as it ran on both ranks."""
+
+    case: Case
+    found: Sequence[Found]
+
+    @property
+    def step_s(self) -> float:
+        """Median step."""
+        return statistics.median(self.found[-1].steps_s[WARM_UP:])
+
+    @property
+    def iteration_s(self) -> float:
+        """Median iteration, the optimizer's step included."""
+        return statistics.median(self.found[-1].iterations_s[WARM_UP:])
+
+    @property
+    def last_s(self) -> float:
+        """What the end of a step takes when no rank waits there for the other."""
+        return min(found.last_s for found in self.found)
+
+    def num_chunks(self) -> int:
+        """Chunks of a rank."""
+        return 2 if CHUNKS[0] in self.case.flags else 1
+
+
+def measured_costs(row: Row) -> Costs:
+    """Costs of the stages as a plan's passes took in the run."""
+    passes = {name: s for found in row.found for name, s in found.passes_s.items()}
+    num_stages = 2 * row.num_chunks()
+    stages = tuple(
+        StageCost(
+            forward_s=passes[f"F{stage}"],
+            input_gradient_s=passes.get(f"I{stage}", passes.get(f"B{stage}", 0.0)),
+            weight_gradient_s=passes.get(f"W{stage}", 0.0),
+        )
+        for stage in range(num_stages)
+    )
+    message_s = statistics.mean(found.message_s for found in row.found)
+    return Costs(stages=stages, message_s=(message_s,) * (num_stages - 1))
+
+
+def predicted_s(row: Row, costs: Costs) -> float:
+    """The simulator's step."""
+    settings = parse_settings(without_data(row.case.flags))
+    sizes = resolve_sizes(settings, 2)
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    shape = PipelineShape(
+        num_ranks=2, num_microbatches=sizes.num_microbatches, num_chunks=row.num_chunks()
+    )
+    table = costs.table(shape)
+    step = predict_megatron(shape, table) if plan is None else predict(plan, table)
+    return step.step_s + row.last_s
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """All cases as Markdown."""
+    by_name = {row.case.name: row for row in rows}
+    reference_s, chunks_s = (
+        statistics.mean(row.step_s for row in rows if row.case.name == name)
+        for name in (REFERENCE, TWO_CHUNKS)
+    )
+    predicted = {
+        name: predicted_s(row, measured_costs(by_name[STAND_INS.get(name, name)]))
+        for name, row in by_name.items()
+    }
+    lines = [
+        f"| schedule | step, ms | of {REFERENCE}'s | of {REFERENCE}'s with 2 chunks "
+        "| predicted, ms | of predicted 1F1B | of predicted 2 chunks | iteration, ms "
+        "| GiB by rank | losses |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name, step_s = row.case.name, row.step_s
+        late = bool(row.case.late_ratio)
+        expected_s = predicted[name]
+        by_plan = (
+            "– | – | –"
+            if late or "guided" in name
+            else f"{1e3 * expected_s:.1f} | {expected_s / predicted[REFERENCE]:.3f} "
+            f"| {expected_s / predicted[TWO_CHUNKS]:.3f}"
+        )
+        lines.append(
+            f"| {name} | {1e3 * step_s:.1f} | {step_s / reference_s:.3f} "
+            f"| {step_s / chunks_s:.3f} | {by_plan} | {1e3 * row.iteration_s:.1f} "
+            f"| {', '.join(f'{found.peak_gib:.1f}' for found in row.found)} "
+            f"| {_losses(row, by_name)} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _losses(row: Row, by_name: dict[str, Row]) -> str:
+    """Whether every loss is Megatron-Core's with as many chunks, to the last digit."""
+    of = by_name[REFERENCE if row.num_chunks() == 1 else TWO_CHUNKS]
+    own, expected = row.found[-1].losses, of.found[-1].losses
+    return f"{'same' if own == expected else 'DIFFER'} ({float.fromhex(own[-1]):.6f})"
+
+
+def page(num_iterations: int, only: str, command: str) -> str:
+    """Run everything; the result page."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    with TemporaryDirectory() as folder:
+        wanted = cases(Path(folder), num_iterations, only)
+        file, out = Path(folder) / "cases.json", Path(folder) / "found"
+        file.write_text(json.dumps([asdict(case) for case in wanted]), encoding="utf-8")
+        run_ranks(2, ["benchmarks.pipeline_runs_gpu_ranks", str(file), str(out)])
+        of_rank = [
+            [Found(**one) for one in json.loads(Path(f"{out}.{rank}.json").read_text("utf-8"))]
+            for rank in range(2)
+        ]
+        rows = [
+            Row(case=case, found=found)
+            for case, found in zip(wanted, zip(*of_rank, strict=True), strict=True)
+        ]
+        table = table_of(rows)
+    return "\n".join(
+        [
+            "# Pipeline schedules on two GPUs",
+            "",
+            f"`{command}` on {environment_line('gpu')}, CUDA_DEVICE_MAX_CONNECTIONS="
+            f"{os.environ['CUDA_DEVICE_MAX_CONNECTIONS']}. `{' '.join(MODEL)}`; medians of "
+            f"{num_iterations - WARM_UP} steps; late messages: 5 %, by two forwards of a rank.",
+            "",
+            table,
+        ]
+    )
