@@ -60,13 +60,15 @@ def main() -> int:
         subprocess.run([*make, config, "float32"], check=True)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         module = ["--standalone", "-m", "benchmarks.generation_layouts"]
-        done = subprocess.run(
-            [*torchrun, *module, folder, given.device],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+        lines = []
+        with subprocess.Popen(
+            [*torchrun, *module, folder, given.device], stdout=subprocess.PIPE, text=True
+        ) as ranks:
+            assert ranks.stdout is not None
+            for line in ranks.stdout:
+                if line.startswith("| "):
+                    lines.append(line.rstrip())
+                    print(lines[-1], file=sys.stderr, flush=True)
     head = ["# Generating text in layouts", "", environment_line(given.device), ""]
     publish("\n".join([*head, HEAD, *lines, ""]), given.output)
     return 0 if len(lines) == len(LAYOUTS) and all(" yes |" in line for line in lines) else 1

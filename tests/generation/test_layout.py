@@ -1,11 +1,11 @@
-"""Where the tokens of a step stand, and what they see."""
+"""Where the tokens of a step stand, how they are turned, and what they see."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from training.generation.attention import attend
+from training.generation.attention import Rotation, attend, rotate
 from training.generation.layout import Share, _visible, lay_out
 
 SHARES = (
@@ -40,3 +40,19 @@ def test_a_piece_sees_its_row_up_to_each_token_on_every_device(device: str) -> N
             visible=None, is_causal=False, scale=0.5,
         )  # fmt: skip
         torch.testing.assert_close(context[:, :, token : token + 1], seen)
+
+
+@pytest.mark.parametrize("num_turned", [8, 4])
+def test_rotation_turns_pairs_half_a_head_apart(num_turned: int) -> None:
+    torch.manual_seed(0)
+    frequencies = torch.tensor([1.0, 0.5, 0.25, 0.125][: num_turned // 2])
+    turns = Rotation(frequencies, 10, torch.float32).at(torch.tensor([0, 3]))
+    states = torch.randn(2, 5, 8)
+    turned = rotate(states, turns)
+    assert torch.equal(turned[0], states[0])  # position 0 stands still
+    pairs = torch.complex(*states[1, :, :num_turned].chunk(2, dim=-1))
+    expected = pairs * torch.polar(torch.ones_like(frequencies), 3 * frequencies)
+    torch.testing.assert_close(
+        turned[1, :, :num_turned], torch.cat((expected.real, expected.imag), dim=-1)
+    )
+    assert torch.equal(turned[..., num_turned:], states[..., num_turned:])

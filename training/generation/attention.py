@@ -43,8 +43,12 @@ def rotate(states: torch.Tensor, turns: Turns) -> torch.Tensor:
     if num_turned < states.shape[-1]:
         turned = rotate(states[..., :num_turned], turns)
         return torch.cat((turned, states[..., num_turned:]), dim=-1)
-    swapped = states.roll(num_turned // 2, -1)
-    return torch.addcmul(states * cosines, swapped, sines)
+    half = num_turned // 2
+    turned = states * cosines
+    # Half by half: a copy with the halves swapped takes a GPU longer than the products.
+    turned[..., :half].addcmul_(states[..., half:], sines[..., :half])
+    turned[..., half:].addcmul_(states[..., :half], sines[..., half:])
+    return turned
 
 
 class StepState:

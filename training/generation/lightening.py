@@ -8,7 +8,7 @@ calls it, so hooks see what they see in training: layers, attention, MLP, linear
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.nn.functional import linear
 
 _Forward = Callable[..., Any]
+# Of a step, from which on a product cut in two costs no more than the whole.
+_MANY_TOKENS = 512
 _Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -134,6 +136,23 @@ def _mlp(mlp: Any) -> _Forward:
     """Run the two linear layers with the activation, gated or not, between them."""
     widen, narrow = caller(mlp.linear_fc1), caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
+    first, hooks = (
+        mlp.linear_fc1,
+        (mlp.linear_fc1._forward_pre_hooks, mlp.linear_fc1._forward_hooks),
+    )
+
+    def widened(hidden_states: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor
+        inner, bias = widen(hidden_states)
+        return inner if bias is None else inner + bias
+
+    def halves(hidden_states: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Compute gate and values; of many tokens in two products, which leave each in one piece,
+        so that the activation runs at the memory's speed.
+        """
+        if hidden_states.shape[0] < _MANY_TOKENS or first.bias is not None or any(hooks):
+            return widened(hidden_states).chunk(2, dim=-1)
+        return [linear(hidden_states, weight) for weight in first.weight.chunk(2)]
 
     def forward(
         hidden_states: torch.Tensor,
@@ -144,15 +163,9 @@ def _mlp(mlp: Any) -> _Forward:
         if per_token_scale is not None:  # an expert, whose tokens are weighted
             output = MLP.forward(mlp, hidden_states, per_token_scale)
             return output
-        inner, bias = widen(hidden_states)
-        if bias is not None:
-            inner = inner + bias
-        if is_gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = activate(gate).mul_(up)
-        else:
-            inner = activate(inner)
-        output = narrow(inner)
+        gate, up = halves(hidden_states) if is_gated else (widened(hidden_states), None)
+        inner = activate(gate)
+        output = narrow(inner if up is None else inner.mul_(up))
         return output
 
     return forward
