@@ -259,7 +259,7 @@ export function showGeneration(view, state) {
       make("div", { className: "bars", id: "bars" }, step.top.flatMap(([id, logprob, word]) => {
         const bar = make("i");
         bar.style.width = `${100 * Math.exp(logprob) / most}%`;
-        return [make("span", { title: `id ${id}`, className: id === step.token ? "bad" : "" }, visible(word)), bar, make("b", {}, `${(100 * Math.exp(logprob)).toFixed(2)} %`)];
+        return [make("span", { title: `id ${id}`, className: id === step.token ? "chosen" : "" }, visible(word)), bar, make("b", {}, `${(100 * Math.exp(logprob)).toFixed(2)} %`)];
       })));
   }
 
