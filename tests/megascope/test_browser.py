@@ -196,7 +196,7 @@ def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
     assert 0 < shaded.count() <= tab.locator("#tokensA .token").count()
     tab.fill("#heads", "7")
     tab.click("#look")
-    tab.locator("figcaption", has_text="head 7").wait_for()
+    tab.locator(".heads.one figcaption", has_text="head 7").wait_for()
     assert tab.locator(".labelled .rows span").count() > 3
     under = tab.locator("#strips .under span").all_inner_texts()
     assert under == tab.locator("#tokensA .token").all_inner_texts()[:-1]
