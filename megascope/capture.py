@@ -208,7 +208,7 @@ def _sight(
     share = spot.share
     if spot.place.name == "logits" and tensor.shape[-1] != _num_own_rows(spot.module):
         share = Share.WHOLE  # gathered already
-    return Sight(spot, call, in_order(spot, tensor), share, is_gradient, counts)
+    return Sight(spot, call, in_order(spot.place.name, tensor), share, is_gradient, counts)
 
 
 def value_of(output: Output) -> torch.Tensor:
@@ -236,14 +236,14 @@ def _num_own_rows(module: torch.nn.Module) -> int:
     return int(getattr(module, "output_size_per_partition", 0))
 
 
-def in_order(spot: Spot, tensor: torch.Tensor) -> torch.Tensor:
+def in_order(place: str, tensor: torch.Tensor) -> torch.Tensor:
     """Bring a tensor into the order (token, row, …).
 
     Losses are (row, token); routers and experts flatten their tokens, and the generating engine's
     heads have no row: (token, head, channel).
     """
-    if spot.place.name in ATTENTION_INPUTS:
+    if place in ATTENTION_INPUTS:
         return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
-    if spot.place.name == "loss":
+    if place == "loss":
         return tensor.t().unsqueeze(-1)
     return tensor.unsqueeze(1) if tensor.dim() == 2 else tensor

@@ -144,7 +144,7 @@ class Intervening:
         active = [one for one in mine if one.holds_at(self.moment)]
         if not active:
             return tensor
-        ordered = in_order(spot, tensor)
+        ordered = in_order(spot.place.name, tensor)
         grid = _Grid(spot, ordered, self._shares, self.moment)
         changed = ordered
         for one in active:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from megascope.capture import Output, in_order, value_of
-from megascope.places import ATTENTION_INPUTS, Side, Spot
+from megascope.capture import Output, value_of
+from megascope.places import Side, Spot
 
 _Pass: TypeAlias = tuple[tuple[Any, ...], Output | None]
 
@@ -45,7 +45,9 @@ class Notes:
         self._handles = [_watch(module, noted) for module, noted in by_module.items()]
 
     def take(self) -> Iterator[tuple[Spot, list[torch.Tensor]]]:
-        """Yield each spot with its tensors (token, row, …) since the last time, one a pass."""
+        """Yield each spot with its tensors since the last time, one a pass, as the model had them:
+        put them in order (`capture.in_order`) when they are one.
+        """
         for noted in self._noted:
             passed = noted.passed.copy()
             noted.passed.clear()
@@ -74,9 +76,5 @@ def _watch(module: torch.nn.Module, noted: _Noted) -> RemovableHandle:
 def _tensors(spot: Spot, passed: Sequence[_Pass]) -> list[torch.Tensor]:
     if spot.place.side is Side.IN:
         index = spot.place.index
-        found = [inputs[index] for inputs, _ in passed]
-    else:
-        found = [value_of(output) for _, output in passed if output is not None]
-    if spot.place.name in ATTENTION_INPUTS or any(one.dim() != 3 for one in found):
-        found = [in_order(spot, one) for one in found]
-    return found
+        return [inputs[index] for inputs, _ in passed]
+    return [value_of(output) for _, output in passed if output is not None]

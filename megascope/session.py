@@ -24,6 +24,7 @@ import torch
 
 from megascan.errors import ConfigError
 from megascope.attention import probabilities
+from megascope.capture import in_order
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.joining import Part, join_table
@@ -105,7 +106,7 @@ class Run:
 
 @dataclass
 class Seen:
-    """What stays of a run: whole tensors (token, row, …) of this rank, and its tokens."""
+    """What stays of a run: whole tensors of this rank, one a step, and its tokens."""
 
     tokens: list[int]
     places: frozenset[str]
@@ -116,10 +117,13 @@ class Seen:
         """Layers of this rank."""
         return sorted(layer for place, layer in self.tensors if place == "residual")
 
+    def whole(self, place: str, layer: int) -> torch.Tensor:
+        """A place of a layer over all tokens, (token, row, …)."""
+        return in_order(place, torch.cat(self.tensors[place, layer]))
+
     def joined(self, place: str, layer: int) -> torch.Tensor | None:
-        """A place of a layer over all tokens, (token, …) of the one row."""
-        parts = self.tensors.get((place, layer))
-        return None if not parts else torch.cat(parts)[:, 0]
+        """The same of the one row, (token, …); None where this rank has nothing of it."""
+        return self.whole(place, layer)[:, 0] if self.tensors.get((place, layer)) else None
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,8 @@ class _Active:
     num_computed: int = 0
     steps: list[_Step] = field(default_factory=list)
     """Not shown yet."""
-    strips: dict[str, dict[int, Strip]] = field(default_factory=dict)
-    """Of these steps, by place and layer."""
+    num_shown: int = 0
+    """Steps before these."""
     shown_s: float = 0.0
     notes: Notes | None = None
     hooks: ExitStack = field(default_factory=ExitStack)
@@ -152,11 +156,19 @@ class _Active:
         if self.notes is None:
             return
         for spot, tensors in self.notes.take():
+            self.seen.tensors.setdefault((spot.place.name, spot.layer), []).extend(tensors)
+
+    def strips(self) -> dict[str, dict[int, Strip]]:
+        """Return, by place and layer, what the steps have computed that are not shown yet."""
+        self.gather()
+        made: dict[str, dict[int, Strip]] = {}
+        for spot in self.spots:
             place, layer = spot.place.name, spot.layer
-            self.seen.tensors.setdefault((place, layer), []).extend(tensors)
             if place in self.run.places:
-                own = self.strips.setdefault(place, {})
-                own.setdefault(layer, Strip(spot.share, [])).tensors.extend(tensors)
+                newest = self.seen.tensors.get((place, layer), [])[self.num_shown :]
+                if newest:
+                    made.setdefault(place, {})[layer] = Strip(spot.share, newest)
+        return made
 
     def look_away(self) -> None:
         """Take hooks and changes out of the model."""
@@ -293,9 +305,7 @@ class Session:
         replacements = {}
         if source is not None:
             patched = {one.place for one in run.interventions if one.kind == Kind.REPLACE}
-            replacements = {
-                key: torch.cat(parts) for key, parts in source.tensors.items() if key[0] in patched
-            }
+            replacements = {key: source.whole(*key) for key in source.tensors if key[0] in patched}
         return Intervening(
             [self._model.module], run.interventions, shares=self._model.shares,
             replacements=replacements,
@@ -303,10 +313,9 @@ class Session:
 
     def _show_steps(self, active: _Active) -> None:
         """Tell what the steps have shown that wait, a frame each."""
-        active.gather()
         run, steps = active.run, active.steps
-        items, arrays = tables_of(run.reduction, active.strips)
-        active.steps, active.strips = [], {}
+        items, arrays = tables_of(run.reduction, active.strips())
+        active.steps, active.num_shown = [], active.num_shown + len(steps)
         parts = self._collect({"per_token": True, "items": items}, arrays)
         if parts is None:
             return

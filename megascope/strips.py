@@ -12,14 +12,15 @@ from typing import TypeAlias
 
 import torch
 
+from megascope.capture import in_order
 from megascope.frames import Array
-from megascope.places import Share
+from megascope.places import ATTENTION_INPUTS, Share
 from megascope.reductions import reduce, width_of
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One place of one layer: (token, row, …) of each step that waits."""
+    """One place of one layer: what each step that waits has computed there."""
 
     share: Share
     tensors: list[torch.Tensor]
@@ -37,7 +38,8 @@ def tables_of(reduction: str, strips: Strips) -> tuple[list[dict[str, object]], 
     alike: dict[tuple[object, ...], list[str]] = {}
     for place, layers in strips.items():
         tensor = next(iter(layers.values())).tensors[0]
-        alike.setdefault((tensor.shape[1:], tensor.dtype), []).append(place)
+        key = (place in ATTENTION_INPUTS, tensor.shape[1:], tensor.dtype)
+        alike.setdefault(key, []).append(place)
     made: dict[str, Array] = {}
     tables = [_of_all(reduction, strips, places) for places in alike.values()]
     for places, numbers in zip(alike.values(), _on_host(tables), strict=True):
@@ -52,9 +54,10 @@ def tables_of(reduction: str, strips: Strips) -> tuple[list[dict[str, object]], 
 def _item_of(place: str, reduction: str, layers: Mapping[int, Strip]) -> dict[str, object]:
     """How a frame describes the table of one place."""
     first = next(iter(layers.values()))
+    tensor = in_order(place, first.tensors[0])
     return {
         "place": place, "reduction": reduction, "gradient": False, "share": first.share.value,
-        "width": width_of(reduction, first.tensors[0], per_token=True), "layers": list(layers),
+        "width": width_of(reduction, tensor, per_token=True), "layers": list(layers),
         "microbatches": [0],
     }  # fmt: skip
 
@@ -63,7 +66,7 @@ def _of_all(reduction: str, strips: Strips, places: Sequence[str]) -> torch.Tens
     """Partial numbers `(place and layer, 1, token, row, number)` of tensors of the same shape."""
     layers = [strip for place in places for strip in strips[place].values()]
     together = torch.cat([tensor for strip in layers for tensor in strip.tensors])
-    made = reduce(reduction, together)
+    made = reduce(reduction, in_order(places[0], together))
     return made.view(len(layers), 1, -1, *made.shape[1:])
 
 

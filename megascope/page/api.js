@@ -116,6 +116,23 @@ export async function saveParquet(name, columns) {
   save(`${name}.parquet`, await (await post("parquet", { columns })).blob());
 }
 
-export function savePng(name, canvas) {
-  canvas.toBlob(blob => save(`${name}.png`, blob));
+const TITLE = 22, GAP = 10;  // pixels of a picture
+/** Save views one below the other, each as large as it is shown: canvases with a line of words above. */
+export async function savePng(name, views) {
+  if (!views.length) throw new Error("there is nothing to be seen yet");
+  const sizes = views.map(({ canvas }) => [canvas.clientWidth || canvas.width, canvas.clientHeight || canvas.height]);
+  const width = 2 * GAP + Math.max(...sizes.map(size => size[0])), height = GAP + sizes.reduce((sum, size) => sum + TITLE + size[1] + GAP, 0);
+  const ratio = Math.min(devicePixelRatio || 1, 8192 / width, 16384 / height);
+  const drawn = new OffscreenCanvas(width * ratio, height * ratio), g = drawn.getContext("2d"), style = getComputedStyle(document.documentElement);
+  g.scale(ratio, ratio);
+  g.fillStyle = style.getPropertyValue("--card");
+  g.fillRect(0, 0, width, height);
+  Object.assign(g, { fillStyle: style.getPropertyValue("--text"), font: "12px system-ui, sans-serif", imageSmoothingEnabled: false });
+  let top = GAP;
+  views.forEach(({ title, canvas }, at) => {
+    g.fillText(title, GAP, top + 14);
+    g.drawImage(canvas, GAP, top + TITLE, ...sizes[at]);
+    top += TITLE + sizes[at][1] + GAP;
+  });
+  save(`${name}.png`, await drawn.convertToBlob());
 }

@@ -82,7 +82,7 @@ export function showGeneration(view, state) {
   const top = card("top", "What it would say", "probabilities of the token chosen", "third");
   const strips = card("strips", "Strips", "rows are layers, the first on top; columns tokens; ↑ ↓ choose the layer", "", [
     make("button", { id: "difference", className: "chip", onclick: toggleDifference }, "B − A"),
-    make("button", { id: "png", onclick: () => { const canvas = strips.body.querySelector("canvas"); if (canvas) savePng("megascope-strip", canvas); } }, "PNG"),
+    make("button", { id: "png", onclick: guarded(() => savePng("megascope-strips", viewsOf(strips.body, ".strip", strip => strip.firstChild))) }, "PNG"),
     make("button", { id: "parquet", onclick: guarded(exportStrips) }, "Parquet"),
   ]);
   const attention = card("attention", "Attention", "rows look at columns; a click on the words below a map makes it large", "half");
@@ -92,7 +92,8 @@ export function showGeneration(view, state) {
   attention.body.append(make("div", { className: "row" }, make("label", {}, "layer", layerField), make("label", {}, "heads", headsField),
     make("button", { id: "look", onclick: guarded(showAttention) }, "Look"),
     make("button", { id: "allHeads", onclick: () => { headsField.value = Array.from({ length: Math.min(16, state.num_heads) }, (_, i) => i).join(" "); guarded(showAttention)(); } }, "All heads"),
-    make("button", { id: "allLayers", onclick: guarded(showAllLayers) }, "All layers")), maps);
+    make("button", { id: "allLayers", onclick: guarded(showAllLayers) }, "All layers"),
+    make("button", { id: "attentionPng", onclick: guarded(() => savePng("megascope-attention", viewsOf(maps, "figure", figure => figure.lastChild))) }, "PNG")), maps);
   const lens = card("lens", "Logit lens", "what each layer would say next; bold is what came", "half");
   const pca = card("pca", "PCA of the stream", "all tokens and layers; colour is the layer", "half");
   const pcaCanvas = make("canvas", { id: "pcaCanvas", className: "smooth" });
@@ -258,7 +259,7 @@ export function showGeneration(view, state) {
       make("div", { className: "bars", id: "bars" }, step.top.flatMap(([id, logprob, word]) => {
         const bar = make("i");
         bar.style.width = `${100 * Math.exp(logprob) / most}%`;
-        return [make("span", { title: `id ${id}`, className: id === step.token ? "bad" : "" }, visible(word)), bar, make("b", {}, `${(100 * Math.exp(logprob)).toFixed(2)} %`)];
+        return [make("span", { title: `id ${id}`, className: id === step.token ? "chosen" : "" }, visible(word)), bar, make("b", {}, `${(100 * Math.exp(logprob)).toFixed(2)} %`)];
       })));
   }
 
@@ -304,9 +305,14 @@ export function showGeneration(view, state) {
 
   /** The lowest and the highest number with the colours between them. */
   function scaleOf(scale, low, high) {
-    const bar = make("i", { className: "scale" }), most = Math.max(Math.abs(low), Math.abs(high));
+    const bar = make("i", { className: "scale" }, " to "), most = Math.max(Math.abs(low), Math.abs(high));
     bar.style.backgroundImage = colourBar(scale);
     return scale === "both" ? [number(-most), bar, number(most)] : [number(low), bar, `${number(high)}${scale === "log" ? " (log)" : ""}`];
+  }
+
+  /** The canvases of some elements with the words of a part of each, to be saved. */
+  function viewsOf(parent, selector, partOf) {
+    return Array.from(parent.querySelectorAll(selector), one => ({ canvas: one.querySelector("canvas"), title: Array.from(partOf(one).childNodes, node => node.textContent).join("    ") }));
   }
 
   async function exportStrips() {

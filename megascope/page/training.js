@@ -19,7 +19,7 @@ export function showTraining(view, first) {
   const map = make("canvas", { id: "map", tabIndex: 0 }), lines = make("canvas", { id: "lines", className: "smooth" });
   map.style.height = "220px";
   const health = card("health", "By layer and iteration", "rows are layers, the first on top; red is not finite", "two-thirds", [
-    make("button", { id: "png", onclick: () => savePng("megascope", map) }, "PNG"),
+    make("button", { id: "png", onclick: guarded(() => savePng("megascope", [{ canvas: map, title: `${chosen.key}: ${legend.textContent}` }, { canvas: lines, title: "by layer" }])) }, "PNG"),
     make("button", { id: "parquet", onclick: guarded(exportSeries) }, "Parquet"),
   ]);
   const legend = make("div", { className: "empty" });

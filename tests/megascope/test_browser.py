@@ -196,7 +196,7 @@ def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
     assert 0 < shaded.count() <= tab.locator("#tokensA .token").count()
     tab.fill("#heads", "7")
     tab.click("#look")
-    tab.locator("figcaption", has_text="head 7").wait_for()
+    tab.locator(".heads.one figcaption", has_text="head 7").wait_for()
     assert tab.locator(".labelled .rows span").count() > 3
     under = tab.locator("#strips .under span").all_inner_texts()
     assert under == tab.locator("#tokensA .token").all_inner_texts()[:-1]
@@ -330,7 +330,13 @@ def test_stop_ends_a_long_run(speaking: str, opened: Callable[..., Any]) -> None
     assert tab.locator("#tokensA .token.new").count() < 50
 
 
-def test_exports_are_a_picture_and_a_table(speaking: str, opened: Callable[..., Any]) -> None:
+def png_size(path: Path) -> tuple[int, int]:
+    content = path.read_bytes()
+    assert content[:4] == b"\x89PNG"
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def test_exports_are_pictures_and_a_table(speaking: str, opened: Callable[..., Any]) -> None:
     import pyarrow.parquet as pq
 
     tab = opened(speaking)
@@ -338,7 +344,12 @@ def test_exports_are_a_picture_and_a_table(speaking: str, opened: Callable[..., 
     run_prompt(tab)
     with tab.expect_download() as picture:
         tab.click("#strips #png")
-    assert Path(picture.value.path()).read_bytes()[:4] == b"\x89PNG"
+    width, height = png_size(Path(picture.value.path()))
+    assert width > 1000 and height > 4 * 60  # all four strips, as large as they are shown
+    tab.locator("canvas.head").first.wait_for()
+    with tab.expect_download() as picture:
+        tab.click("#attentionPng")
+    assert min(png_size(Path(picture.value.path()))) > 200
     with tab.expect_download() as table:
         tab.click("#strips #parquet")
     found = pq.read_table(table.value.path()).to_pydict()
