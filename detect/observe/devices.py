@@ -7,9 +7,10 @@ Launchers number the ranks host by host and give the n-th of a host its n-th dev
 
 So a trace that names no hosts tells them all the same, if all of its ranks keep to that.
 
-Ranks record a sample of each counter of their device at every window; what counts is the median
-over the windows, and of the mask of reasons for a lowered clock the bits that are set in more than
-half of them: 0x4, 0x44, 0x44 over three windows are 0x44, power cap and thermal slowdown.
+Ranks record a sample of each counter of their device at a window's end, twice a second at most;
+what counts is the median over the windows, and of the mask of reasons for a lowered clock the bits
+that are set in more than half of them: 0x4, 0x44, 0x44 over three windows are 0x44, power cap and
+thermal slowdown.
 """
 
 from __future__ import annotations

@@ -39,19 +39,30 @@ from megascan.rankfile import SpanRecord
 from megascan.schema import Track
 from megascan.tracer.timer import AsyncWork, ClockCheck, Mark, Span, Step, WindowTimes, no_step
 
+_LEAST_NS_BETWEEN_READINGS = 500_000_000
+"""A reading takes a millisecond of the driver, which training's launches need, too."""
+
 
 class Nvml:
     """One device, found by its UUID; without the pynvml package or a driver it reads nothing."""
 
     def __init__(self, uuid: str) -> None:
         self._readings: dict[str, Callable[[], float]] = {}
+        self._read_at_ns: int | None = None
         with contextlib.suppress(Exception):  # absent package, driver or permission
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._readings = _readings_of(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def read(self) -> dict[str, float]:
-        """Read what this device tells; a reading that it does not support is left out."""
+        """Read what this device tells; nothing where it was read within the last half second.
+
+        A reading that it does not support is left out.
+        """
+        now = now_ns()
+        if self._read_at_ns is not None and now - self._read_at_ns < _LEAST_NS_BETWEEN_READINGS:
+            return {}
+        self._read_at_ns = now
         values: dict[str, float] = {}
         for name, reading in self._readings.items():
             with contextlib.suppress(Exception):  # NVMLError_NotSupported, a lost device
@@ -148,6 +159,8 @@ class EventPool:
 
 
 _MAX_REFERENCE_DISTANCE_MS = 250.0
+_EVENTS_A_STEP, _SPANS_A_STEP = 4, 8
+"""What the writer's thread does without looking at the clock: some 20 µs."""
 _RATE_TOLERANCE = 5e-6
 """Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
 
@@ -199,13 +212,14 @@ class DeviceTimes:
         """
         times: dict[int, float] = {}
         reference, reference_ms = opened, 0.0
-        for event in events:
+        for number, event in enumerate(events):
             wait_for(event)
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
             if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
                 reference, reference_ms = event, times[id(event)]
-            step()
+            if not number % _EVENTS_A_STEP:
+                step()
         return times, reference_ms + reference.elapsed_time(closed)
 
     def host_ns(self, mark: Mark) -> int:
@@ -349,13 +363,16 @@ class CudaTimer:
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = distinct_marks(spans)
         host = DeviceTimes(marks, opened, closed, step)
-        records = [self._record(span, host, step) for span in spans]
+        records = []
+        for number, span in enumerate(spans):
+            records.append(self._record(span, host))
+            if not number % _SPANS_A_STEP:
+                step()
         self._pool.give_back([mark.event for mark in marks])
         self._pool.give_back([opened.event, closed.event])
         return _in_lanes(spans, records)
 
-    def _record(self, span: Span, host: DeviceTimes, step: Step) -> SpanRecord:
-        step()
+    def _record(self, span: Span, host: DeviceTimes) -> SpanRecord:
         start_ns, end_ns = host.host_ns(span.begin), host.host_ns(span.end)
         if self._record_launches and isinstance(span.begin, CudaMark):
             span.arguments["launch_ns"] = span.begin.launch_ns - start_ns

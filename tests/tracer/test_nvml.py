@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from megascan.tracer import cuda
 from megascan.tracer.cuda import Nvml
 
 UUID = "GPU-3f9a"
@@ -56,6 +57,16 @@ def test_a_reading_that_the_device_lacks_is_left_out(monkeypatch):
     package.nvmlDeviceGetPowerUsage = refuse
     monkeypatch.setitem(sys.modules, "pynvml", package)
     assert set(READINGS) - set(Nvml(UUID).read()) == {"power_w"}
+
+
+def test_short_windows_share_a_reading(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", make_package())
+    now_ms = [0]
+    monkeypatch.setattr(cuda, "now_ns", lambda: now_ms[0] * 1_000_000)
+    device, found = Nvml(UUID), []
+    for now_ms[0] in (0, 100, 499, 500, 900, 1001):
+        found.append(bool(device.read()))
+    assert found == [True, False, False, True, False, True]
 
 
 def test_another_device_is_not_read(monkeypatch):
