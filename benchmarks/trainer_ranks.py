@@ -137,7 +137,9 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
     gc.collect()
     after = _cores()
     if rank == 0:
-        (folder / DONE).write_text(json.dumps([before, after]), encoding="utf-8")
+        whole = folder.parent / "cores.json"
+        whole.write_text(json.dumps([before, after]), encoding="utf-8")
+        whole.rename(folder / DONE)  # never seen half written
 
 
 def _cores() -> list[float]:
