@@ -178,6 +178,8 @@ def effect(row: Threshold, factor: float, judged: Sequence[Judged]) -> str:
     except ConfigError:
         return "out of range"
     except (ValueError, IndexError, ZeroDivisionError) as error:
+        if row.unit.startswith("share") and row.value * factor > 1.0:
+            return "out of range"
         return f"fails ({type(error).__name__})"
     before = [one.outcome for one in judged]
     return (

@@ -2,12 +2,12 @@
 
 Fed by an examination (verdict and matrices), a what-if result and, where there is one, the
 timeline. `contents` lays out the words, `figures`, `series` and `strip` collect the numbers that
-the page's script draws, `facts` lists what was traced, and `markup` puts words, numbers, style
+the page's script draws, `about` lists what was traced, and `markup` puts words, numbers, style
 (`page.css`) and script (`script/`) into one HTML document. Start reading at `contents`.
 """
 
+from detect.page.about import Fact, facts_of_op_table, facts_of_timeline
 from detect.page.contents import PageInputs
-from detect.page.facts import Fact, facts_of_op_table, facts_of_timeline
 from detect.page.markup import render_page
 
 __all__ = [

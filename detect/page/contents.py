@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from detect.causes.registry import POWER_WORDS
 from detect.detector import Examination
-from detect.page.facts import Fact
+from detect.page.about import Fact
 from detect.page.figures import (
     ALIKE,
     LINK_EDGE,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +10,7 @@ import pytest
 from megascan.errors import InputError
 from megascan.reader import Format, read_trace, sniff
 from megascan.topology import Layout
+from tests import ranks
 
 if TYPE_CHECKING:
     from conftest import Profiles
@@ -119,16 +117,10 @@ dist.destroy_process_group()
 @pytest.mark.distributed
 def test_a_real_profile_of_two_gloo_processes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)],
-            env=environment,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    workers = [ranks.start("-c", PROGRAM, rank, tmp_path) for rank in range(2)]
+    for worker in workers:
+        said, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0, said
     assert sniff(tmp_path) is Format.KINETO
     trace = read_trace(tmp_path)
     table = trace.spans.to_pandas()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ranks
+
 if TYPE_CHECKING:
     from conftest import Run
 
@@ -151,10 +153,9 @@ def test_a_core_that_something_else_keeps_busy_is_named(
 
 
 @pytest.mark.distributed
-def test_everything_on_a_machine_without_gpus(run: Run, tmp_path: Path) -> None:
-    done = run(
-        "healthcheck.py", "--cpu", "--min-disk-gb", "0.001", "--json", str(tmp_path / "h.json")
-    )
+def test_everything_on_a_machine_without_gpus(tmp_path: Path) -> None:
+    words = ("--cpu", "--min-disk-gb", "0.001", "--json", tmp_path / "h.json")
+    done = ranks.run(SCRIPTS / "healthcheck.py", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads((tmp_path / "h.json").read_text())
     checks = {check["name"]: check for check in answer["checks"]}
