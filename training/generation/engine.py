@@ -16,8 +16,8 @@ from megatron.core import parallel_state
 
 from training.generation.callback import GenerationCallback
 from training.generation.exchange import NOTHING, Commands, Exchange
+from training.generation.graphs import Recorder, Replay
 from training.generation.layout import lay_out
-from training.generation.replay import Recorder, Replay
 from training.generation.request import Answer, Limits, Request, TokenScore
 from training.generation.sampling import Choice, choose
 from training.generation.scheduler import Scheduler, Step, Target

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from training.generation.callback import GenerationCallback
     from training.generation.engine import Engine
-    from training.generation.replay import Recorder
+    from training.generation.graphs import Recorder
 
 _MOST_ROWS = 32
 _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -110,7 +110,7 @@ class GenerationJob:
         Without a recorder steps are replayed where `has_graphs` says so.
         """
         from training.generation.engine import Engine
-        from training.generation.replay import CudaGraphs
+        from training.generation.graphs import CudaGraphs
         from training.generation.stage import Stage
 
         stage = Stage(
