@@ -18,6 +18,7 @@ import numpy as np
 
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.kernels import is_profile, with_kernels
+from detect.observe.launches import launch_pace
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.spans import (
     WORK_NAMES,
@@ -93,13 +94,15 @@ def observe(timeline: Timeline) -> Observations:
         layers=layers_of(index),
         busy_ns=np.nan_to_num(index.summed(passes.rows, passes.busy_ns)) + np.nan_to_num(optimizer),
         optimizer_ns=optimizer,
-        lost_ns=_recorded(lost, timeline, transfers),
+        lost_ns=_recorded(lost, timeline, transfers, index),
         host_gap_ns=gaps,
         stalled_ns=stalled,
         stolen_ns=stolen,
         waiting_ns=waiting_time(index),
         # not of passes: they begin with their launch, fed or not
         starved_share=None if index.is_cpu else starved_share(index, layer_modules(index)),
+        loading_ns=index.summed(passes.data_rows, index.duration[passes.data_rows].astype(float)),
+        launch_pace=launch_pace(index),
         entangled_phases=passes.entangled_phases,
         mixes_communication=index.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(index, timeline),
@@ -196,13 +199,19 @@ def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats
 
 
 def _recorded(
-    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None
+    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None, index: SpanIndex
 ) -> dict[Cause, Floats]:
-    """Return the lost times that this trace can tell about, late exits among them."""
+    """Return the lost times that this trace can tell about, late exits among them; NaN where a rank
+    recorded nothing of an iteration: it lost what nobody knows.
+    """
+    place = (index.row * index.shape[1] + index.slot)[index.counts]
+    absent = np.bincount(place, minlength=index.shape[0] * index.shape[1]).reshape(index.shape) == 0
     kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
     if not _is_full(timeline):
         kept.pop(Cause.GC, None)
-    return kept if transfers is None else kept | {Cause.LINK: transfers.late_ns}
+    if transfers is not None:
+        kept[Cause.LINK] = transfers.late_ns
+    return {cause: np.where(absent, np.nan, time_ns) for cause, time_ns in kept.items()}
 
 
 def _stolen(index: SpanIndex, passes: _Passes) -> Floats:
