@@ -234,6 +234,33 @@ class _Starvation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Pace:
+    """Hosts that launch slowly."""
+
+    quick_share: float = limit(
+        0.25, "share of the steps", Origin.CONVENTION,
+        "from launch to launch that are quicker than the value of a rank: pauses are no pace",
+    )  # fmt: skip
+    most_lead_ns: int = limit(
+        5_000_000, "ns", Origin.PHYSICS,
+        "ahead of its device that no queue is full: it holds 1,024 launches of 5 µs and more; a "
+        "host that is further ahead may be held back, whatever its own pace",
+    )  # fmt: skip
+    spread_log: float = limit(
+        0.03, "log", Origin.PHYSICS, "by which the launching of sound hosts differs at least"
+    )
+    slow_log: float = limit(
+        math.log(1.35), "log", Origin.BENCHMARK,
+        "by which each rank of a host that launches slowly exceeds those of all others: processors "
+        "of one model, and a few iterations on sound hosts, differ by less",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.02, "share of an iteration", Origin.BENCHMARK,
+        "that its devices stand still for it before slow launching is worth a name",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Compute:
     """Ranks that compute slowly."""
 
@@ -374,8 +401,9 @@ class _Device:
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
     isolated_share: float = limit(
-        0.25, "share of the effect", Origin.BENCHMARK,
-        "by which a rank exceeds its TP mates in one pass: they wait for it in the other",
+        0.4, "share of the effect", Origin.BENCHMARK,
+        "by which a rank exceeds its TP mates in one pass: they wait for it in the other, which is "
+        "no data that all of them share on chips that differ",
     )  # fmt: skip
     least_isolated_log: float = limit(
         0.02, "log", Origin.BENCHMARK, "by which it exceeds them at least"
@@ -954,6 +982,7 @@ PASSES = _Passes()
 KERNELS = _Kernels()
 STALLS = _Stalls()
 STARVATION = _Starvation()
+PACE = _Pace()
 COMPUTE = _Compute()
 ORDINARY = _Ordinary()
 PAIRS = _Pairs()
@@ -981,6 +1010,7 @@ TABLES: Mapping[str, DataclassInstance] = {
     "kernels": KERNELS,
     "stalls": STALLS,
     "starvation": STARVATION,
+    "pace": PACE,
     "compute": COMPUTE,
     "ordinary": ORDINARY,
     "pairs": PAIRS,

@@ -35,7 +35,7 @@ from scipy import special
 
 from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
-from detect.causes.lost_time import OF_FIRST, mates_that_load
+from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
@@ -60,8 +60,8 @@ SHARED = (
     "show, may be the reason as well"
 )
 MATE = (
-    "a rank of its TP group has such bursts in the same iterations, and longer ones: waiting for "
-    "it, which the trace does not show, may be the reason as well"
+    "a rank of its TP group stands still or computes slowly now and then as well, or recorded "
+    "nothing: waiting for it, which the trace does not show, may be the reason as well"
 )
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
@@ -117,7 +117,7 @@ class _Burst:
     is_shared: bool = False
     """Whether most rows of its stage have such bursts."""
     is_mates: bool = False
-    """Whether a row of its TP group has longer ones in most of its hits."""
+    """Whether a row of its TP group has some as well, or recorded nothing in most of its hits."""
     is_one_speed: bool = False
     """Whether its slow passes are slow by one and the same factor, as of a device that has two
     speeds; noise has no such second level."""
@@ -547,7 +547,11 @@ def _doubt(seen: Observations, burst: _Burst, cause: Cause) -> tuple[str, ...]:
         return (SHARED if burst.is_shared else MATE,)
     if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-        if cause == Cause.LOADER and usual >= BURSTS.shared_storage_share:
+        others = np.flatnonzero(burst.others)
+        is_shared = usual >= BURSTS.shared_storage_share
+        if cause == Cause.LOADER and (
+            is_shared or others_load_as_long(seen, burst.row, others, burst.hits)
+        ):
             return (STORAGE,)
         is_first = int(seen.members.place["tp"][burst.row]) == 0
         alone = is_first and mates_that_load(seen) is not None
@@ -618,8 +622,11 @@ def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> l
     ]  # fmt: skip
 
 
-def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
-    """Return rows whose passes are slow now and then; in these, by the floor of slowdowns."""
+def _throttled(inquiry: Inquiry, known: Flags, paused: Sequence[_Burst]) -> list[_Burst]:
+    """Return rows whose passes are slow now and then; in these, by the floor of slowdowns.
+
+    `paused` rows stand still now and then, and others may wait for them.
+    """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
         order = np.argsort(seen.work.microbatch, kind="stable")
@@ -635,21 +642,21 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
         replace(
             one,
             is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()),
-            is_mates=_waits_for_mate(seen, one, found),
+            is_mates=_waits_for_mate(seen, one, [*found, *paused]),
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
 
 
-def _waits_for_mate(seen: Observations, burst: _Burst, found: list[_Burst]) -> bool:
-    """Return whether a row of the same TP group has longer bursts in most of these iterations."""
-    mates = set(mates_of(seen.members, burst.row).tolist())
-    return any(
-        one.row in mates
-        and one.excess.mean() > burst.excess.mean()
-        and float(one.hits[burst.hits].mean()) > BURSTS.most_of_host_share
-        for one in found
-    )
+def _waits_for_mate(seen: Observations, burst: _Burst, found: Sequence[_Burst]) -> bool:
+    """Return whether a row of the same TP group has bursts, too, or recorded nothing in most of
+    these iterations: which waits for which is not known, and who waits may lose more.
+    """
+    mates = mates_of(seen.members, burst.row)
+    if np.isin(mates, [one.row for one in found]).any():
+        return True
+    absent = ~np.isfinite(seen.work.log_ns[mates][:, burst.hits]).any(axis=2)
+    return bool((absent.mean(axis=1) > BURSTS.most_of_host_share).any())
 
 
 def _search(inquiry: Inquiry) -> Answer:
@@ -664,7 +671,7 @@ def _search(inquiry: Inquiry) -> Answer:
     paused = _pauses(inquiry, known, named) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
-    throttled = _throttled(inquiry, known)
+    throttled = _throttled(inquiry, known, paused)
     return Answer(
         findings=(
             *((_host_finding(seen, host),) if host else ()),

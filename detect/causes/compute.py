@@ -463,19 +463,23 @@ def _alone_on_its_stage(slow: SlowRow) -> _Decision:
 
 def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
     """Return why the slowness need not be the node's, as a sentence; None where it is."""
-    where = _of_position(inquiry.seen.members, found, slow)
+    where = _of_position(inquiry.seen, found, slow)
     if where is not None:
         return f"{where}: that may be the work of the place as well as the device"
     floor = float(np.log(inquiry.settings.min_slowdown))
-    effect = slow.suspect.course.effect
-    lasts = float(np.mean(slow.suspect.course.active)) >= ORDINARY.mostly_share
-    if effect >= ORDINARY.small_floors * floor or not lasts:
-        return None
-    if slow.num_peers == 1:
+    course = slow.suspect.course
+    effect = course.effect
+    lasts = float(np.mean(course.active)) >= ORDINARY.mostly_share
+    is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
+    if is_pair and is_small and (lasts or len(course.episodes) > 1):
         return "two sound devices may differ by as much, and it has one peer only"
+    if not lasts or not (is_small or (is_pair and effect < PAIRS.min_effect_log)):
+        return None
     large = [one.suspect.row for one in found.slow
              if one.suspect.course.effect >= ORDINARY.small_floors * floor]  # fmt: skip
     others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
+    if is_pair:  # its peer is as far below it
+        others[slow.peers] = False
     levels = np.abs(robust.median(found.residuals.value[others], axis=1))
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
@@ -493,24 +497,28 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
     )
 
 
-def _of_position(members: Members, found: ComputeSearch, slow: SlowRow) -> str | None:
+def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
     """Return how the place of the rank within its replica may explain it, None where it does not.
 
-    All ranks of the place, in the job or in the stage, are slow alike by a little; of a place that
-    occurs once, only the first counts.
+    All ranks of the place, in the job or in the stage, are slow alike, by a little or with
+    optimizers that are not; of a place that occurs once, only the first counts.
     """
+    members = seen.members
     coordinates, row = members.place, slow.suspect.row
     effect = slow.suspect.course.effect
     same = np.ones(len(members), dtype=bool)
     for axis in ("tp", "cp", "ep"):
         same &= coordinates[axis] == coordinates[axis][row]
-    if same.all() or effect >= ORDINARY.position_reach_log or not slow.suspect.course.active.all():
+    is_little = effect < ORDINARY.position_reach_log
+    if same.all() or not slow.suspect.course.active.all():
+        return None
+    if not is_little and optimizer_shows(found.optimizer, _effects(seen, found, slow), row):
         return None
     effects = np.zeros(len(members))
     for one in found.slow:
         effects[one.suspect.row] = one.suspect.course.effect
     if int(same.sum()) == 1:
-        first = all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
+        first = is_little and all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
         words = "it is the first rank of the job's only TP group, which loads and logs"
         return words if first else None
     of_stage = same & (members.stage == members.stage[row])

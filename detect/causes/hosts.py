@@ -25,6 +25,10 @@ whole stages, slower passes count only if the optimizer, which no data and no pa
 microbatches lengthens, is slower as well, or if all its devices are starved and the others' are
 fed: longer work lets a host get ahead, it does not hold it back.
 
+How long a host takes from one launch to the next depends neither on data nor on what a stage
+computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
+fault if all of its ranks launch slower than all others, and its devices stand still for longer.
+
 A change inside the window decides what a level does not: neither the layers of a stage nor the
 length of a replica's documents begin in the middle of a trace. The host's ranks minus the others,
 (iteration,), are split where the two parts differ most:
@@ -61,10 +65,11 @@ from detect.stats.persistence import Course
 from detect.stats.residuals import stage_groups
 from detect.text import counted, milliseconds, times
 from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
-COMPUTE, OPTIMIZER = "compute", "optimizer"
+COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"
 LOST = {"host": Cause.HOST, "loader": Cause.LOADER}
 DEVICE_ADVICE = (
     "read the clocks, throttle reasons and temperatures of all GPUs of that host (nvidia-smi -q -d "
@@ -191,6 +196,9 @@ class _Channels:
         everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
         mean = partial(robust.mean, axis=1)
         self._by_name = {OPTIMIZER: _Channel(optimizer, _places(seen), control, mean)}
+        of_all = [_Place(np.arange(len(control)), (everybody,))]
+        if seen.launch_pace is not None:
+            self._by_name[PACE] = _Channel(seen.launch_pace, of_all, control, robust.centre)
         for name, cause in LOST.items():
             lost, places = seen.lost(cause) / step_ns, _places(seen, everybody)
             self._by_name[name] = _Channel(lost, places, control, mean)
@@ -201,7 +209,6 @@ class _Channels:
         self._passes = _Channel(seen.work.log_ns, stages, control, robust.centre)
         self._layers = None
         if seen.layers is not None:
-            of_all = [_Place(np.arange(len(control)), (everybody,))]
             self._layers = _Channel(seen.layers.log_ns, of_all, control, robust.centre)
 
     def without(self, own: Flags, *, by_layers: bool) -> dict[str, _Over]:
@@ -304,9 +311,10 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
-    named = _named(inquiry, sides, tests, sure)
-    is_shown = named is not None and not _of_its_stage(sides, *named)
-    if named is not None and named[0] in LOST.values():
+    named = late = _launches_slowly(sides, sure)
+    named = named or _named(inquiry, sides, tests, sure)
+    is_shown = named is not None and (named is late or not _of_its_stage(sides, *named))
+    if named is not None and named is not late and named[0] in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
         slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
@@ -325,7 +333,9 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         cause=cause,
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
-        excess_ns=_excess_ns(
+        excess_ns=_late_ns(sides, tests)
+        if named is late
+        else _excess_ns(
             sides, test, by_compute=cause == Cause.COMPUTE or test is tests.get(COMPUTE)
         ),
         tests=tests if change is None else {change.name: change.test},
@@ -463,6 +473,26 @@ def _named(
     return None
 
 
+def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Test] | None:
+    """Return what its devices lose to a host that launches slowly, None where it does not.
+
+    As long as its devices stand still for it: what is launched late and computed early harms
+    nobody. The certainty is that of the launching.
+    """
+    pace = sure.get(PACE)
+    if pace is None:
+        return None
+    level = sides.over[PACE].level
+    own, others = level[sides.own], level[sides.control]
+    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= SLOW_PACE.slow_log:
+        return None
+    lost = sides.over[Cause.HOST.value].level
+    effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))
+    if not effect >= SLOW_PACE.least_share:
+        return None
+    return Cause.HOST, _Test(effect, effect * pace.error / pace.effect, pace.p_value)
+
+
 def _is_starved(sides: _Sides) -> bool:
     """Whether all of the host's devices wait for their launches, and those of the others do not.
 
@@ -484,12 +514,13 @@ def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
 def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
     """Yield the test of every channel that the trace has on both sides."""
     for name, over in sides.over.items():
-        test = _test(sides, over.level, is_log=name not in LOST)
+        test = _test(sides, name, over.level)
         if test is not None:
             yield name, test
 
 
-def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
+def _test(sides: _Sides, name: str, level: Floats) -> _Test | None:
+    is_log = name not in LOST
     known = np.isfinite(level)
     mine, others = level[sides.own & known], level[sides.control & known]
     if len(mine) < HOSTS.min_ranks or len(others) < HOSTS.min_control:
@@ -497,6 +528,7 @@ def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
     centre = float(np.median(others))
     effect = float(np.mean(mine)) - centre
     usual = HOSTS.spread_log if is_log else HOSTS.spread_share
+    usual = SLOW_PACE.spread_log if name == PACE else usual
     spread = max(float(np.std(others, ddof=1)), usual)
     error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
     host = sides.host[sides.control & known]
@@ -510,6 +542,18 @@ def _test(sides: _Sides, level: Floats, *, is_log: bool) -> _Test | None:
     is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
     p_value = float(special.stdtr(degrees, -effect / error)) if is_shared else 1.0
     return _Test(effect, error, p_value)
+
+
+def _late_ns(sides: _Sides, tests: Mapping[str, _Test]) -> Floats:
+    """Time lost an iteration by the slowest rank of a host that launches slowly, (iteration,): its
+    device stands still between operations, and inside them, which makes its passes longer.
+    """
+    seen, own = sides.seen, sides.own
+    lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
+    longer = tests[COMPUTE].effect if COMPUTE in tests else 0.0
+    inside = np.nan_to_num(seen.busy_ns) * (1.0 - float(np.exp(-max(longer, 0.0))))
+    excess = (lost + inside)[own].max(axis=0) - robust.median(lost[~own], axis=0)
+    return np.asarray(np.clip(excess, 0.0, seen.iteration_ns))
 
 
 def _excess_ns(sides: _Sides, test: _Test, *, by_compute: bool) -> Floats:
@@ -569,6 +613,8 @@ def _measured(tests: Mapping[str, _Test]) -> str:
     words = [
         f"time lost to the {name} {test.effect:+.1%} of the iteration"
         if name in LOST
+        else f"time from launch to launch {times(float(np.exp(test.effect)))}"
+        if name == PACE
         else f"{name} {times(float(np.exp(test.effect)))}"
         for name, test in tests.items()
     ]

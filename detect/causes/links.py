@@ -74,6 +74,8 @@ class _Units:
     transfers: Transfers
     crosses: Flags
     """(unit,): over the network, between hosts; the others stay inside one."""
+    way: Integers
+    """(unit,): a number for either of these; where hosts are not known, one for each axis."""
 
     def of_rank(self, rank: int, like: int) -> list[int]:
         """Return the edges and groups of a rank that take the same way as `like`: GPUs are linked
@@ -84,6 +86,10 @@ class _Units:
             for unit, ranks in enumerate(self.members)
             if rank in ranks and self.crosses[unit] == self.crosses[like]
         ]
+
+    def witnesses(self, rank: int, like: int) -> list[int]:
+        """Return those of a rank that surely take the same way as `like`."""
+        return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
 
     def values(self, excluded: Flags) -> Floats:
         """Log residual, (unit, iteration): mean over the unit's kinds."""
@@ -101,8 +107,15 @@ def _units(transfers: Transfers, members: Members) -> _Units:
         rank: host for ranks, host in zip(members.workers, members.hosts, strict=True)
         for rank in ranks
     }  # fmt: skip
+    axes = {place[name]: transfers.kinds[int(kind)].split()[0]
+            for name, kind in zip(transfers.members, transfers.kind, strict=True)}  # fmt: skip
     crosses = np.array([len({hosts.get(rank) for rank in ranks}) > 1 for ranks in names])
-    return _Units(members=tuple(names), unit=unit, transfers=transfers, crosses=crosses)
+    ways = [
+        str(crosses[number]) if all(hosts.get(rank) for rank in ranks) else axes[number]
+        for number, ranks in enumerate(names)
+    ]
+    way = np.unique(ways, return_inverse=True)[1].reshape(-1)
+    return _Units(members=tuple(names), unit=unit, transfers=transfers, crosses=crosses, way=way)
 
 
 def _search_connections(inquiry: Inquiry) -> Answer:
@@ -173,10 +186,13 @@ def _is_isolated(
     """
     if len(ranks) == 1:
         return True
+    recorded = {rank for workers in seen.members.workers for rank in workers}
+    if not recorded.issuperset(ranks):
+        return False
     places = [_device_of(seen.members, rank) for rank in ranks]
     if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
-    return len(ranks) == 2 and all(fine[units.of_rank(rank, worst)].any() for rank in ranks)
+    return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
 def _device_of(members: Members, rank: int) -> tuple[str, int]:

@@ -17,16 +17,28 @@ from dataclasses import replace
 import numpy as np
 
 from detect.causes.device import mates_of
-from detect.causes.lost_time import OF_FIRST, Loss, lost_time, mates_that_load, stage_peers
+from detect.causes.lost_time import (
+    OF_FIRST,
+    Loss,
+    lost_time,
+    mates_that_load,
+    others_load_as_long,
+    stage_peers,
+)
 from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.causes.starvation import host_advice, hosts_are_all_late, is_host_bound
+from detect.causes.starvation import (
+    host_advice,
+    hosts_are_all_late,
+    is_host_bound,
+    launches_slowly,
+)
 from detect.observe.observations import Members, Observations
-from detect.report import Cause, Owner
+from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds
-from detect.thresholds import LOSSES
+from detect.thresholds import BURSTS, COSTS, LOSSES
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -54,6 +66,13 @@ def _search_loading(inquiry: Inquiry) -> Answer:
         over = suspect.course.effect * float(np.median(seen.iteration_ns))
         if own < LOSSES.loader_ratio * (own - over):
             return SHARDS
+        rows = next(rows for rows in groups if suspect.row in rows)
+        others, active = rows[rows != suspect.row], suspect.course.active
+        waits = loading[others] >= own / LOSSES.loader_ratio
+        if float(np.mean(waits)) >= BURSTS.shared_storage_share:
+            return WAIT_TOO
+        if on_gpu and others_load_as_long(seen, suspect.row, others, active):
+            return WAIT_TOO
         lasting = bool(suspect.course.active.all())
         if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
             return OF_FIRST
@@ -144,15 +163,20 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
         at_place.update(_alike_at_their_place(seen, suspects))
         return _without_waiting(inquiry, suspects)
 
-    def owner(suspect: Suspect) -> Owner:
+    def doubt(suspect: Suspect) -> str:
         if suspect.row in at_place:
+            return OF_PLACE
+        return OF_ITS_STAGE if alone and not launches_slowly(seen, suspect.row) else ""
+
+    def owner(suspect: Suspect) -> Owner:
+        if doubt(suspect):
             return Owner.UNDECIDED
         all_late = hosts_are_all_late(seen, suspect.row, suspect.course.active)
         return Owner.JOB if all_late else Owner.NODE
 
     def evidence(suspect: Suspect) -> tuple[str, ...]:
-        parts = _parts(seen, suspect.row, suspect.course.active)
-        return (parts, OF_PLACE) if suspect.row in at_place else (parts,)
+        parts, why = _parts(seen, suspect.row, suspect.course.active), doubt(suspect)
+        return (parts, why) if why else (parts,)
 
     answer = lost_time(
         inquiry,
@@ -170,7 +194,16 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             advice=lambda suspect: host_advice(owner(suspect)),
         ),
     )
-    return replace(answer, notes=tuple(notes))
+    findings = tuple(_unless_it_waits(one) for one in answer.findings)
+    return replace(answer, findings=findings, notes=tuple(notes))
+
+
+def _unless_it_waits(finding: Finding) -> Finding:
+    """Return the finding, undecided where the replay says that the lost time costs nothing."""
+    is_free = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
+    if finding.owner is not Owner.NODE or not finding.cost_is_replayed or not is_free:
+        return finding
+    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NOBODY_WAITS))
 
 
 SHARDS = (
@@ -184,6 +217,20 @@ OF_STAGE = (
 OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "
     "communication that the trace does not show is likelier than as many slow hosts"
+)
+
+
+OF_ITS_STAGE = (
+    "it is compared with other stages, whose devices have gaps of their own: how quickly its host "
+    "launches (a trace with launch times), or a second replica, decides"
+)
+NOBODY_WAITS = (
+    "nobody waits for this time, so the rank may itself wait in it for what the trace does not "
+    "show: nothing is gained by a look at its host before that costs anything"
+)
+WAIT_TOO = (
+    "other ranks' loaders take as long now and then: storage that all share may be the reason as "
+    "well as this one's host"
 )
 
 

@@ -189,6 +189,17 @@ def stage_peers(seen: Observations) -> list[Integers]:
     return groups if smallest > 1 else [np.arange(len(seen.members))]
 
 
+def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
+    """Return whether loading itself takes the `others` about as long, and only their devices had
+    less to wait for: then what all of them load from is slow.
+    """
+    if seen.loading_ns is None or not len(others):
+        return False
+    own = float(robust.median(seen.loading_ns[row][active]))
+    theirs = float(robust.median(seen.loading_ns[others][:, active]))
+    return theirs * LOSSES.loader_ratio > own
+
+
 def mates_that_load(seen: Observations) -> Integers | None:
     """Return the rows of the job's only TP group, where several of them load for themselves.
 

@@ -17,7 +17,7 @@ from detect.causes.device import mates_of
 from detect.observe.observations import Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
-from detect.thresholds import STARVATION
+from detect.thresholds import PACE, STARVATION
 from megascan.arrays import Flags, Floats
 
 HOST_ADVICE = (
@@ -55,6 +55,16 @@ def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
     return own >= STARVATION.starved_share and _are_starved(others)
 
 
+def launches_slowly(seen: Observations, row: int) -> bool:
+    """Return whether the row's host takes longer from launch to launch than those of all others."""
+    if seen.launch_pace is None or len(seen.launch_pace) < 2:
+        return False
+    level = robust.centre(seen.launch_pace)
+    others = np.delete(level, row)
+    known = np.isfinite(others)
+    return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
+
+
 def starvation(seen: Observations, row: int, active: Flags) -> tuple[Owner, str] | None:
     """Return owner and sentence where the device waits for its host; None where it does not."""
     if seen.starved_share is None:
@@ -73,14 +83,32 @@ def starvation(seen: Observations, row: int, active: Flags) -> tuple[Owner, str]
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
+    doubt = _doubt(seen, row, num_others=len(others))
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
-    if not len(others) and _loads_most(seen, row):
-        return Owner.UNDECIDED, (
-            f"{words}; it alone loads data for its TP group, which delays its launches too: a "
-            "second replica, or a trace with data loaded beforehand, decides"
+    return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
+    """Return why a starved device need not be its host's fault; empty where it is."""
+    if not num_others and _loads_most(seen, row):
+        return (
+            "it alone loads data for its TP group, which delays its launches too: a second "
+            "replica, or a trace with data loaded beforehand, decides"
         )
-    return Owner.NODE, words
+    if _are_incomplete(seen):
+        return (
+            "of the other TP groups some ranks were not recorded, which may be starved as well: a "
+            "trace of all ranks decides"
+        )
+    return ""
+
+
+def _are_incomplete(seen: Observations) -> bool:
+    """Return whether there are other TP groups, of each of which some rank was not recorded."""
+    groups = np.stack([seen.members.stage, seen.members.replica])
+    num_rows = np.unique(groups, axis=1, return_counts=True)[1]
+    return len(num_rows) > 1 and int((num_rows == num_rows.max()).sum()) < 2
 
 
 def _are_starved(groups: Floats) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.facts import Facts, facts_in, facts_of, joined
 from detect.observe.kernels import is_profile, with_kernels
+from detect.observe.launches import launch_pace
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.spans import Frame, Glance, SpanIndex, summed
 from detect.observe.stalls import stalled_time, within_stalls
@@ -37,7 +38,7 @@ from detect.thresholds import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
 from detect.whatif.traced import replay_of_timeline
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Flags, Floats, Integers
 from megascan.header import Json
 from megascan.schema import Granularity
 from megascan.timeline import Completeness, ShardedTimeline, Timeline
@@ -116,12 +117,14 @@ def _observations(
         layers=layers_of(facts.layers, shape),
         busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
-        lost_ns=_recorded(lost, timeline, transfers),
+        lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
         host_gap_ns=cells.gap_ns,
         stalled_ns=stalled,
         stolen_ns=stolen,
         waiting_ns=cells.waiting_ns if facts.is_split else None,
         starved_share=None if facts.starved is None else facts.starved.share(),
+        loading_ns=cells.data_ns,
+        launch_pace=None if facts.launches is None else launch_pace(facts.launches),
         entangled_phases=passes.entangled_phases,
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
@@ -216,13 +219,17 @@ def _without_collections(work: Work, collecting_ns: Floats, iteration_ns: Floats
 
 
 def _recorded(
-    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None
+    lost: dict[Cause, Floats], timeline: Timeline, transfers: Transfers | None, absent: Flags
 ) -> dict[Cause, Floats]:
-    """Return the lost times that this trace can tell about, late exits among them."""
+    """Return the lost times that this trace can tell about, late exits among them; NaN where a rank
+    recorded nothing of an iteration (`absent`): it lost what nobody knows.
+    """
     kept = {cause: time_ns for cause, time_ns in lost.items() if np.isfinite(time_ns).any()}
     if not _is_full(timeline):
         kept.pop(Cause.GC, None)
-    return kept if transfers is None else kept | {Cause.LINK: transfers.late_ns}
+    if transfers is not None:
+        kept[Cause.LINK] = transfers.late_ns
+    return {cause: np.where(absent, np.nan, time_ns) for cause, time_ns in kept.items()}
 
 
 def _stolen(facts: Facts, frame: Frame, passes: _Passes) -> Floats:

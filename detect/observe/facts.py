@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from detect.observe.launches import Launches, launches_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -80,8 +81,11 @@ class Passes:
 class Cells:
     """Sums by (rank, iteration)."""
 
+    num_spans: Integers
+    data_ns: Floats
+    """How long spans of loading last; NaN where a rank loads nothing."""
     loading_ns: Floats
-    """NaN where a rank loads nothing."""
+    """What loading costs the rank; NaN where it loads nothing."""
     optimizer_ns: Floats
     gap_ns: Floats
     waiting_ns: Floats
@@ -98,6 +102,7 @@ class Facts:
     cells: Cells
     starved: Starved | None
     """None on the CPU."""
+    launches: Launches | None
     is_split: bool
     """Some communication could be split into waiting and transfer."""
     longest_ns: Floats
@@ -128,6 +133,8 @@ def facts_of(index: SpanIndex) -> Facts:
         layers=Layers.of(index),
         collecting=collecting_time(index, rows, gc_rows),
         cells=Cells(
+            num_spans=_num_spans(index),
+            data_ns=index.summed(data_rows, index.duration[data_rows].astype(np.float64)),
             loading_ns=index.summed(data_rows, loading.lost_ns),
             optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
@@ -135,6 +142,7 @@ def facts_of(index: SpanIndex) -> Facts:
         ),
         # not of passes: they begin with their launch, fed or not
         starved=None if index.is_cpu else starved(index, layer_modules(index)),
+        launches=launches_of(index),
         is_split=bool(is_split(index).any()),
         longest_ns=_longest(index),
         begin_ns=begin_ns,
@@ -189,6 +197,11 @@ def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
     return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
 
 
+def _num_spans(index: SpanIndex) -> Integers:
+    cell = (index.row * index.shape[1] + index.slot)[index.counts]
+    return np.bincount(cell, minlength=index.shape[0] * index.shape[1]).reshape(index.shape)
+
+
 def _longest(index: SpanIndex) -> Floats:
     rows = equals(index.table, "kind", Kind.ITERATION) & index.counts
     longest = np.zeros(index.shape[1])
@@ -218,12 +231,15 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
         layers=_joined_layers([part.layers for part in parts], layers),
         collecting=_joined_collections([part.collecting for part in parts], collections, passes),
         cells=Cells(
+            num_spans=cells.joined([part.cells.num_spans for part in parts], 0),
+            data_ns=cells.joined([part.cells.data_ns for part in parts], np.nan),
             loading_ns=cells.joined([part.cells.loading_ns for part in parts], np.nan),
             optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
         ),
         starved=cells.starved([part.starved for part in parts]),
+        launches=cells.launches([part.launches for part in parts]),
         is_split=any(part.is_split for part in parts),
         longest_ns=np.max([part.longest_ns for part in parts], axis=0),
         begin_ns=np.min([part.begin_ns for part in parts], axis=0),
@@ -393,3 +409,17 @@ class _Cells:
             return None
         late = self.joined([part.late for part in known], 0)
         return Starved(late, self.joined([part.known for part in known], 0))
+
+    def launches(self, parts: Sequence[Launches | None]) -> Launches | None:
+        """Return the steps between launches of all ranks."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        kinds = tuple(sorted({kind for part in known for kind in part.kinds}))
+        number = {kind: place for place, kind in enumerate(kinds)}
+        log_ns = np.full((self._num_ranks, known[0].log_ns.shape[1], len(kinds)), np.nan)
+        for rows, part in zip(self._rows, parts, strict=True):
+            if part is not None:
+                columns = [number[kind] for kind in part.kinds]
+                log_ns[rows[:, None], :, columns] = np.moveaxis(part.log_ns, 2, 1)
+        return Launches(kinds, log_ns)

@@ -223,6 +223,11 @@ class Observations:
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""
+    loading_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """What the spans of loading last, whatever of it the device had to wait for."""
+    launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """GPU runs: log of the time that a host takes from launch to launch over what all take for the
+    same step. None where launches were not recorded."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
     mixes_communication: bool = False

@@ -238,10 +238,11 @@ class _Builder:
         start = now + loading
         suffix = "-backward" if slot.phase == "backward" else ""
         if job.launch_lead_ns is not None:
-            self._span(
-                slot.rank, "compute", f"attention{suffix}", start, length // 2, slot.iteration,
-                microbatch=slot.microbatch, phase=slot.phase,
-            )  # fmt: skip
+            for part, name in enumerate(("attention", "mlp")):
+                self._span(
+                    slot.rank, "compute", f"{name}{suffix}", start + part * (length // 2),
+                    length // 2, slot.iteration, microbatch=slot.microbatch, phase=slot.phase,
+                )  # fmt: skip
         for layer in range(job.layers):
             layered = replace(slot, name="transformer_layer")
             part = self._noisy(1.0 * (job.work(layered) if job.work else 1.0))

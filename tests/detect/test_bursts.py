@@ -157,15 +157,33 @@ def test_pauses_of_a_host_in_the_middle_of_the_pipeline_are_its_own(job):
     assert [one.owner for one in last.report().findings] == [Owner.UNDECIDED]
 
 
-def test_the_mate_of_a_throttled_rank_waits_for_it(job):
-    """Nobody recorded the reductions in which rank 2 waits for rank 3 of its TP group."""
+def test_which_of_two_mates_waits_for_the_other_is_not_told(job):
+    """Nobody recorded the reductions in which one of ranks 2 and 3, a TP group, waits."""
 
     def throttled(slot):
         hit = slot.iteration in (4, 7, 11, 13) and slot.microbatch in (2, 5)
         return {3: 1.5, 2: 1.3}.get(slot.rank, 1.0) if hit else 1.0
 
     findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).report().findings
-    assert {one.ranks: one.owner for one in findings} == {(3,): Owner.NODE, (2,): Owner.UNDECIDED}
+    assert {one.ranks: one.owner for one in findings} == {
+        (3,): Owner.UNDECIDED,
+        (2,): Owner.UNDECIDED,
+    }
+
+
+def test_a_mate_that_recorded_nothing_may_be_who_is_waited_for(job):
+    """Rank 3 is throttled; then its TP mate's file lacks the same iterations."""
+    hit = (4, 7, 11, 13)
+
+    def throttled(slot):
+        return 1.5 if slot.rank == 3 and slot.iteration in hit and slot.microbatch in (2, 5) else 1
+
+    seen = observe(job(layout=Layout(tp=2, dp=8), iterations=14, work=throttled).timeline())
+    log_ns = seen.work.log_ns.copy()
+    log_ns[2, np.isin(seen.iterations, hit)] = np.nan
+    lacking = replace(seen, work=replace(seen.work, log_ns=log_ns))
+    owners = [judge(one, DetectorSettings()).findings[0].owner for one in (seen, lacking)]
+    assert owners == [Owner.NODE, Owner.UNDECIDED]
 
 
 def test_a_second_speed_of_one_of_two_is_no_noise(job):

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detect import Cause, Owner, Verdict
+from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.links import _guilty_end, _is_isolated, _Units
+from detect.detector import judge
 from detect.observe.extract import observe
-from detect.observe.observations import Transfers, one_row_a_worker
+from detect.observe.observations import Transfers, cut, one_row_a_worker
 from detect.stats.persistence import Course
 from detect.stats.search import Suspect
 from megascan.topology import Layout
@@ -84,9 +85,11 @@ def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
         transfer_ns=np.ones((3, 4)), total_ns=np.ones(3), late_ns=np.zeros((8, 4)),
         quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
+    nowhere = np.zeros(3, bool)
     units = _Units(
-        members=members, unit=np.arange(3), transfers=transfers, crosses=np.zeros(3, bool)
-    )
+        members=members, unit=np.arange(3), transfers=transfers, crosses=nowhere,
+        way=nowhere.astype(np.int64),
+    )  # fmt: skip
     course = Course(np.ones(4, bool), float(np.log(2.0)), 0.01, 1.0, ((0, 3),))
     worst = Suspect(row=1, course=course, q_value=1e-6)
     assert _guilty_end(units, np.array([0.0, 0.7, 0.3]), (0, 4), worst) == (4,)
@@ -113,8 +116,39 @@ def test_a_rail_is_one_where_rows_stand_for_whole_groups(job):
     assert len(merged.members) == 4
     units = _Units(
         members=((1, 3, 5, 7),), unit=np.zeros(0, dtype=np.int64), transfers=seen.transfers,
-        crosses=np.ones(1, dtype=bool),
+        crosses=np.ones(1, dtype=bool), way=np.zeros(1, dtype=np.int64),
     )  # fmt: skip
     nobody = np.zeros(1, dtype=bool)
     assert _is_isolated(merged, units, nobody, (1, 3, 5, 7), 0)
     assert not _is_isolated(merged, units, nobody, (1, 3, 5, 6), 0)
+
+
+def test_without_host_names_only_the_same_axis_is_a_witness(job):
+    """Links 1-5 and 5-9 are slow: rank 5 has no other message, and fine reductions say nothing."""
+
+    def transfer(rank, peer, iteration):
+        return 2.0 if (rank, peer) == (1, 5) else 1.0
+
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=transfer).timeline())
+    members = replace(seen.members, hosts=("",) * 8)
+    units = _Units(
+        members=((1, 5), (1, 2), (5, 6)), unit=np.arange(3), transfers=seen.transfers,
+        crosses=np.zeros(3, dtype=bool), way=np.array([0, 1, 1]),
+    )  # fmt: skip
+    fine = np.array([False, True, True])
+    unknown = replace(seen, members=members)
+    assert not _is_isolated(unknown, units, fine, (1, 5), 0)
+    assert _is_isolated(unknown, replace(units, way=np.zeros(3, dtype=np.int64)), fine, (1, 5), 0)
+
+
+def test_a_pair_with_an_end_that_was_not_recorded_is_undecided(job):
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) == (5, 9) else 1.0
+
+    pairs = job(layout=Layout(dp=4, pp=4), hosts=16, transfer=transfer)
+    seen = observe(pairs.timeline())
+    owners = [
+        [(one.ranks, one.owner) for one in judge(some, DetectorSettings()).findings]
+        for some in (seen, cut(seen, "row", np.delete(np.arange(16), 5)))
+    ]
+    assert owners == [[((5, 9), Owner.NODE)], [((5, 9), Owner.UNDECIDED)]]

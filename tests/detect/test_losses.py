@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from detect import Cause, Owner, Verdict
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.losses import _unless_it_waits
+from detect.causes.starvation import starvation
+from detect.detector import judge
 from detect.observe.extract import observe
+from detect.observe.observations import cut
 from megascan.topology import Layout
 
 
@@ -128,3 +133,58 @@ def test_loaders_of_a_lone_tp_group_are_compared_where_all_load(job):
         assert (finding.cause, finding.ranks, finding.owner) == (Cause.LOADER, (rank,), owner)
     first_loads = alone.but(loading_ms=lambda slot: 9.0 if slot.rank == 0 else 0.001).report()
     assert not [one for one in first_loads.findings if one.owner == Owner.NODE]
+
+
+def test_lost_time_that_costs_nothing_accuses_nobody(job):
+    """Whoever is waited for by nobody may wait himself, for what was not recorded."""
+    gaps = job(layout=Layout(dp=4), gap_ms=lambda slot: 30.0 if slot.rank == 3 else 1.0)
+    (finding,) = gaps.report().findings
+    free = replace(finding, cost_is_replayed=True, step_time_cost_ratio=1.0)
+    assert _unless_it_waits(free).owner == Owner.UNDECIDED
+    assert _unless_it_waits(replace(free, step_time_cost_ratio=1.05)).owner == Owner.NODE
+    assert _unless_it_waits(replace(free, cost_is_replayed=False)).owner == Owner.NODE
+
+
+def test_a_stage_alone_may_have_gaps_of_its_own(job):
+    """Undecided, unless its host launches slowly."""
+    seen = observe(
+        job(layout=Layout(pp=4), gap_ms=lambda slot: 40.0 if slot.rank == 2 else 1.0).timeline()
+    )
+    pace = np.where(np.arange(4)[:, None] == 2, np.log(1.8), 0.0) + np.zeros((4, 20))
+    owners = [
+        [one.owner for one in judge(each, DetectorSettings()).findings if one.cause == Cause.HOST]
+        for each in (seen, replace(seen, launch_pace=pace))
+    ]
+    assert owners == [[Owner.UNDECIDED], [Owner.NODE]]
+
+
+def test_where_others_load_as_long_storage_is_slow(job):
+    """Rank 1's device waits for its data; then the others' loading takes as long as its own."""
+    seen = observe(
+        job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
+    )
+    alike = replace(seen, loading_ns=np.full_like(seen.busy_ns, 5e7))
+    owners = [judge(one, DetectorSettings()).findings[0].owner for one in (seen, alike)]
+    assert owners == [Owner.NODE, Owner.UNDECIDED]
+
+
+def test_what_was_not_recorded_is_no_time_that_nobody_lost(job):
+    """Rank 2's file ends in the middle: what it lost then is not known."""
+    timeline = job(layout=Layout(dp=3), gap_ms=lambda slot: 5.0).timeline()
+    spans = timeline.spans
+    ends = pc.and_(pc.equal(spans["rank"], 2), pc.greater(spans["iteration"], 12))
+    seen = observe(replace(timeline, spans=spans.filter(pc.invert(ends))))
+    lost = seen.lost(Cause.HOST)[2]
+    assert np.isfinite(lost[:10]).all() and np.isnan(lost[10:]).all()
+
+
+def test_a_starved_rank_beside_groups_that_lack_ranks_is_undecided(job):
+    """Rank 3's device waits for launches; of the other TP group one rank is missing."""
+    seen = observe(
+        job(
+            layout=Layout(tp=2, dp=2), launch_lead_ns=lambda rank: 1000 if rank == 3 else 10**8
+        ).timeline()
+    )  # fmt: skip
+    active = np.ones(20, dtype=bool)
+    assert starvation(seen, 3, active)[0] == Owner.NODE
+    assert starvation(cut(seen, "row", np.array([0, 2, 3])), 2, active)[0] == Owner.UNDECIDED

@@ -73,3 +73,26 @@ def test_two_small_ones_are_measured_by_each_other(job):
     )
     assert sorted(owners(small)) == [((0,), Owner.UNDECIDED), ((6,), Owner.UNDECIDED)]
     assert sorted(owners(large)) == [((0,), Owner.NODE), ((6,), Owner.NODE)]
+
+
+def test_a_place_that_is_slow_alike_in_all_groups_of_its_stage_is_the_work(job):
+    """By half; as long as the optimizers are not slower, too, as those of two slow devices are."""
+    place, layout = chips((1, 1, 1, 1, 1.5, 1, 1.5, 1)), Layout(tp=2, pp=2, dp=2)
+    passes = job(
+        layout=layout, work=lambda slot: 1 if slot.name == "optimizer" else place(slot)
+    ).report()
+    assert sorted(owners(passes)) == [((4,), Owner.UNDECIDED), ((6,), Owner.UNDECIDED)]
+    devices = job(layout=layout, work=place).report()
+    assert sorted(owners(devices)) == [((4,), Owner.NODE), ((6,), Owner.NODE)]
+
+
+def test_a_small_one_of_a_pair_that_comes_and_goes_is_undecided(job):
+    """3.9 % in two stretches of 8 of 40 iterations, as noise that wanders shows."""
+
+    def wandering(slot):
+        return 1.039 if slot.rank == 1 and slot.iteration // 8 in (1, 3) else 1.0
+
+    (finding,) = (
+        job(layout=Layout(tp=2), iterations=40, noise=0.01, work=wandering).report().findings
+    )
+    assert finding.owner == Owner.UNDECIDED and len(finding.episodes) > 1

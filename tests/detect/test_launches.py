@@ -1,0 +1,79 @@
+"""A host that launches slowly is at fault, whoever shares its stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+
+def lost_by(ranks, time_ms):
+    return lambda slot: time_ms if slot.rank in ranks else 8.0
+
+
+@pytest.fixture
+def stages(job):
+    """Four stages on four hosts, of which one has gaps of 5 % more than the others."""
+    return observe(
+        job(layout=Layout(pp=4, dp=4), hosts=4, gap_ms=lost_by(range(4, 8), 23.0)).timeline()
+    )
+
+
+def paced(seen, ranks, ratio):
+    """Return the observations with hosts of `ranks` that launch slower by a ratio."""
+    noise = np.random.default_rng(3).normal(0.0, 0.03, seen.busy_ns.shape)
+    slow = np.isin(seen.members.ranks, list(ranks))[:, None]
+    return replace(seen, launch_pace=noise + np.where(slow, np.log(ratio), 0.0))
+
+
+def owners(seen):
+    """Return cause, owner and ranks of what is found."""
+    report = judge(seen, DetectorSettings())
+    return [(one.cause, one.owner, one.ranks) for one in report.findings]
+
+
+def test_slow_launching_decides_that_lost_time_is_the_hosts(stages):
+    assert owners(stages) == [(Cause.HOST, Owner.UNDECIDED, (4, 5, 6, 7))]
+    slow = judge(paced(stages, range(4, 8), 1.8), DetectorSettings())
+    (finding,) = slow.findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+    assert "from launch to launch 1.8" in finding.evidence[0]
+
+
+def test_equal_launching_leaves_it_open(stages):
+    assert owners(paced(stages, (), 1.0)) == [(Cause.HOST, Owner.UNDECIDED, (4, 5, 6, 7))]
+
+
+def test_slow_launching_of_one_rank_is_not_the_hosts(stages):
+    named = [one for one in owners(paced(stages, (5,), 2.0)) if one[1] == Owner.NODE]
+    assert named == []
+
+
+def test_slow_launching_that_no_device_waits_for_is_not_named(job):
+    seen = observe(job(layout=Layout(dp=16), hosts=4).timeline())
+    assert owners(paced(seen, range(4, 8), 1.8)) == []
+
+
+def test_pace_is_the_time_from_launch_to_launch(job, slow):
+    """Rank 3 takes twice as long; rank 5 is 20 ms ahead, where a full queue may hold it back."""
+    seen = observe(
+        job(
+            layout=Layout(dp=8), work=slow(3, 2.0),
+            launch_lead_ns=lambda rank: 20_000_000 if rank == 5 else 10_000,
+        ).timeline()
+    )  # fmt: skip
+    pace = seen.launch_pace
+    assert pace.shape == (8, 20)
+    assert np.exp(np.median(pace[3])) == pytest.approx(2.0, rel=0.03)
+    assert np.exp(np.median(pace[[0, 1, 2, 4, 6, 7]])) == pytest.approx(1.0, rel=0.02)
+    assert np.isnan(pace[5]).all()
+
+
+def test_no_pace_without_launches(job):
+    assert observe(job(layout=Layout(dp=2)).timeline()).launch_pace is None
