@@ -84,7 +84,7 @@ def steps_of(monkeypatch):
             started.append(resumed)
             return Recorder()
 
-        monkeypatch.setattr("megascan.instrument.starting", start)
+        monkeypatch.setattr("megascan.instrument.start", start)
         step = TrainSteps(None, _next_iteration).wrap(lambda x: x + 1)
         for _ in range(num_steps):
             next_iteration(arguments)
