@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -195,6 +196,43 @@ def test_torchs_own_format_is_read_in_one_file_and_in_several(models: Path, tmp_
         found = weights_of(folder)
         assert all(torch.equal(found[name], tensors[name]) for name in tensors)
         assert open_weights(folder).dtype() == "float32"
+
+
+@pytest.mark.parametrize(
+    "table", [{"a": "text"}, {1: torch.ones(2)}, {"model": {"a": torch.ones(2)}}]
+)
+def test_torchs_own_format_with_other_things_than_tensors_is_refused(
+    tmp_path: Path, table: dict[object, object]
+) -> None:
+    torch.save(table, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="it holds no table of tensors"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("transformer.wte.weight", torch.tensor(1.0), "for 0 ids, and its config.json says"),
+        ("transformer.h.1.mlp.c_fc.weight", torch.tensor(1.0), r"of \(\), which its config"),
+        ("transformer.h.1.ln_1.weight", torch.ones(48, dtype=torch.int64), "in int64, expected a"),
+        ("transformer.h.1.ln_1.weight", torch.ones(48) > 0, "in bool, expected a floating-point"),
+    ],
+)
+def test_a_tensor_that_is_no_weight_is_refused_and_nothing_is_left(
+    capsys: pytest.CaptureFixture[str],
+    models: Path,
+    tmp_path: Path,
+    name: str,
+    tensor: torch.Tensor,
+    sentence: str,
+) -> None:
+    shutil.copytree(models / "gpt2", tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "model.safetensors"
+    save_file({**load_file(file), name: tensor}, file, metadata={"format": "pt"})
+    assert convert(["--from-hf", str(tmp_path / "gpt2"), "--save", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(sentence, line)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_files_are_divided_at_the_size_that_is_asked_for(models: Path, tmp_path: Path) -> None:
