@@ -28,6 +28,7 @@ _SIZES = (
     "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
     "max_position_embeddings", "model_vocab_size",
 )  # fmt: skip
+_CHOICES = ("num_experts", "untie_embeddings_and_output_weights")
 """Without these nobody knows what a checkpoint's tensors are."""
 
 
@@ -133,7 +134,7 @@ def read_saved(folder: Path) -> SavedSettings | None:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {file} ({error}); take another checkpoint") from error
     try:
         if found["format"] != _FORMAT:
@@ -141,13 +142,15 @@ def read_saved(folder: Path) -> SavedSettings | None:
                 f"{file} has format {found['format']}, expected {_FORMAT}; read it with the "
                 "version that wrote it"
             )
-        flags = found["tokenizer"]
+        flags, config = found["tokenizer"], found["hf_config"]
+        if not isinstance(config, dict | None):
+            raise TypeError(f"hf_config is {config!r}, but must be a table")
         return SavedSettings(
             folder=folder,
             model=_checked_model(found["model"]),
             dtype=_DTYPES[_DTYPES.index(found["dtype"])],
             tokenizer=None if flags is None else _from_checkpoint(flags, folder),
-            hf_config=found["hf_config"],
+            hf_config=config,
             has_training_state=bool(found["has_training_state"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -161,6 +164,8 @@ def _checked_model(values: Mapping[str, object]) -> dict[str, object]:
     for name in _SIZES:
         if type(values[name]) is not int:
             raise TypeError(f"{name} is {values[name]!r}, but must be a whole number")
+    for name in _CHOICES:
+        values[name]
     for name, value in values.items():
         if not isinstance(value, int | float | str | None):
             raise TypeError(f"{name} is no single value")

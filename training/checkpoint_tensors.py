@@ -24,6 +24,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from megascan.errors import InputError
 from training.checkpoint import DAMAGES, reason_of
 
+# The last where what is unpickled is something else.
+_DAMAGES: tuple[type[BaseException], ...] = (*DAMAGES, AttributeError)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
@@ -41,7 +44,7 @@ class CheckpointTensors:
         self._reader = FileSystemReader(folder)
         try:
             self._metadata = self._reader.read_metadata()
-        except DAMAGES as error:
+        except _DAMAGES as error:
             raise self._damage(error) from error
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 

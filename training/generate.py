@@ -163,7 +163,7 @@ class Conversation:
     def take(self, answer: Answer) -> None:
         """Print what is new."""
         piece = ""
-        if answer.token is not None and answer.token.token != self._job.tokenizer.eod:
+        if answer.token is not None and answer.token.token not in self._job.stop_ids:
             piece = self._stream.add(answer.token.token)
         is_over = answer.finish_reason is not None
         if is_over:
@@ -187,7 +187,7 @@ class Conversation:
             prompt=ids,
             max_tokens=min(wish.max_tokens, longest - len(ids)),
             sampling=wish.sampling,
-            stop_ids=(job.tokenizer.eod,),
+            stop_ids=job.stop_ids,
         )
 
 

@@ -211,6 +211,7 @@ def _start_server(
     model = Model(
         name=address.name,
         tokenizer=job.tokenizer,
+        stop_ids=job.stop_ids,
         limits=job.limits,
         service=service,
         template=_chat_template(job),

@@ -259,11 +259,15 @@ def client_of() -> Callable[..., httpx.AsyncClient]:
     """A client of the application over an engine, without a network."""
 
     def make(
-        engine: CountingEngine, template: str | None = None, **options: object
+        engine: CountingEngine,
+        template: str | None = None,
+        ends: tuple[int, ...] = (),
+        **options: object,
     ) -> httpx.AsyncClient:
         tokenizer: Any = PlainBytes()
         model = Model(
-            name="letters", tokenizer=tokenizer, limits=LIMITS, service=engine.service,
+            name="letters", tokenizer=tokenizer, stop_ids=(tokenizer.eod, *ends), limits=LIMITS,
+            service=engine.service,
             template=None if template is None else ChatTemplate(template, {}, tokenizer),
         )  # fmt: skip
         app = build_app(model, **options)  # type: ignore[arg-type]

@@ -70,6 +70,18 @@ def test_n_choices_echo_and_log_probabilities(
     run(work())
 
 
+def test_every_end_that_the_model_declares_ends_an_answer_and_is_not_shown(
+    counting: CountingEngine, client_of: ClientOf
+) -> None:
+    async def work() -> None:
+        async with client_of(counting, ends=(ord("e"), ord("x"))) as client:
+            found = await posted(client, prompt=["b", "e", "w"], max_tokens=40)
+            assert [one["text"] for one in found["choices"]] == ["cd", "fghijklmnopqrstuvw", ""]
+            assert {one["finish_reason"] for one in found["choices"]} == {"stop"}
+
+    run(work())
+
+
 def test_a_stream_has_the_same_text_and_ends_with_usage_and_done(
     counting: CountingEngine, client_of: ClientOf
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from megascan.errors import InputError
 from training.checkpoint_folder import SavedSettings, write_saved
+from training.checkpoint_tensors import CheckpointTensors
 from training.convert import main as convert
 from training.hf.families import read_family
 from training.hf.loading import check_names, read_sources
@@ -113,13 +116,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     (folder / "latest_checkpointed_iteration.txt").write_text("0\n")
     (folder / "iter_0000000").mkdir()
-    model = dict.fromkeys(
+    model: dict[str, object] = dict.fromkeys(
         (
             "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
             "max_position_embeddings", "model_vocab_size",
         ),
         4,
     )  # fmt: skip
+    model |= {"num_experts": None, "untie_embeddings_and_output_weights": True}
     write_saved(
         SavedSettings(folder=folder / "iter_0000000", model=model, dtype="float32", tokenizer=None)
     )
@@ -132,6 +136,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('"dtype": "float32"', '"dtype": "int99"'),
         ('"num_layers": 4', '"layers": 4'),
         ('"num_layers": 4', '"num_layers": "four"'),
+        ('"num_experts": null', '"experts": null'),
+        ('"untie_embeddings_and_output_weights": true', '"untied": true'),
+        ('"hf_config": null', '"hf_config": 3'),
         ('"num_layers": 4', '"num_layers": 4, "moe_aux_loss_coeff": [1]'),
     ],
 )
@@ -144,6 +151,30 @@ def test_settings_that_no_model_has_are_said_in_one_sentence(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{file} is not as it was written" in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("num_layers", [3, 5, 10**9])
+def test_tensors_of_another_number_of_layers_are_no_model(
+    capsys: pytest.CaptureFixture[str], models: Path, tmp_path: Path, num_layers: int
+) -> None:
+    there, out = tmp_path / "checkpoints", tmp_path / "out"
+    assert convert(["--from-hf", str(models / "gpt2"), "--save", str(there)]) == 0
+    file = there / "iter_0000000" / "settings.json"
+    saved = json.loads(file.read_text())
+    for values, name in ((saved["model"], "num_layers"), (saved["hf_config"], "n_layer")):
+        assert values[name] == 4
+        values[name] = num_layers
+    file.write_text(json.dumps(saved))
+    capsys.readouterr()
+    assert convert(["--load", str(there), "--to-hf", str(out)]) == 1
+    assert f"(4,) and its settings.json says ({num_layers},)" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_tensors_that_are_something_else_are_said_in_one_sentence(checkpoint: Path) -> None:
+    (checkpoint / "iter_0000000" / ".metadata").write_bytes(pickle.dumps(1))
+    with pytest.raises(InputError, match="cannot read the checkpoint"):
+        CheckpointTensors(checkpoint / "iter_0000000")
 
 
 def test_a_place_that_cannot_be_written_is_said_before_the_work(
@@ -195,6 +226,43 @@ def test_torchs_own_format_is_read_in_one_file_and_in_several(models: Path, tmp_
         found = weights_of(folder)
         assert all(torch.equal(found[name], tensors[name]) for name in tensors)
         assert open_weights(folder).dtype() == "float32"
+
+
+@pytest.mark.parametrize(
+    "table", [{"a": "text"}, {1: torch.ones(2)}, {"model": {"a": torch.ones(2)}}]
+)
+def test_torchs_own_format_with_other_things_than_tensors_is_refused(
+    tmp_path: Path, table: dict[object, object]
+) -> None:
+    torch.save(table, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="it holds no table of tensors"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("transformer.wte.weight", torch.tensor(1.0), "for 0 ids, and its config.json says"),
+        ("transformer.h.1.mlp.c_fc.weight", torch.tensor(1.0), r"of \(\), which its config"),
+        ("transformer.h.1.ln_1.weight", torch.ones(48, dtype=torch.int64), "in int64, expected a"),
+        ("transformer.h.1.ln_1.weight", torch.ones(48) > 0, "in bool, expected a floating-point"),
+    ],
+)
+def test_a_tensor_that_is_no_weight_is_refused_and_nothing_is_left(
+    capsys: pytest.CaptureFixture[str],
+    models: Path,
+    tmp_path: Path,
+    name: str,
+    tensor: torch.Tensor,
+    sentence: str,
+) -> None:
+    shutil.copytree(models / "gpt2", tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "model.safetensors"
+    save_file({**load_file(file), name: tensor}, file, metadata={"format": "pt"})
+    assert convert(["--from-hf", str(tmp_path / "gpt2"), "--save", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(sentence, line)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_files_are_divided_at_the_size_that_is_asked_for(models: Path, tmp_path: Path) -> None:

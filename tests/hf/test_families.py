@@ -20,6 +20,7 @@ from transformers import (
 from megascan.errors import InputError
 from training.arguments.model_values import differences
 from training.checkpoint_folder import SavedSettings
+from training.hf.config_json import end_ids
 from training.hf.describing import config_of
 from training.hf.families import FAMILIES, describe, read_family
 
@@ -70,11 +71,16 @@ def test_an_unknown_key_is_refused_by_name(kind: str) -> None:
         ("llama", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
         ("llama", "rope_scaling", {"rope_type": "linear", "factor": 1.5}),
         ("llama", "rope_scaling", {"type": "linear", "factor": 2, "new": 1}),
+        ("llama", "rope_scaling", {"rope_type": "linear", "factor": float("nan")}),
         ("llama", "rope_theta", 10000.5),
+        ("llama", "rope_theta", float("inf")),
+        ("llama", "rope_theta", -10000.0),
+        ("llama", "rope_theta", True),
         ("llama", "partial_rotary_factor", 0.5),
         ("mixtral", "router_jitter_noise", 0.1),
         ("mixtral", "num_experts_per_tok", 1),
         ("qwen2", "layer_types", ["linear_attention"]),
+        ("qwen2", "layer_types", [["full_attention"]]),
         ("qwen3", "attention_bias", True),
         ("qwen2", "use_mrope", True),
         ("llama", "rope_interleaved", True),
@@ -101,6 +107,12 @@ def test_keys_of_published_models_that_change_nothing_are_taken(
     kind: str, keys: dict[str, object]
 ) -> None:
     assert of(kind, **keys) == of(kind)
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(InputError, match=r"config\.json is not JSON"):
+        read_family(tmp_path)
 
 
 def test_llama_3_rotation_with_other_constants_is_refused() -> None:
@@ -199,3 +211,14 @@ def test_a_model_trained_beyond_its_window_goes_back_without_one() -> None:
 def test_a_model_of_no_family_is_refused() -> None:
     with pytest.raises(InputError, match=r"no family of Hugging Face models .* swiglu True"):
         config_of(saved({**of("llama"), "normalization": "LayerNorm"}))
+
+
+def test_ends_are_those_of_the_generation_config_else_of_the_model(tmp_path: Path) -> None:
+    assert end_ids(tmp_path, {}) == ()
+    assert end_ids(tmp_path, {"eos_token_id": 7}) == (7,)
+    declared = tmp_path / "generation_config.json"
+    declared.write_text('{"eos_token_id": [128001, 128009]}')
+    assert end_ids(tmp_path, {"eos_token_id": 7}) == (128001, 128009)
+    declared.write_text('{"eos_token_id": "no"}')
+    with pytest.raises(InputError, match='eos_token_id "no", expected a whole number or a list'):
+        end_ids(tmp_path, {})

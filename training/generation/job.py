@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megascan.errors import ConfigError, UsageError
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
 from training.arguments.model_values import settings_to_use
-from training.checkpoint_folder import saved_settings
+from training.checkpoint_folder import TOKENIZER_FOLDER, saved_settings
 from training.data.tokenizers import (
     Tokenizer,
     TokenizerSettings,
@@ -21,7 +21,7 @@ from training.data.tokenizers import (
 )
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
-from training.hf.config_json import read_config
+from training.hf.config_json import end_ids, read_config
 from training.hf.families import read_family, sliding_window
 from training.origin import hugging_face_tokenizer
 
@@ -48,6 +48,8 @@ class Source:
     """torch's name of a number format."""
     window: int | None
     """Positions that a token may see: in Hugging Face's model the rest slides out of sight."""
+    end_ids: tuple[int, ...]
+    """Tokens that the model's files declare as ends, beside the tokenizer's own."""
 
     @property
     def name(self) -> str:
@@ -79,6 +81,8 @@ class GenerationJob:
     tokenizer_settings: TokenizerSettings
     tokenizer: Tokenizer
     vocab_size: int
+    stop_ids: tuple[int, ...]
+    """Tokens that end an answer."""
     limits: Limits
     device: str
     has_graphs: bool
@@ -209,6 +213,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         tokenizer_settings=tokens,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
+        stop_ids=tuple(dict.fromkeys((tokenizer.eod, *source.end_ids))),
         limits=_limits(given, settings, sizes, device, source.window),
         device=device,
         # Experts are chosen, and stages wait for one another, on the host.
@@ -229,11 +234,11 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
     if given.load is not None:
         saved = saved_settings(given.load)
         folder, values, dtype, tokens = saved.folder, saved.model, saved.dtype, saved.tokenizer
-        config = saved.hf_config
+        config, declaring = saved.hf_config, saved.folder / TOKENIZER_FOLDER
     else:
         folder, values = None, read_family(given.load_hf)
         config, tokens = read_config(given.load_hf), hugging_face_tokenizer(given.load_hf)
-        dtype = _dtype_of(config)
+        dtype, declaring = _dtype_of(config), given.load_hf
     if given.bf16 or given.fp32:
         dtype = "bfloat16" if given.bf16 else "float32"
     source = Source(
@@ -242,6 +247,7 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
         values=dict(values),
         dtype=dtype,
         window=None if config is None else sliding_window(Path("config.json"), config),
+        end_ids=end_ids(declaring, config or {}),
     )
     return source, tokens
 

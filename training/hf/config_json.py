@@ -108,14 +108,36 @@ class ConfigReader:
 
 def read_config(folder: Path) -> dict[str, object]:
     """Return the ``config.json`` of a folder; InputError when it is missing or no table."""
-    file = folder / "config.json"
+    return _read_table(folder / "config.json")
+
+
+def end_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the tokens at which transformers' ``generate`` ends a text of this model.
+
+    Its ``generation_config.json`` in `folder` says them, where there is one: a chat model has
+    several. Without it the model's own configuration does.
+    """
+    file = folder / "generation_config.json"
+    if file.is_file():
+        config = _read_table(file)
+    declared = config.get("eos_token_id")
+    ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not all(type(one) is int for one in ids):
+        raise InputError(
+            f"{file.name if file.is_file() else 'config.json'} of {folder} has eos_token_id "
+            f"{json.dumps(declared)}, expected a whole number or a list of them; mend it"
+        )
+    return tuple(cast(list[int], ids))
+
+
+def _read_table(file: Path) -> dict[str, object]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"cannot read {file} ({error.strerror}); give the folder of a Hugging Face model"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not JSON ({error}); copy it anew") from error
     if not isinstance(config, dict):
         raise InputError(f"{file} is not a table of settings; copy it anew")

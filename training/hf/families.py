@@ -10,10 +10,11 @@ few switches and different defaults.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
 
 from megascan.errors import InputError
 from training.hf.config_json import ConfigReader, read_config
@@ -205,9 +206,9 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
         _skip(reader, "max_window_layers")
     kinds = reader.raw("layer_types")
     if isinstance(kinds, list):
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        unknown = [one for one in kinds if one not in ("full_attention", "sliding_attention")]
         if unknown:
-            reader.refuse("layer_types", sorted(unknown), "which Megatron-Core's GPT lacks")
+            reader.refuse("layer_types", unknown[:1], "which Megatron-Core's GPT lacks")
         slides = "sliding_attention" in kinds
     return (window or None) if slides else None
 
@@ -229,9 +230,9 @@ def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
     partial = rotation.pop("partial_rotary_factor", reader.raw("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         reader.refuse("partial_rotary_factor", partial, "expected 1")
-    if not isinstance(base, int | float) or base != int(base):
-        reader.refuse("rope_theta", base, "expected a whole number")
-    values: Values = {"rotary_base": int(cast(float, base)), "rotary_percent": 1.0}
+    if not _is_positive(base) or base != int(base):
+        reader.refuse("rope_theta", base, "expected a whole number above 0")
+    values: Values = {"rotary_base": int(base), "rotary_percent": 1.0}
     if kind == "llama3":
         wrong = {
             name: rotation.get(name)
@@ -257,9 +258,14 @@ def _rotation(reader: ConfigReader, assumed_base: float) -> Values:
 
 def _number(rotation: Mapping[str, object], reader: ConfigReader) -> float:
     factor = rotation.get("factor")
-    if not isinstance(factor, int | float) or factor <= 0:
+    if not _is_positive(factor):
         reader.refuse("rope_parameters", dict(rotation), "expected a factor above 0")
-    return float(cast(float, factor))
+    return float(factor)
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    """Say whether a value of a file is a number above 0: JSON as Python reads it knows NaN, too."""
+    return type(value) in (int, float) and 0 < cast(float, value) < math.inf
 
 
 def _experts(reader: ConfigReader) -> Values:

@@ -100,7 +100,7 @@ def read_sources(
 ) -> list[torch.Tensor]:
     """Read what a parameter is made of; InputError when it is for another vocabulary."""
     tensors = weights.read(sources)
-    num_rows = tensors[0].shape[0]
+    num_rows = tensors[0].shape[0] if tensors[0].dim() else 0
     if rule.form is Form.VOCABULARY and num_rows != vocab_size:
         raise InputError(
             f"{weights.folder} has {sources[0]} for {num_rows} ids, and its config.json says "
@@ -129,12 +129,17 @@ class _Filling:
         tensors = read_sources(self.weights, self.rule, self.sources, self.vocab_size)
         try:
             made = share(self.rule, tensors, self.attention, self.own, parameter.shape[0])
-        except RuntimeError as error:  # a shape that cannot be divided as the model says
+        except (RuntimeError, IndexError) as error:  # a shape that the model cannot divide
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise InputError(
                 f"{folder} has {', '.join(self.sources)} of {shapes}, which its config.json "
                 "does not describe; copy the folder anew"
             ) from error
+        if not made.is_floating_point():
+            raise InputError(
+                f"{folder} has {self.sources[0]} in {str(made.dtype).removeprefix('torch.')}, "
+                "expected a floating-point format; copy the folder anew"
+            )
         if made.shape != parameter.shape:
             raise InputError(
                 f"{folder} makes {self.name} of {tuple(made.shape)} and this run's model has it "

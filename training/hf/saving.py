@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from megascan.errors import InputError
 from training.checkpoint_folder import TOKENIZER_FOLDER, SavedSettings, copy_tokenizer_files
 from training.checkpoint_tensors import CheckpointTensors, Wanted
 from training.data.tokenizers import SubwordTokenizer, build_tokenizer
@@ -68,6 +69,13 @@ def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
         settings.write_text(text + "\n", encoding="utf-8")
 
 
+def _key(rule: Rule) -> str:
+    """Return the name of a layer's parameter in a checkpoint, where it is one of all layers."""
+    if rule.place is Place.EXPERT:
+        return f"decoder.layers.mlp.experts.experts.{rule.name}"
+    return f"decoder.layers.{join_norms(rule.name)}"
+
+
 class _Export:
     """The tensors of one checkpoint under a family's rules."""
 
@@ -78,11 +86,27 @@ class _Export:
         self._tensors = CheckpointTensors(saved.folder)
         self._num_layers = cast(int, saved.model["num_layers"])
         self._num_experts = cast(int, saved.model["num_experts"] or 0)
+        self._check_counts()
         self._attention = Attention(
             num_heads=cast(int, saved.model["num_attention_heads"]),
             num_groups=cast(int, saved.model["num_query_groups"]),
             num_channels=cast(int, saved.model["kv_channels"]),
         )
+
+    def _check_counts(self) -> None:
+        """Raise InputError where the tensors are of more or fewer layers than the settings say."""
+        for rule in self._rules:
+            counts = {
+                Place.LAYER: (self._num_layers,),
+                Place.EXPERT: (self._num_layers, self._num_experts),
+            }.get(rule.place, ())
+            key = _key(rule)
+            stored = self._tensors.shape(Wanted(key=key))[: len(counts)] if counts else ()
+            if stored != counts:
+                raise InputError(
+                    f"the checkpoint {self._saved.folder} has {key} for (layers, experts) {stored} "
+                    f"and its settings.json says {counts}; take another one"
+                )
 
     def pieces(self) -> Iterator[_Piece]:
         """Return all parameters in the order in which they are written."""
@@ -107,13 +131,11 @@ class _Export:
     def _of_layer(self, layer: int) -> Iterator[_Piece]:
         for rule in self._rules:
             if rule.place is Place.LAYER:
-                key = f"decoder.layers.{join_norms(rule.name)}"
-                wanted = Wanted(key=key, place=(layer,))
+                wanted = Wanted(key=_key(rule), place=(layer,))
                 yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer))
             elif rule.place is Place.EXPERT:
-                key = f"decoder.layers.mlp.experts.experts.{rule.name}"
                 for expert in range(self._num_experts):
-                    wanted = Wanted(key=key, place=(layer, expert))
+                    wanted = Wanted(key=_key(rule), place=(layer, expert))
                     yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))
 
     def blank(self, piece: _Piece) -> Iterator[tuple[str, torch.Tensor]]:

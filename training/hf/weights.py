@@ -95,7 +95,7 @@ def open_weights(folder: Path) -> Weights:
 def _read_index(index: Path) -> dict[str, str]:
     try:
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{index} is no index of weights ({error!r}); copy it anew") from error
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise InputError(f"{index} has no table from tensors to files; copy it anew")
@@ -138,7 +138,9 @@ def _read(file: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
 def _load_torch(file: Path) -> dict[str, torch.Tensor]:
     with _damages_of(file):
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(loaded, dict):
+        if not isinstance(loaded, dict) or not all(
+            isinstance(name, str) and isinstance(one, torch.Tensor) for name, one in loaded.items()
+        ):
             raise ValueError("it holds no table of tensors")
         return cast(dict[str, torch.Tensor], loaded)
 

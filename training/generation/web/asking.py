@@ -22,7 +22,6 @@ from training.generation.web.responses import RequestError
 
 MOST_BYTES = 8 * 1024 * 1024
 """Of a request's body."""
-"""For the whole body to arrive."""
 # Above this, coding a text takes long enough to be felt by others on the event loop.
 _QUICK_CHARACTERS = 4096
 MOST_CHOICES = 128
@@ -37,6 +36,8 @@ class Model:
 
     name: str
     tokenizer: Tokenizer
+    stop_ids: tuple[int, ...]
+    """Tokens that end an answer."""
     limits: Limits
     service: Service
     template: ChatTemplate | None = None
@@ -159,7 +160,7 @@ def rows_of(
             prompt=prompt,
             max_tokens=room if max_tokens is None else max_tokens,
             sampling=choice_sampling(wish.sampling, choice),
-            stop_ids=(model.tokenizer.eod,),
+            stop_ids=model.stop_ids,
             num_logprobs=num_logprobs,
             scores_prompt=scores_prompt,
         )
