@@ -166,7 +166,7 @@ def main(runs_path: str, out: str) -> None:
         from training.pipeline import channels, running
 
         device_for = channels.device_for
-        build = streams.build_data_iterator
+        even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
         _watch()
         shares: list[float] = []
         helped: dict[str, list[float]] = {}
@@ -174,8 +174,9 @@ def main(runs_path: str, out: str) -> None:
         late = _LateSends(launch.rank)
         for name, job in jobs.items():
             late.acts = name.endswith("late")
-            is_uneven = name.startswith("uneven")
-            streams.build_data_iterator = _pad_samples(build) if is_uneven else build
+            pads = _pad_samples if name.startswith("uneven") else (lambda build: build)
+            streams.build_data_iterator = pads(even)
+            streams.build_dealt_iterator = pads(dealt)
             memory = Separate if "separate" in name else SharedMemory
             copied = "copied" in name
             channels.device_for = (lambda _, memory=memory: memory) if copied else device_for
