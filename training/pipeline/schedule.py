@@ -131,6 +131,13 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
         )
 
 
+def notes_on_plan(settings: Settings, sizes: Sizes) -> tuple[str, ...]:
+    """Return a sentence where a plan's sums differ from those of Megatron-Core's schedule."""
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    note = None if plan is None else numerics_note(plan)
+    return (note,) if note else ()
+
+
 def _repeating_option(settings: Settings) -> str:
     """Return the flag that asks for forwards to be repeated as actions of their own."""
     by_helpers = settings.pipeline.forward_backward_disaggregating
