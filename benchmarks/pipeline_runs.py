@@ -2,6 +2,7 @@
 
     python -m benchmarks.pipeline_runs [--forward-ms N] [--iterations N] [--only TEXT] [-o FILE]
     python -m benchmarks.pipeline_runs --device gpu [--iterations N] [--only TEXT] [-o FILE]
+        [--keep FOLDER | --from FOLDER]
 
 All cases of a scene run one after the other in one set of processes over gloo, its reference
 (Megatron-Core's schedule) first and last; a step's ratio is to the mean of the two. Medians of all
@@ -362,13 +363,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--keep", type=Path, help="GPUs: leave what the ranks measured here")
+    kept.add_argument("--from", dest="kept", type=Path, help="GPUs: only make the page of that")
     given = parser.parse_args(arguments)
     if given.device == "gpu":
-        from benchmarks.pipeline_runs_gpu import page
+        from benchmarks.pipeline_runs_gpu import run_or_read
 
         command = f"python -m benchmarks.pipeline_runs {' '.join(arguments)}"
-        publish(page(given.iterations, given.only, command), given.output)
+        publish(run_or_read(given, command), given.output)
         return 0
+    if given.keep or given.kept:
+        parser.error("--keep and --from are for --device gpu")
     parts = [
         "# Pipeline schedules: real steps beside predicted ones",
         f"{environment_line('cpu')}; F = {given.forward_ms:g} ms slept, backward 2 F (halves 1.05 "

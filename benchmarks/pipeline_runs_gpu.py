@@ -6,10 +6,14 @@ and of two chunks) first and last. A step is the schedule's own time from an idl
 device, the reduction of tied embeddings included. Predictions are those of
 `training.pipeline.simulator` for the median time of every pass (by events on the compute stream);
 Megatron-Core's orders are predicted from the passes of the same orders in our executor.
+
+With ``--keep FOLDER`` what the ranks measured stays, and ``--from FOLDER`` makes the page of it
+again: on any machine, and of a run that was cut off, of the cases that had ended.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -21,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import environment_line, run_ranks
 from benchmarks.pipeline_runs import CHUNKS, REFERENCE, WARM_UP, without_data
-from benchmarks.pipeline_runs_gpu_ranks import Case, Found
+from benchmarks.pipeline_runs_gpu_ranks import TIMELINE, Case, Found
 from training.arguments import parse_settings, resolve_sizes
 from training.pipeline.costs import Costs, StageCost
 from training.pipeline.plan import PipelineShape
@@ -48,13 +52,12 @@ AUTO = ("--pipeline-schedule", "auto")
 GUIDED = ("--use-dpp", "--dpp-choice", "guided")
 
 
-def cases(folder: Path, num_iterations: int, only: str) -> list[Case]:
-    """All cases in their order; `folder` takes the trace that one of them plans from.
+def cases(num_iterations: int, only: str) -> list[Case]:
+    """All cases in their order.
 
     With `only` those whose name it fits, and those that the others are compared with.
     """
-    timeline = str(folder / "timeline.json.gz")
-    measured = (*AUTO, "--plan-from", timeline)
+    measured = (*AUTO, "--plan-from", TIMELINE)
     named: list[tuple[str, tuple[str, ...], dict[str, object]]] = [
         (REFERENCE, (), {}),
         (TWO_CHUNKS, tuple(CHUNKS), {}),
@@ -62,7 +65,7 @@ def cases(folder: Path, num_iterations: int, only: str) -> list[Case]:
         ("zb-h1", ("--pipeline-schedule", "zb-h1"), {}),
         ("dfc, 2 chunks", (*CHUNKS, "--pipeline-schedule", "dfc"), {}),
         ("planned, 2 chunks, for even stages", (*CHUNKS, *AUTO), {}),
-        (TRACED, (*CHUNKS, *AUTO), {"timeline": timeline}),
+        (TRACED, (*CHUNKS, *AUTO), {"traced": True}),
         ("planned, 2 chunks, for the traced stages", (*CHUNKS, *measured), {}),
         ("the same, guided", (*CHUNKS, *measured, *GUIDED), {}),
         ("the same plan, messages late", (*CHUNKS, *measured), {"late_ratio": 0.05}),
@@ -85,6 +88,8 @@ class Row:
 
     case: Case
     found: Sequence[Found]
+    folder: Path
+    """Where the timeline lies that the case plans from."""
 
     @property
     def step_s(self) -> float:
@@ -124,7 +129,7 @@ def measured_costs(row: Row) -> Costs:
 
 def predicted_s(row: Row, costs: Costs) -> float:
     """The simulator's step."""
-    settings = parse_settings(without_data(row.case.flags))
+    settings = parse_settings(without_data(row.case.flags_in(row.folder)))
     sizes = resolve_sizes(settings, 2)
     plan = plan_for(settings, sizes, sizes.num_microbatches)
     shape = PipelineShape(
@@ -178,31 +183,62 @@ def _losses(row: Row, by_name: dict[str, Row]) -> str:
     return f"{'same' if own == expected else 'DIFFER'} ({float.fromhex(own[-1]):.6f})"
 
 
-def page(num_iterations: int, only: str, command: str) -> str:
-    """Run everything; the result page."""
+def run(folder: Path, num_iterations: int, only: str, command: str) -> None:
+    """Train all cases; leaves what they are and what each rank measured in the folder."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    with TemporaryDirectory() as folder:
-        wanted = cases(Path(folder), num_iterations, only)
-        file, out = Path(folder) / "cases.json", Path(folder) / "found"
-        file.write_text(json.dumps([asdict(case) for case in wanted]), encoding="utf-8")
-        run_ranks(2, ["benchmarks.pipeline_runs_gpu_ranks", str(file), str(out)])
-        of_rank = [
-            [Found(**one) for one in json.loads(Path(f"{out}.{rank}.json").read_text("utf-8"))]
-            for rank in range(2)
-        ]
-        rows = [
-            Row(case=case, found=found)
-            for case, found in zip(wanted, zip(*of_rank, strict=True), strict=True)
-        ]
-        table = table_of(rows)
+    about = {
+        "command": command,
+        "environment": environment_line("gpu"),
+        "connections": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"],
+        "iterations": num_iterations,
+    }
+    wanted = [asdict(case) for case in cases(num_iterations, only)]
+    for name, content in (("about", about), ("cases", wanted)):
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    run_ranks(2, ["benchmarks.pipeline_runs_gpu_ranks", str(folder)])
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Cases that ended on both ranks."""
+    of_rank = [
+        [Found(**one) for one in json.loads((folder / f"found.{rank}.json").read_text("utf-8"))]
+        for rank in range(2)
+    ]
+    known = [Case(**case) for case in json.loads((folder / "cases.json").read_text("utf-8"))]
+    return [
+        Row(case=case, found=found, folder=folder)
+        for case, found in zip(known, zip(*of_rank, strict=False), strict=False)
+    ]
+
+
+def page(folder: Path) -> str:
+    """The result page of what is in the folder."""
+    if not (folder / "found.1.json").is_file():
+        raise SystemExit(f"{folder} holds no found.1.json: no case has ended there")
+    about = json.loads((folder / "about.json").read_text("utf-8"))
+    rows = read_rows(folder)
+    num_wanted = len(json.loads((folder / "cases.json").read_text("utf-8")))
+    cut = "" if len(rows) == num_wanted else f" Cut off after {len(rows)} of {num_wanted} cases."
     return "\n".join(
         [
             "# Pipeline schedules on two GPUs",
             "",
-            f"`{command}` on {environment_line('gpu')}, CUDA_DEVICE_MAX_CONNECTIONS="
-            f"{os.environ['CUDA_DEVICE_MAX_CONNECTIONS']}. `{' '.join(MODEL)}`; medians of "
-            f"{num_iterations - WARM_UP} steps; late messages: 5 %, by two forwards of a rank.",
+            f"`{about['command']}` on {about['environment']}, CUDA_DEVICE_MAX_CONNECTIONS="
+            f"{about['connections']}. `{' '.join(MODEL)}`; medians of "
+            f"{about['iterations'] - WARM_UP} steps; late messages: 5 %, by two forwards of a "
+            f"rank.{cut}",
             "",
-            table,
+            table_of(rows),
         ]
     )
+
+
+def run_or_read(given: argparse.Namespace, command: str) -> str:
+    """The page of a new run, or of a kept one."""
+    if given.kept is not None:
+        return page(given.kept)
+    with TemporaryDirectory() as scratch:
+        folder = given.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        run(folder.absolute(), given.iterations, given.only, command)
+        return page(folder)

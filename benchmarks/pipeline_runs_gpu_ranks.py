@@ -1,8 +1,8 @@
 """One rank of `benchmarks.pipeline_runs --device gpu`: jobs one after the other, timed by events.
 
-    torchrun … -m benchmarks.pipeline_runs_gpu_ranks CASES.json OUT
+    torchrun … -m benchmarks.pipeline_runs_gpu_ranks FOLDER
 
-Every rank writes OUT.<rank>.json, and what it has after each case.
+FOLDER holds cases.json; every rank writes found.<rank>.json beside it anew after each case.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from training.job import Job, parse_job
 from training.pipeline.plan import Action
 
 Function = Callable[..., object]
+TIMELINE = "timeline.json.gz"
+"""In the folder of the run's files; flags of cases name it without the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +40,16 @@ class Case:
 
     name: str
     flags: list[str]
-    timeline: str = ""
-    """Where the trace of the case goes, if it is traced."""
+    traced: bool = False
+    """Whether its trace becomes the timeline that other cases plan from."""
     late_ratio: float = 0.0
     """Share of messages that come late, by two forwards of a rank; plans only."""
     by_nccl: bool = False
     """Whether messages of plans go by NCCL, as between hosts."""
+
+    def flags_in(self, folder: Path) -> list[str]:
+        """Return the flags with the timeline found in the folder of the run's files."""
+        return [str(folder / TIMELINE) if word == TIMELINE else word for word in self.flags]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,19 +239,20 @@ def _tracing(folder: Path) -> tuple[str, ...]:
     return ("--trace", "--trace-dir", str(folder), *every)
 
 
-def _aggregate(folder: Path, timeline: str) -> None:
+def _aggregate(folder: Path, timeline: Path) -> None:
     """Make a timeline of a trace, on the first rank."""
     import torch.distributed as dist
 
     dist.barrier()
     if dist.get_rank() == 0:
-        run_python(["aggregate.py", "-b", str(folder), "-o", timeline])
+        run_python(["aggregate.py", "-b", str(folder), "-o", str(timeline)])
     dist.barrier()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train all cases in one process group."""
-    cases = [Case(**c) for c in json.loads(Path(arguments[0]).read_text(encoding="utf-8"))]
+    folder = Path(arguments[0])
+    cases = [Case(**c) for c in json.loads((folder / "cases.json").read_text(encoding="utf-8"))]
     launch = read_launch(os.environ)
     load_kernels_at_start()
     be_deterministic()
@@ -253,14 +260,14 @@ def main(arguments: Sequence[str]) -> int:
     with parse_job(cases[0].flags, launch).joined():
         bench = _Bench()
         for case in cases:
-            folder = Path(arguments[1]).with_name("trace")
-            words = [*case.flags, *(_tracing(folder) if case.timeline else ())]
+            trace = folder / "trace"
+            words = [*case.flags_in(folder), *(_tracing(trace) if case.traced else ())]
             job = parse_job(words, launch)
             late_s = 2 * results[0].passes_s[f"F{launch.rank}"] if results else 0.0
             results.append(bench.run(case, job, late_s))
-            if case.timeline:
-                _aggregate(folder, case.timeline)
-            out = Path(f"{arguments[1]}.{launch.rank}.json")
+            if case.traced:
+                _aggregate(trace, folder / TIMELINE)
+            out = folder / f"found.{launch.rank}.json"
             out.write_text(json.dumps([asdict(one) for one in results]), encoding="utf-8")
             if launch.rank == 0:
                 print(f"{case.name}: {statistics.median(results[-1].steps_s):.4f} s", flush=True)

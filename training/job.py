@@ -36,7 +36,7 @@ from training.faults import (
     parse_faults,
     write_ground_truth,
 )
-from training.pipeline.schedule import check_schedule, schedule_name
+from training.pipeline.schedule import check_schedule, notes_on_plan, schedule_name
 from training.scope import ScopeSettings, add_scope_arguments, scope_callbacks
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class Job:
     scope: ScopeSettings
     faults: tuple[FaultSpec, ...]
     device: str
-    idle: tuple[str, ...] = ()
-    """Flags that are given and do nothing, in a sentence each."""
+    notes: tuple[str, ...] = ()
+    """Flags that are given and do nothing, sums in another order; in a sentence each."""
 
     def run(self) -> None:
         """Join the other ranks and train. Raises MegaScanError for what a user can mend."""
         if self.launch.rank == 0:
-            for sentence in self.idle:
+            for sentence in self.notes:
                 print(f"note: {sentence}", file=sys.stderr, flush=True)
         with self.joined():
             self.train()
@@ -227,7 +227,11 @@ def parse_job(arguments: Sequence[str], launch: Launch) -> Job:
         scope=ScopeSettings.from_arguments(namespace),
         faults=parse_faults(namespace.inject_fault, sizes),
         device=choose_device(settings, launch),
-        idle=(*idle_flags(parser, namespace), *notes_on_original(namespace)),
+        notes=(
+            *idle_flags(parser, namespace),
+            *notes_on_original(namespace),
+            *notes_on_plan(settings, sizes),
+        ),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 
 from training.arguments import Settings, Sizes
@@ -22,6 +24,7 @@ from training.data.datasets import (
 from training.data.tokenizers import Tokenizer
 from training.loop import Data, Streams
 from training.microbatch import BatchShape, Microbatch, MicrobatchStream
+from training.pipeline.length_order import HillOrder
 from training.pipeline.rebalance import Deal
 
 
@@ -50,6 +53,8 @@ class StreamBuilder:
             device=device,
         )
         self._num_samples = _num_samples(settings, sizes)
+        ordered = settings.pipeline.order_microbatches is not None
+        self._order = HillOrder(_length, _say_on_first_rank) if ordered else None
         self._datasets: Datasets = build_datasets(
             data_settings(
                 namespace,
@@ -76,10 +81,12 @@ class StreamBuilder:
         """Make streams that go on after the samples that were consumed."""
         return Data(
             training=lambda consumed, deal: self._streams(
-                self._datasets.train, consumed, callback, deal
+                self._datasets.train, consumed, callback, self._order, deal
             ),
             # Evaluations are not the training's loading: they get no callback.
-            validation=lambda consumed: self._streams(self._datasets.valid, consumed, Callback()),
+            validation=lambda consumed: self._streams(
+                self._datasets.valid, consumed, Callback(), order=None
+            ),
         )
 
     def _streams(
@@ -87,10 +94,11 @@ class StreamBuilder:
         dataset: TokenDataset | None,
         consumed_samples: int,
         callback: Callback,
+        order: HillOrder[dict[str, torch.Tensor]] | None,
         deal: Deal | None = None,
     ) -> Streams:
         return [
-            self._stream(dataset, consumed_samples, callback, deal) if needed else None
+            self._stream(dataset, consumed_samples, callback, order, deal) if needed else None
             for needed in _chunks_with_data(self._sizes)
         ]
 
@@ -99,6 +107,7 @@ class StreamBuilder:
         dataset: TokenDataset | None,
         consumed_samples: int,
         callback: Callback,
+        order: HillOrder[dict[str, torch.Tensor]] | None,
         deal: Deal | None,
     ) -> Iterator[Microbatch]:
         samples = None
@@ -106,8 +115,17 @@ class StreamBuilder:
             # A loader draws a seed for its workers; training must not see that.
             with torch.random.fork_rng(devices=[]):
                 samples = self._samples(dataset, consumed_samples, deal)
+                if order is not None:
+                    samples = order.steps(samples, self._num_microbatches(deal))
         group = parallel_state.get_tensor_model_parallel_group()
         return MicrobatchStream(samples, self._shape, group, callback)
+
+    def _num_microbatches(self, deal: Deal | None) -> int:
+        """Return how many microbatches of a step this replica runs."""
+        if deal is None:
+            return self._sizes.num_microbatches
+        replica: int = parallel_state.get_data_parallel_rank()
+        return deal.shares[replica]
 
     def _samples(
         self, dataset: TokenDataset, consumed_samples: int, deal: Deal | None
@@ -130,6 +148,20 @@ class StreamBuilder:
             consumed_samples=consumed_samples,
         )
         return build_dealt_iterator(dataset, sampler, num_workers=self._num_workers)
+
+
+def _length(batch: dict[str, torch.Tensor]) -> int:
+    """Return the tokens of a microbatch before padding: up to the last whose label counts.
+
+    That of the longest sample, as all are computed together.
+    """
+    counts: list[bool] = batch["loss_mask"].bool().any(dim=0).tolist()
+    return max((place for place, counting in enumerate(counts, start=1) if counting), default=0)
+
+
+def _say_on_first_rank(sentence: str) -> None:
+    if dist.get_rank() == 0:
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def _num_samples(settings: Settings, sizes: Sizes) -> tuple[int, int, int]:

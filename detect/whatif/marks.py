@@ -432,7 +432,8 @@ def stack_marks(timeline: Timeline) -> Stack:
     if not kept.any():
         raise InputError(
             f"none of the {len(marks.iterations)} traced iterations ran the same operations on "
-            "all ranks of a stage, so there is no step to replay; trace more iterations"
+            "all ranks of a stage, so there is no step to replay; trace more iterations, or the "
+            "job with an order that is not chosen at run time and equal shares of microbatches"
         )
     chosen = np.flatnonzero(kept)
     size = len(marks.iterations)

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     require("training")
     _check(arguments)
     if arguments.path.suffix == ".csv":
-        return _show(arguments.path)
+        return _show(arguments.path, arguments.memory_limit)
     timeline = load_timeline(arguments.path, arguments)
     from training.pipeline.measured import measure, with_layers
 
@@ -118,7 +118,26 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError("--helpers and --helper-speed say what --fbd tries; add --fbd")
     if arguments.compare and (arguments.json or arguments.write):
         raise UsageError("--compare only prints; leave out --json and --write")
+    if arguments.path.suffix == ".csv":
+        _check_alone(arguments)
     check_outputs(_outputs(arguments), read=[arguments.path], force=arguments.force)
+
+
+def _check_alone(arguments: argparse.Namespace) -> None:
+    """Refuse what says something of a trace beside a plan."""
+    beside = {
+        "--num-layers": arguments.num_layers is not None,
+        "--fbd": arguments.fbd,
+        "--write": arguments.write is not None,
+        "--json": arguments.json is not None,
+        "--compare": arguments.compare is not None,
+    }
+    given = [option for option, is_given in beside.items() if is_given]
+    if given:
+        raise UsageError(
+            f"{arguments.path} is a plan, which is checked and drawn; {', '.join(given)} "
+            "would need a trace: leave out, or give a trace"
+        )
 
 
 def _outputs(arguments: argparse.Namespace) -> list[Path]:
@@ -147,14 +166,14 @@ def _slowdowns(timeline: Timeline) -> dict[int, float]:
     }
 
 
-def _show(path: Path) -> int:
+def _show(path: Path, memory_limit: float | None) -> int:
     """Check a plan and draw it with even costs."""
     from training.pipeline.drawing import describe
     from training.pipeline.notation import read_plan
     from training.pipeline.validity import check
 
     plan = read_plan(path)
-    check(plan)
+    check(plan, memory_limit=memory_limit)
     say(describe(plan))
     return 0
 

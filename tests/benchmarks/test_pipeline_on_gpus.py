@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.axes import SIZES, schedule_families
 from benchmarks.pipeline_runs import REFERENCE, without_data
-from benchmarks.pipeline_runs_gpu import TWO_CHUNKS, Row, cases, table_of
+from benchmarks.pipeline_runs_gpu import TWO_CHUNKS, Row, cases, page, table_of
 from benchmarks.pipeline_runs_gpu_ranks import Found
 from training.arguments import parse_settings, resolve_sizes
 from training.pipeline.schedule import schedule_name
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 EVEN = "planned, 2 chunks, for even stages"
 
 
@@ -31,8 +34,8 @@ def found(kinds: dict[str, float], *, rank: int, num_chunks: int, loss: float) -
 def rows(loss: float) -> list[Row]:
     """F of 1 s on each rank, and 2 s for the backward; `loss` is the planned schedule's."""
     made = []
-    for case in cases(Path("nowhere"), 4, only="even"):
-        row = Row(case=case, found=())
+    for case in cases(4, only="even"):
+        row = Row(case=case, found=(), folder=Path("nowhere"))
         own = {"F": 1.0, "I": 1.05, "W": 0.95} if case.name == EVEN else {"F": 1.0, "B": 2.0}
         of_rank = [
             found(own, rank=r, num_chunks=row.num_chunks(), loss=loss if case.name == EVEN else 2.0)
@@ -61,6 +64,23 @@ def test_predictions_are_those_of_the_run_s_own_passes() -> None:
 def test_a_loss_that_differs_in_its_last_digit_is_said_to() -> None:
     assert cells(table_of(rows(loss=2.0)), EVEN)[-1].startswith("same")
     assert cells(table_of(rows(loss=2.0 + 2**-51)), EVEN)[-1].startswith("DIFFER")
+
+
+@pytest.mark.parametrize("run", ["32_connections", "1_connection"])
+def test_the_result_page_holds_what_kept_measurements_give(run: str) -> None:
+    made = page(RESULTS / "pipeline_runs_h200" / run)
+    written = (RESULTS / "pipeline_runs_h200.md").read_text(encoding="utf-8")
+    rows = [line for line in made.splitlines() if line.startswith("| ")]
+    assert len(rows) == {"32_connections": 15, "1_connection": 5}[run]
+    for row in rows:
+        assert row in written
+    assert ("Cut off after 4 of 7 cases" in made) is (run == "1_connection")
+
+
+def test_plans_from_the_run_s_own_trace_name_it_without_its_folder() -> None:
+    planned = next(case for case in cases(4, only="traced stages") if "traced" in case.name)
+    assert "timeline.json.gz" in planned.flags
+    assert "/there/timeline.json.gz" in planned.flags_in(Path("/there"))
 
 
 def test_every_schedule_is_compared_with_megatron_core_s() -> None:

@@ -128,3 +128,20 @@ def test_planning_needs_neither_torch_nor_megatron():
     imports = ";".join(f"import training.pipeline.{name}" for name in names)
     code = f"import sys;{imports};sys.exit(bool({{'torch', 'megatron'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_plan_that_holds_more_than_the_limit_is_refused(megascan, tmp_path):
+    plan = tmp_path / "own.csv"
+    plan.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert megascan("plan", plan, "--memory-limit", 2).returncode == 0
+    done = megascan("plan", plan, "--memory-limit", 1)
+    assert done.returncode == 1
+    assert "holds activations of 2 at most, the limit is 1" in done.stderr
+
+
+def test_what_needs_a_trace_is_refused_beside_a_plan(megascan, tmp_path):
+    plan = tmp_path / "own.csv"
+    plan.write_text("0F0,0B0\n1F0,1B0\n")
+    done = megascan("plan", plan, "--fbd", "--write", tmp_path / "out")
+    assert done.returncode == 2
+    assert "--fbd, --write would need a trace" in done.stderr

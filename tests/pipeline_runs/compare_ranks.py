@@ -5,10 +5,11 @@
 RUNS.json maps names to flags; all have the same parallel sizes but for chunks. Every rank writes
 OUT.<rank>.json: losses and gradient norms in hex, SHA-256 of all parameters, and how many processes
 of `multiprocessing` are left, of each run. In runs whose name ends in "late" a fifth of the
-messages leave late; those whose name has "copied" in it send by copies, as GPUs of one host do
-(`shared_memory`), and "separate" ones try to and cannot. Where a job takes helpers, OUT.helped has
-the share of the microbatches that they ran, by run and step; runs whose name ends in a mischief of
-`odd_helper` are helped by one that commits it.
+messages leave late; in those whose name begins with "uneven" samples end in padding; those whose
+name has "copied" in it send by copies, as GPUs of one host do (`shared_memory`), and "separate"
+ones try to and cannot. Where a job takes helpers, OUT.helped has the share of the microbatches that
+they ran, by run and step; runs whose name ends in a mischief of `odd_helper` are helped by one that
+commits it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ from training.distributed import read_launch
 from training.job import parse_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
     from training.log import IterationResult
     from training.loop import Progress, Trainer
 
+Batch = dict[str, "torch.Tensor"]
 _FOUND: dict[str, object] = {}
 LONGEST_WAIT_S = 60.0
 MISCHIEF = ("dies", "lies", "dawdles")
@@ -97,6 +103,18 @@ def _watch_helpers(shares: list[float]) -> None:
     HelpedDriver.plan_of_step = note
 
 
+def _pad_samples(build: Callable[..., Iterator[Batch]]) -> Callable[..., Iterator[Batch]]:
+    """Make a part of each sample padding, alike on all ranks."""
+
+    def padded(*positional: object, **named: object) -> Iterator[Batch]:
+        for batch in build(*positional, **named):
+            for tokens, mask in zip(batch["tokens"], batch["loss_mask"], strict=True):
+                mask[8 + int(tokens.sum()) % 24 :] = 0
+            yield batch
+
+    return padded
+
+
 class _LateSends:
     """Lets messages wait before they leave, each channel's in order."""
 
@@ -144,9 +162,11 @@ def main(runs_path: str, out: str) -> None:
     with next(iter(jobs.values())).joined():
         from megatron.core import parallel_state
 
+        from training import streams
         from training.pipeline import channels, running
 
         device_for = channels.device_for
+        even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
         _watch()
         shares: list[float] = []
         helped: dict[str, list[float]] = {}
@@ -154,6 +174,9 @@ def main(runs_path: str, out: str) -> None:
         late = _LateSends(launch.rank)
         for name, job in jobs.items():
             late.acts = name.endswith("late")
+            pads = _pad_samples if name.startswith("uneven") else (lambda build: build)
+            streams.build_data_iterator = pads(even)
+            streams.build_dealt_iterator = pads(dealt)
             memory = Separate if "separate" in name else SharedMemory
             copied = "copied" in name
             channels.device_for = (lambda _, memory=memory: memory) if copied else device_for

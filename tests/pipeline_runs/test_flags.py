@@ -13,7 +13,7 @@ from training.arguments.pipeline import add_original_arguments, notes_on_origina
 from training.arguments.settings import build_parser
 from training.pipeline.memory import peak_memory
 from training.pipeline.plan import Plan
-from training.pipeline.schedule import check_schedule, deal_for, plan_for
+from training.pipeline.schedule import check_schedule, deal_for, notes_on_plan, plan_for
 
 MODEL = """
     --num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3
@@ -244,3 +244,15 @@ def test_flags_of_the_first_megadpp_are_taken_with_a_note() -> None:
         "--workload has no effect: messages have the size of the model's activations",
         "--multi-node has no effect: torchrun knows how many nodes there are",
     ]
+
+
+def test_a_plan_with_sums_in_another_order_is_said_to_differ(tmp_path: Path) -> None:
+    plan = tmp_path / "own.csv"
+    words = ["--pipeline-model-parallel-size", "2", "--global-batch-size", "2"]
+    settings = parse_settings([*MODEL.split(), *words, "--pipeline-schedule", str(plan)])
+    sizes = resolve_sizes(settings, 2)
+    plan.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert notes_on_plan(settings, sizes) == ()
+    plan.write_text("0F0,0F1,0B1,0B0\n1F0,1B0,1F1,1B1\n")
+    (note,) = notes_on_plan(settings, sizes)
+    assert "differ within rounding" in note

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 
+from training.pipeline import channels
 from training.pipeline.generators import breadth_first, depth_first
 from training.pipeline.plan import PipelineShape
 from training.pipeline.running import after_first_step
@@ -36,3 +38,13 @@ def test_the_first_step_on_gpus_is_in_megatron_cores_order() -> None:
     assert plan_of_step(4).actions == depth_first(shape).actions
     assert plan_of_step(4) is plan
     assert plan_of_step(4) is plan
+
+
+def test_waiting_for_a_message_ends_at_the_job_s_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives a group 30 minutes where none are named, whatever the job's own timeout."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        channels.dist, "new_group", lambda *_, timeout=None, **__: asked.append(timeout)
+    )
+    channels._new_group([0, 1], "cpu", timedelta(minutes=7))
+    assert asked == [timedelta(minutes=7)]

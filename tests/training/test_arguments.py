@@ -202,7 +202,7 @@ IDLE = [
 def idle_of(flags: str) -> tuple[str, ...]:
     data = "--mock-data --tokenizer-type NullTokenizer --vocab-size 60 --distributed-backend gloo "
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    return parse_job((MODEL + data + flags).split(), launch).idle
+    return parse_job((MODEL + data + flags).split(), launch).notes
 
 
 @pytest.mark.parametrize(("flags", "expected"), IDLE)

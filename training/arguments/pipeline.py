@@ -63,6 +63,12 @@ class PipelineSettings:
         "microbatches whose activations a rank may hold at most: plans that hold more are refused, "
         "auto and guided use what is allowed; left out: as many as with Megatron-Core's schedule",
     )
+    order_microbatches: str | None = flag(
+        None,
+        "order of a step's microbatches by their tokens before padding: hill runs short ones first "
+        "and last, long ones in the middle; left out: as the data has them",
+        choices=("hill",),
+    )
     use_dpp: bool = flag(
         False, "plan the pipeline's work: --pipeline-schedule auto where none is given"
     )

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -191,13 +192,20 @@ class Channels:
 
     `ranks` are the global ranks of this rank's pipeline, of which it is number `rank`; `device` is
     where its tensors lie. With `announces` each channel gets a second group, on the CPU, for
-    headers.
+    headers. Who waits for a message longer than `timeout` ends the job.
     """
 
     def __init__(
-        self, shape: PipelineShape, ranks: Sequence[int], device: str, *, announces: bool = False
+        self,
+        shape: PipelineShape,
+        ranks: Sequence[int],
+        device: str,
+        *,
+        timeout: timedelta,
+        announces: bool = False,
     ) -> None:
         self.device = device
+        self.timeout = timeout
         self.own: list[Channel] = []
         self.rank = list(ranks).index(dist.get_rank())
         self._open_device = device_for(device)
@@ -207,11 +215,11 @@ class Channels:
                 # Collective over the world, in one order: with `use_local_synchronization` ranks
                 # that belong to different numbers of groups would wait for each other for ever.
                 pair = [pipeline[link.sender], pipeline[link.receiver]]
-                group = _new_group(pair, device)
-                headers = dist.new_group(pair, backend="gloo") if announces else None
+                group = _new_group(pair, device, timeout)
+                headers = _new_group(pair, "cpu", timeout) if announces else None
                 tokens = None
                 if self._open_device is not None and host_of[pair[0]] == host_of[pair[1]]:
-                    tokens = dist.new_group(pair, backend="gloo")
+                    tokens = _new_group(pair, "cpu", timeout)
                 if dist.get_rank() in pair:
                     peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
                     way = self._way(link, group, tokens, peer)
@@ -285,14 +293,14 @@ def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
     return sorted({group for group in everyone if group is not None})
 
 
-def _new_group(pair: list[int], device: str) -> dist.ProcessGroup:
+def _new_group(pair: list[int], device: str, timeout: timedelta) -> dist.ProcessGroup:
     group: dist.ProcessGroup
     if device == "cpu":
-        group = dist.new_group(pair, backend="gloo")
+        group = dist.new_group(pair, backend="gloo", timeout=timeout)
         return group
     options = dist.ProcessGroupNCCL.Options()
     options.config.max_ctas = MAX_THREAD_BLOCKS
-    group = dist.new_group(pair, backend="nccl", pg_options=options)
+    group = dist.new_group(pair, backend="nccl", timeout=timeout, pg_options=options)
     return group
 
 

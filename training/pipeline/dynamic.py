@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -262,12 +263,14 @@ class _OrderedProgress(Progress):
 class Decisions:
     """Tells the ranks that compute a stage together what the first of them has chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta) -> None:
         own = dist.get_process_group_ranks(parallel_state.get_tensor_and_context_parallel_group())
         self._members = list(own)
         self._group: dist.ProcessGroup | None = None
         for ranks in all_groups(own):
-            group = dist.new_group(list(ranks), backend="gloo") if len(ranks) > 1 else None
+            group = None
+            if len(ranks) > 1:
+                group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
             if ranks == tuple(own):
                 self._group = group
         self.leads = dist.get_rank() == self._members[0]
@@ -310,7 +313,7 @@ class GuidedDriver:
     def __init__(self, channels: Channels, *, slack: float) -> None:
         self._channels = channels
         self._slack = slack
-        self._decisions = Decisions()
+        self._decisions = Decisions(channels.timeout)
         self._mail: AnnouncedMail | None = None
         self._clock = ActionClock(channels.device)
         self._progress: Progress | None = None

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -247,7 +248,7 @@ class HelpedDriver:
         self._alone = alone
         self._splits_backward = splits_backward
         self._rank = self._pipeline.index(dist.get_rank())
-        self._group = _group_of(self._pipeline)
+        self._group = _group_of(self._pipeline, channels.timeout)
         self._inputs = Inputs(channels.device, self._distrust)
         self._mail: HelpedMail | None = None
         self._step = 0
@@ -456,13 +457,13 @@ def _snapshot(chunk: torch.nn.Module) -> memoryview:
     return bytes_of(torch.cat(parts))
 
 
-def _group_of(pipeline: Sequence[int]) -> dist.ProcessGroup:
+def _group_of(pipeline: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
     """Return a group of this pipeline's ranks on the CPU; all ranks of the job call this
     together.
     """
     found: dist.ProcessGroup | None = None
     for ranks in all_groups(pipeline):
-        group = dist.new_group(list(ranks), backend="gloo")
+        group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
         if ranks == tuple(pipeline):
             found = group
     assert found is not None

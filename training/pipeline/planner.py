@@ -419,8 +419,27 @@ def _none_fits(problem: Problem) -> str:
 
 
 def least_memory_found(problem: Problem) -> float:
-    """Return the least peak of the policies when no limit holds them."""
-    free = replace(problem, memory_limit=float("inf"))
-    played = (play(free, policy) for policy in _policies(free) if policy.patience_s == 0.0)
-    peaks = [max(peak_memory(found.plan, problem.memory)) for found in played if found]
-    return min(peaks)
+    """Return the peak of a plan that is found for about the least limit above the problem's.
+
+    Limits are halved in until they differ by half a chunk's activations.
+    """
+    low, high = problem.memory_limit, _peak_within(problem, float("inf"))
+    assert high is not None
+    while high - low > 0.5 / problem.shape.num_chunks:
+        middle = (low + high) / 2
+        peak = _peak_within(problem, middle)
+        if peak is None:
+            low = middle
+        else:
+            high = peak
+    return high
+
+
+def _peak_within(problem: Problem, limit: float) -> float | None:
+    """Return the peak of the first plan that fits a limit, impatient ones only; None without."""
+    limited = replace(problem, memory_limit=limit)
+    for policy in _policies(limited):
+        played = play(limited, policy) if policy.patience_s == 0.0 else None
+        if played:
+            return max(peak_memory(played.plan, problem.memory))
+    return None

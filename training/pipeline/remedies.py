@@ -33,6 +33,7 @@ from training.pipeline.job_model import (
     Outcome,
     Scales,
 )
+from training.pipeline.length_order import HILL, hill_order
 from training.pipeline.plan import PipelineShape, Plan
 from training.pipeline.planner import Found, Problem, search
 from training.pipeline.simulator import Prediction, predict
@@ -389,6 +390,7 @@ class _Adviser:
                 schedule,
                 Circumstances(reorder=hill),
                 f"microbatches short, long, short, {schedule.name}",
+                flags=("--order-microbatches", HILL),
                 numerics=_ROUNDED,
             )
 
@@ -486,9 +488,5 @@ def _traced_name(shape: PipelineShape) -> str:
 
 
 def hill(scales: Scales) -> Scales:
-    """Return microbatches with short ones first and last and long ones in the middle.
-
-    Filling and draining the pipeline then cost little: 1 2 3 4 5 6 becomes 1 3 5 6 4 2.
-    """
-    rising = sorted(scales)
-    return (*rising[::2], *reversed(rising[1::2]))
+    """Return the costs of a step's microbatches in the order of --order-microbatches hill."""
+    return tuple(scales[position] for position in hill_order(scales))

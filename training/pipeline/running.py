@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache, partial
 from itertools import count
 
@@ -119,7 +120,7 @@ class Pipeline:
     ) -> HelpedDriver:
         """Make what runs steps with helpers, say where they may come to, and start our own."""
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
-        channels = self._channels = Channels(plan.shape, members, device)
+        channels = self._channels = Channels(plan.shape, members, device, timeout=self._timeout())
         driver = HelpedDriver(
             channels,
             members,
@@ -150,10 +151,13 @@ class Pipeline:
                 break
             time.sleep(0.05)
 
+    def _timeout(self) -> timedelta:
+        return timedelta(minutes=self._settings.parallel.distributed_timeout_minutes)
+
     def _driver(self, plan: Plan, device: str) -> Driver:
         members = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
         guided = self._settings.pipeline.dpp_choice == "guided"
-        channels = Channels(plan.shape, members, device, announces=guided)
+        channels = Channels(plan.shape, members, device, timeout=self._timeout(), announces=guided)
         self._channels = channels
         if not guided:
             return ListDriver(channels)

@@ -91,6 +91,7 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
             f"{option} is {group_size}, expected between the pipeline size {sizes.pipeline_size} "
             f"and the {sizes.num_microbatches} microbatches of a step"
         )
+    _check_order(settings, sizes)
     _check_shares(settings, sizes)
     _check_helpers(settings, sizes)
     if pipeline.plan_from is not None and schedule_name(settings, sizes) != AUTO:
@@ -128,6 +129,13 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
             f"plan {plan.name} splits backward passes, which is there for --transformer-impl "
             "local only; take 1f1b, dfc or bfc"
         )
+
+
+def notes_on_plan(settings: Settings, sizes: Sizes) -> tuple[str, ...]:
+    """Return a sentence where a plan's sums differ from those of Megatron-Core's schedule."""
+    plan = plan_for(settings, sizes, sizes.num_microbatches)
+    note = None if plan is None else numerics_note(plan)
+    return (note,) if note else ()
 
 
 def _repeating_option(settings: Settings) -> str:
@@ -179,6 +187,16 @@ def _check_helpers(settings: Settings, sizes: Sizes) -> None:
         raise ConfigError(
             f"--fbd-port is {pipeline.fbd_port} and --fbd-helpers {pipeline.fbd_helpers}, "
             "expected a port up to 65535 and a number of 0 or more"
+        )
+
+
+def _check_order(settings: Settings, sizes: Sizes) -> None:
+    """Check the rule of --order-microbatches."""
+    order = settings.pipeline.order_microbatches
+    if order is not None and sizes.pipeline_size == 1:
+        raise ConfigError(
+            f"--order-microbatches {order} needs --pipeline-model-parallel-size 2 or more: without "
+            "a pipeline every order takes as long"
         )
 
 
