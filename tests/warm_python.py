@@ -15,7 +15,8 @@ client, so that what a launcher starts is forked, too. Only packages that are no
 before the fork. What a fork would run differently is run anew by the client (`Asked.differs`).
 
 What differs all the same: children of one server have one hash seed, the server is their parent,
-/proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end. Tests of such things start the real interpreter.
+/proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end.
+Tests of such things start the real interpreter.
 """
 
 from __future__ import annotations
