@@ -67,6 +67,8 @@ READ_LATER = (
 TAKEN_APART = frozenset({*sys.stdlib_module_names, "__main__", "megatron"})
 """Packages whose modules Python clears at the end of a child even though they were preloaded; and
 so is torch.distributed: they may hold process groups."""
+JOINED = ("net", "uts", "mnt")
+"""Namespaces that root's child takes over from its client: those of a machine in a test."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ANEW = 1 << 16
 """The answer to a client that has to run the program itself."""
@@ -114,9 +116,21 @@ the signal comes between the last line before that wait and the wait.
 
 
 def surroundings(pid: int | str) -> list[str]:
-    """Return the namespaces and the control group of a process."""
+    """Return the control group of a process, and its namespaces but those that a child can join."""
     spaces = sorted(Path(f"/proc/{pid}/ns").iterdir())
+    if os.geteuid() == 0:
+        spaces = [space for space in spaces if space.name not in JOINED]
     return [*map(os.readlink, spaces), Path(f"/proc/{pid}/cgroup").read_text()]
+
+
+def join(pid: int) -> None:
+    """Move this process to the mounts, the network and the host name of another one."""
+    for name in JOINED:
+        theirs, ours = (Path("/proc", of, "ns", name) for of in (str(pid), "self"))
+        if theirs.readlink() != ours.readlink():
+            with theirs.open() as space:
+                if ctypes.CDLL(None).setns(space.fileno(), 0):
+                    raise OSError(f"cannot join the namespace {theirs}")
 
 
 def strings(pid: int | str, name: str) -> list[str]:
@@ -175,6 +189,7 @@ class Asked:
             os.close(stream)
         status = Path(f"/proc/{self.pid}/status").read_text()
         os.umask(int(re.search(r"Umask:\s*(\d+)", status)[1], 8))
+        join(self.pid)
         ignored = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,19 @@ def test_a_fork_ends_without_copying_all_that_it_was_forked_with(tmp_path: Path)
     told(ranks.warm(), "-c", program, cwd=tmp_path)
     num_resident = int((server / "statm").read_text().split()[1])
     assert num_copied() - before < 0.4 * num_resident
+
+
+def test_a_fork_joins_the_network_and_the_host_name_of_its_client(tmp_path: Path) -> None:
+    code = "import os, socket, sys; print('torch' in sys.modules, socket.gethostname(), "
+    code += "*map(os.readlink, ('/proc/self/ns/net', '/proc/self/ns/mnt', '/proc/self/cwd')))"
+    apart = ["unshare", "--net", "--uts", "--mount"]
+    probe = [*apart, "hostname", "elsewhere"]
+    if not shutil.which("unshare") or subprocess.run(probe, check=False).returncode:
+        pytest.skip("no namespaces here")
+    script = f"hostname elsewhere; '{sys.executable}' -c \"{code}\"; '{ranks.warm()}' -c \"{code}\""
+    new, forked = told(*apart, "bash", "-c", script, cwd=tmp_path)[1].splitlines()
+    assert new.startswith("False elsewhere net:")
+    assert forked == new.replace("False", "True")
 
 
 def test_what_a_package_leaves_in_our_environment_does_not_make_later_ranks_start_cold(
