@@ -26,6 +26,11 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+NO_NODES_DOING = frozenset({Cause.STAGE_IMBALANCE, Cause.SEQUENCE_IMBALANCE, Cause.CORRUPTION})
+"""Causes for which no policy drains a node: the job's own doing, and what probes show, which the
+watch does not read."""
+
+
 class Owner(StrEnum):
     """Who can mend it: look at this hardware, at the job's own settings, or measure more."""
 

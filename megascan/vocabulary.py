@@ -74,8 +74,9 @@ class CountsAs(StrEnum):
 class Word:
     """The name of a span and what spans of this name are.
 
-    `contains_spans`: further spans of compute lie inside, so it lasts on while the device waits
-    there. `contains_communication`: some of its time may be communication.
+    `contains_spans`: a bracket around further spans of compute (a pass, a layer), which lasts on
+    while the device waits between them. A module is none, although parts may lie in it.
+    `contains_communication`: some of its time may be communication.
     """
 
     name: str

@@ -237,7 +237,7 @@ class Recorder:
             self._keep(Key(spot.place.name, name, sight.is_gradient), sight, made[name], width)
 
     def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
-        """What one pass over a tensor can tell, where there is something that makes it."""
+        """Return the numbers that one pass over a tensor gives; none without its kernel."""
         request = self._request
         if self._sizes is None or request.per_token or not {"rms", "max"} & {*request.reductions}:
             return {}
@@ -245,7 +245,7 @@ class Recorder:
         return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
-        """A number an expert of this rank: the size of what it returns, its tokens."""
+        """Keep a number for each expert of this rank: the size of its output, its tokens."""
         places, num_experts = self._request.places, len(counts)
         # With tensor parallelism inside experts a rank holds a part of a sum, which says nothing.
         if "experts" in places and not _is_split(sight.spot):
@@ -265,7 +265,7 @@ class Recorder:
         self._order.append((key, sight.spot.layer, sight.call))
 
     def _look_at_attention(self, sight: Sight) -> None:
-        """Entropy of each head's attention, once its queries and keys are there."""
+        """Keep the entropy of each head's attention, once its queries and keys are there."""
         if sight.spot.place.name == "query":
             self._queries[sight.spot.layer] = sight.tensor
         queries = self._queries.pop(sight.spot.layer, None) if (
@@ -345,7 +345,11 @@ class Recorder:
         self._file.append(encode(header, arrays))
 
     def _heed_budget(self, duration_s: float) -> None:
-        """Capture more rarely: at once after what was far too much, else after some times."""
+        """Capture fewer iterations once looking costs more than the budget.
+
+        Immediately where it costs `_FAR_ABOVE` times as much, otherwise when it has been above for
+        `_PATIENCE` captures in a row. Twice the budget halves the number of captures.
+        """
         share = self._spent_s / max(duration_s - self._spent_s, 1e-9) / self._every
         excess = share / self._limits.budget_ratio
         self._over_budget = self._over_budget + 1 if excess > 1 else 0
@@ -355,7 +359,8 @@ class Recorder:
 
 
 def _one_pass(chunks: Sequence[torch.nn.Module]) -> Sizes | None:
-    """What reads a tensor on a GPU once for two numbers; None where no such kernel can be made."""
+    """Return the kernel that takes two numbers of a tensor in one pass; None without a GPU or
+    where it cannot be built."""
     device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
     if device is None or device.type != "cuda":
         return None
@@ -383,15 +388,15 @@ class _OnHost:
         return self.copied is not None
 
     def numbers(self) -> np.ndarray[Any, Any]:
-        """Return them; waits for a copy that is still under way, which an iteration later none
-        is."""
+        """Return the numbers; wait for the copy if it is still under way (never an iteration
+        later)."""
         if self.copied is not None:
             self.copied.synchronize()
         return cast("np.ndarray[Any, Any]", self.flat.numpy())
 
 
 def _to_host(parts: Sequence[torch.Tensor]) -> _OnHost:
-    """Begin to bring all numbers to the host by one transfer, for which nobody waits."""
+    """Start one transfer of all numbers to the host, without waiting for it."""
     if not parts:
         return _OnHost(torch.empty(0))
     flat = torch.cat([part.reshape(-1).float() for part in parts])
@@ -415,7 +420,7 @@ class _Pending:
 
 
 def _is_split(spot: Spot) -> bool:
-    """Whether tensor parallelism cuts the experts themselves."""
+    """Return whether tensor parallelism splits each expert."""
     config = cast(Any, spot.module).config
     return int(getattr(config, "expert_tensor_parallel_size", 1) or 1) > 1
 
@@ -423,7 +428,8 @@ def _is_split(spot: Spot) -> bool:
 def _unpacked(
     groups: Mapping[Key, Group], flat: np.ndarray[Any, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
-    """All groups as (layer, microbatch, token, row, partial), and the numbers behind them."""
+    """Return items and arrays of all groups, (layer, microbatch, token, row, partial), and the
+    rest of `flat`."""
     items: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     start = 0
@@ -451,7 +457,7 @@ def _first_broken(
     items: Sequence[Mapping[str, Any]],
     arrays: Mapping[str, np.ndarray[Any, Any]],
 ) -> dict[str, Any] | None:
-    """The first number, in the order of computing, that is infinite or NaN."""
+    """Return the first place, in the order of computing, whose number is infinite or NaN."""
     tables = {
         Key(item["place"], item["reduction"], item["gradient"]): (item, arrays[str(number)])
         for number, item in enumerate(items)
@@ -510,7 +516,7 @@ def _sampled(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Root mean square of the gradient that data parallelism has summed; NaN where none is."""
+    """Return the root mean square of a parameter's reduced gradient; NaN without one."""
     found = getattr(parameter, "main_grad", None)
     found = parameter.grad if found is None else found
     if found is None:

@@ -79,8 +79,8 @@ class Model(Protocol):
         """
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits `(state, token)` of hidden states `(state, 1, feature)`; on the last stage, in
-        any format."""
+        """Return logits `(state, token)` of hidden states `(state, 1, feature)`, whatever their
+        format; on the last stage only."""
 
     def share(self, content: bytes) -> bytes:
         """Give every rank rank 0's bytes."""
@@ -114,21 +114,21 @@ class Seen:
 
     @property
     def layers(self) -> list[int]:
-        """Layers of this rank."""
+        """Return the layers of this rank."""
         return sorted(layer for place, layer in self.tensors if place == "residual")
 
     def whole(self, place: str, layer: int) -> torch.Tensor:
-        """A place of a layer over all tokens, (token, row, …)."""
+        """Return what a place of a layer has computed over all tokens, (token, row, …)."""
         return in_order(place, torch.cat(self.tensors[place, layer]))
 
     def joined(self, place: str, layer: int) -> torch.Tensor | None:
-        """The same of the one row, (token, …); None where this rank has nothing of it."""
+        """Return that of the only row, (token, …); None where this rank does not hold the place."""
         return self.whole(place, layer)[:, 0] if self.tensors.get((place, layer)) else None
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What one step has computed, and what the model says next."""
+    """What one step has computed, and the token that follows it."""
 
     start: int
     tokens: Sequence[int]
@@ -198,7 +198,7 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether `work` has anything to do; alike on all ranks."""
+        """Return whether `work` has anything to do; the same on all ranks."""
         return self._active is not None or bool(self._commands)
 
     def receive(self, command: Mapping[str, Any]) -> None:
@@ -293,7 +293,7 @@ class Session:
             self._send(run.identifier, None)
 
     def _look(self, active: _Active) -> None:
-        """Have hooks and changes in the model; they stay as long as nobody else is served."""
+        """Put hooks and interventions into the model; they stay until somebody else is served."""
         if active.notes is None:
             if active.run.interventions:
                 active.changes = active.hooks.enter_context(self._changes(active.run))
@@ -312,7 +312,7 @@ class Session:
         )  # fmt: skip
 
     def _show_steps(self, active: _Active) -> None:
-        """Tell what the steps have shown that wait, a frame each."""
+        """Send the frames of the steps that were computed but not shown yet."""
         run, steps = active.run, active.steps
         items, arrays = tables_of(run.reduction, active.strips())
         active.steps, active.num_shown = [], active.num_shown + len(steps)
@@ -350,7 +350,7 @@ class Session:
         }  # fmt: skip
 
     def _attention(self, command: Mapping[str, Any]) -> None:
-        """Maps of chosen heads of one layer, `(head, query, key)`, over all tokens computed."""
+        """Send attention maps of chosen heads of a layer, `(head, query, key)`, over all tokens."""
         seen, layer = self._seen_of(command), int(command["layer"])
         num_tokens = len(seen.tokens)
         num_weights = len(command["heads"]) * (len(command["rows"]) or num_tokens) * num_tokens
@@ -387,7 +387,7 @@ class Session:
         self._say(command["id"], header, {"weights": np.stack([found[head] for head in heads])})
 
     def _lens(self, command: Mapping[str, Any]) -> None:
-        """What each layer would say next: the newest tokens' streams through the output layer."""
+        """Send the logit lens: the newest tokens' residual streams through the output layer."""
         seen, model = self._seen_of(command), self._model
         own = [(layer, seen.joined("residual", layer)) for layer in seen.layers]
         newest = {layer: one[-_MOST_LENS_TOKENS:] for layer, one in own if one is not None}
@@ -414,7 +414,7 @@ class Session:
         self._say(command["id"], header, {"ids": found["ids"], "logprobs": found["logprobs"]})
 
     def _on_last_stage(self, streams: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
-        """The streams of all layers, where one stage does not have them: by way of rank 0."""
+        """Return the residual streams of all layers; other stages' come by way of rank 0."""
         if self._model.num_stages == 1:
             return streams
         own = {} if self._model.shares.rank else {
@@ -426,7 +426,7 @@ class Session:
         return {int(name): torch.tensor(one) for name, one in shared.arrays.items()}
 
     def _pca(self, command: Mapping[str, Any]) -> None:
-        """The streams of all tokens and layers on their three main axes."""
+        """Send the residual streams of all tokens and layers on their three main axes."""
         seen = self._seen_of(command)
         arrays = {}
         for layer in seen.layers:
@@ -463,7 +463,7 @@ class Session:
     def _collect(
         self, header: Mapping[str, object], arrays: Mapping[str, Array]
     ) -> list[Part] | None:
-        """All ranks' pieces on rank 0."""
+        """Return all ranks' pieces on rank 0; None elsewhere."""
         if self._model.num_stages == self._model.shares.size == 1:
             return [Part(tp=0, pp=0, frame=Frame(header=header, arrays=arrays))]
         place = {"tp": self._model.shares.rank, "pp": self._model.pp}

@@ -52,7 +52,7 @@ def tables_of(reduction: str, strips: Strips) -> tuple[list[dict[str, object]], 
 
 
 def _item_of(place: str, reduction: str, layers: Mapping[int, Strip]) -> dict[str, object]:
-    """How a frame describes the table of one place."""
+    """Return the entry of a frame's header that describes the table of one place."""
     first = next(iter(layers.values()))
     tensor = in_order(place, first.tensors[0])
     return {
@@ -63,7 +63,7 @@ def _item_of(place: str, reduction: str, layers: Mapping[int, Strip]) -> dict[st
 
 
 def _of_all(reduction: str, strips: Strips, places: Sequence[str]) -> torch.Tensor:
-    """Partial numbers `(place and layer, 1, token, row, number)` of tensors of the same shape."""
+    """Return `(place and layer, 1, token, row, number)`: partial numbers of tensors alike."""
     layers = [strip for place in places for strip in strips[place].values()]
     together = torch.cat([tensor for strip in layers for tensor in strip.tensors])
     made = reduce(reduction, in_order(places[0], together))
@@ -71,7 +71,7 @@ def _of_all(reduction: str, strips: Strips, places: Sequence[str]) -> torch.Tens
 
 
 def _on_host(tables: Sequence[torch.Tensor]) -> list[Array]:
-    """Tables as arrays, by one transfer from the device."""
+    """Return tables as arrays, by one transfer from the device."""
     if not tables:
         return []
     flat = torch.cat([one.view(-1) for one in tables]).cpu().numpy()

@@ -15,13 +15,16 @@ client, so that what a launcher starts is forked, too. Only packages that are no
 before the fork. What a fork would run differently is run anew by the client (`Asked.differs`).
 
 What differs all the same: children of one server have one hash seed, the server is their parent,
-and /proc/PID/cmdline names it. Tests of such things start the real interpreter.
+/proc/PID/cmdline names it, and what was imported before the fork is not taken apart at the end.
+Tests of such things start the real interpreter.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -45,7 +48,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMANDS = ("numpy", "orjson", "pyarrow.compute", "scipy.sparse", "scipy.special", "isal", "jinja2")
-RANKS = ("numpy", "orjson", "pyarrow", "torch", "torch.distributed.run", "megatron.core")
+RANKS = (
+    "numpy", "orjson", "psutil", "pyarrow.compute", "torch", "torch.distributed.run",
+    "megatron.core",
+)  # fmt: skip
 """Packages to import before the fork, where they are installed: for `megascan …`, and for ranks."""
 
 READ_AT_START = (
@@ -58,6 +64,11 @@ READ_LATER = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 )  # fmt: skip
 """Of those, what a child can still be given."""
+TAKEN_APART = frozenset({*sys.stdlib_module_names, "__main__", "megatron"})
+"""Packages whose modules Python clears at the end of a child even though they were preloaded; and
+so is torch.distributed: they may hold process groups."""
+JOINED = ("net", "uts", "mnt")
+"""Namespaces that root's child takes over from its client: those of a machine in a test."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 ANEW = 1 << 16
 """The answer to a client that has to run the program itself."""
@@ -105,9 +116,21 @@ the signal comes between the last line before that wait and the wait.
 
 
 def surroundings(pid: int | str) -> list[str]:
-    """Return the namespaces and the control group of a process."""
+    """Return the control group of a process, and its namespaces but those that a child can join."""
     spaces = sorted(Path(f"/proc/{pid}/ns").iterdir())
+    if os.geteuid() == 0:
+        spaces = [space for space in spaces if space.name not in JOINED]
     return [*map(os.readlink, spaces), Path(f"/proc/{pid}/cgroup").read_text()]
+
+
+def join(pid: int) -> None:
+    """Move this process to the mounts, the network and the host name of another one."""
+    for name in JOINED:
+        theirs, ours = (Path("/proc", of, "ns", name) for of in (str(pid), "self"))
+        if theirs.readlink() != ours.readlink():
+            with theirs.open() as space:
+                if ctypes.CDLL(None).setns(space.fileno(), 0):
+                    raise OSError(f"cannot join the namespace {theirs}")
 
 
 def strings(pid: int | str, name: str) -> list[str]:
@@ -166,6 +189,7 @@ class Asked:
             os.close(stream)
         status = Path(f"/proc/{self.pid}/status").read_text()
         os.umask(int(re.search(r"Umask:\s*(\d+)", status)[1], 8))
+        join(self.pid)
         ignored = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -271,6 +295,18 @@ class Server:
         os._exit(0)
 
 
+def leave_libraries_be() -> None:
+    """Let this process end without taking apart the libraries that it was forked with.
+
+    Their destructors, those of torch's operators above all, copy pages and last a quarter of a
+    second. Handlers of the C library's exit run last in, first out: what Python and what is loaded
+    from here on leave behind is ended as ever, then C's streams are written out, then comes _exit.
+    """
+    c_library = ctypes.CDLL(None)
+    for handler in (c_library._exit, c_library.fcloseall):
+        c_library.on_exit(handler, None)
+
+
 def become(words: list[str], client: str, found_here: list[str]) -> None:
     """Run a program in this process, a fresh child, as Python does with these words."""
     sys.executable, sys.orig_argv = client, [client, *words]
@@ -307,10 +343,21 @@ def become(words: list[str], client: str, found_here: list[str]) -> None:
 
 
 def preload(packages: Sequence[str]) -> None:
-    """Import the packages; nothing of them may run in a thread of its own."""
+    """Import the packages; nothing of them may run in a thread of its own.
+
+    A child does not clear their modules when it ends, which would copy all their pages: Python
+    clears what stands in `sys.modules`, and collects no frozen objects. The callback that takes
+    them out is registered first, so that it is called last.
+    """
+    spared: dict[str, object] = {}
+    atexit.register(lambda: [sys.modules.pop(name, None) for name in spared])
     for name in packages:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    for name, module in sys.modules.items():
+        if name.partition(".")[0] not in TAKEN_APART and not name.startswith("torch.distributed"):
+            spared[name] = module
+    spared[""] = spared  # so that it outlives the callback
     gc.collect()
     gc.freeze()  # else a child copies and collects all these objects when it ends: one second
 
@@ -345,6 +392,7 @@ def main(number: str, client: str, *packages: str) -> None:
     preload(packages)
     asked = Server(socket.socket(fileno=int(number)), str(Path(client).parent)).serve()
     asked.inherit()
+    leave_libraries_be()
     become(asked.words, client, found_here)
 
 

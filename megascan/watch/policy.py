@@ -22,13 +22,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from detect.report import NO_NODES_DOING, Cause
 from megascan.errors import InputError
 from megascan.header import Json
 from megascan.watch.accounts import Account
 
 CONFIDENCES: Mapping[str, float] = {"moderate": 0.01, "good": 1e-3, "high": 1e-4}
 """Largest q-value; the words of reports."""
-CAUSES = ("compute", "link", "host", "loader", "gc", "unknown")
+CAUSES = tuple(cause.value for cause in Cause if cause not in NO_NODES_DOING)
 """What a node can be to blame for."""
 
 

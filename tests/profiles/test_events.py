@@ -13,7 +13,10 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.reader import read_trace
+from megascan.reader.kineto.communication import peer_rank
+from megascan.reader.kineto.document import ProcessGroup
 from megascan.reader.kineto.steps import _repetitions
+from megascan.schema import NOT_APPLICABLE
 from megascan.topology import Layout
 
 if TYPE_CHECKING:
@@ -59,6 +62,20 @@ def test_a_sendrecv_of_an_all_to_all_is_one(tmp_path):
     assert kept[0][:3] == ["collective", "all_to_all", "all_to_all"]
     assert kept[1] == ["p2p", "send", "send", "", 2]
     assert kept[2][:3] == ["p2p", "send_recv", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "rank", "expected"),
+    [
+        pytest.param(1, 1, 5, id="by its place in the group"),
+        pytest.param(5, 1, 5, id="by its rank, which is no place"),
+        pytest.param(1, 5, 1, id="by its rank: at that place is who says it"),
+        pytest.param(5, 5, NOT_APPLICABLE, id="nobody is his own partner"),
+        pytest.param(-1, 1, NOT_APPLICABLE, id="not said"),
+    ],
+)
+def test_a_partner_is_given_by_its_place_or_by_its_rank(value, rank, expected):
+    assert peer_rank(value, ProcessGroup("pp@1", (1, 5)), rank) == expected
 
 
 def test_collectives_without_a_group_on_one_stream_are_of_all_ranks(tmp_path):

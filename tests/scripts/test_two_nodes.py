@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 import pytest
 
 from megascan.reader import read_trace
+from tests import ranks
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -53,12 +55,13 @@ class Launcher:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     """Start a script on a node; whatever is left of it is ended."""
+    ranks.forget_early_variables()
     started: list[Launcher] = []
 
     def launch(node: Node, script: str, *words: str) -> Launcher:
         kept = {name: value for name, value in os.environ.items()
                 if not name.startswith(("MEGASCAN", "SLURM", "TORCHELASTIC"))}  # fmt: skip
-        variables = {**kept, "MEGASCAN_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+        variables = {**kept, "MEGASCAN_PYTHON": ranks.warm(), "CUDA_VISIBLE_DEVICES": ""}
         node.disk.mkdir(exist_ok=True)
         output = node.disk / f"output-{len(started)}"
         with output.open("w") as file:
@@ -198,7 +201,7 @@ def test_a_killed_rank_restarts_the_job_and_both_attempts_can_be_read(
                  for role in ("master", "worker")]  # fmt: skip
     marker = node.disk / "checkpoints" / "latest_checkpointed_iteration.txt"
     wait_for(lambda: marker.exists() and int(marker.read_text()) >= 10, launchers)
-    kill_a_rank(launchers[1])
+    kill_a_rank(node.disk, 1)
     reached = int(marker.read_text())
     for launcher in launchers:
         assert "next, name" in finish(launcher) or launcher is not launchers[0]
@@ -217,13 +220,18 @@ def wait_for(condition: Callable[[], bool], launchers: list[Launcher]) -> None:
         time.sleep(0.2)
 
 
-def kill_a_rank(launcher: Launcher) -> None:
-    ranks = []
-    for process in psutil.Process(launcher.process.pid).children(recursive=True):
-        words = process.cmdline()
-        if "training.pretrain_gpt" in words and "--nnodes" not in words:
-            ranks.append(process)
-    ranks[0].kill()
+def kill_a_rank(folder: Path, group_rank: int) -> None:
+    """Kill a rank of a launcher that runs in the folder; forked ones have another parent."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_rank = "training.pretrain_gpt" in words and "--nnodes" not in words
+            if not is_rank or Path(process.cwd()) != folder:
+                continue
+            if process.environ()["GROUP_RANK"] == str(group_rank):
+                process.kill()
+                return
+    raise AssertionError(f"no rank of launcher {group_rank} runs in {folder}")
 
 
 def runs_of(folder: Path) -> dict[str, set[int]]:
