@@ -195,7 +195,8 @@ class _Filed:
             with pa.memory_map(str(self.path)) as source:
                 return pa.ipc.open_file(source).read_all()
         except (OSError, pa.ArrowException) as error:
-            reason = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number else str(error)
             raise MissingError(
                 f"{self.path}: spans that were kept there between the passes are gone or damaged "
                 f"({reason}): something clears that folder, or its disk fails; run again with "

@@ -15,10 +15,10 @@ their modules. What the pass took beyond all this, it stood still. That needs no
 one rank shows it, too.
 
 Where modules of some layers only were recorded, in turns, the others take what is typical of them
-on their rank, times the same ratio: each of them is recorded in some iteration of the window. Layers
-of different turns are then seen in different passes, of which some turn's are longer on the median
-where sequences are uneven. So a module's typical time is there its median share of a pass, times the
-median pass: else all passes of a turn would look as if they stood still in the layers of the others.
+on their rank, times the same ratio: each of them is recorded in some iteration of the window.
+Layers of different turns are seen in different passes, and where sequences are uneven those of one
+turn are longer on the median. So a module's typical time is there its median share of a pass, times
+the median pass; else the passes of a turn would seem to stand still in the layers of the others.
 
 Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
 of the pass's own time (see `detect.observe.work`).

@@ -141,7 +141,7 @@ def test_a_rank_with_more_beside_its_layers_is_not_accused(healthy):
 
 
 def test_layers_in_turns_of_uneven_sequences_do_not_stall(healthy):
-    """The sequences of one turn of the layers happen to be longer on the median than the other's."""
+    """One turn of the layers happens to see longer sequences on the median than the other."""
     modules, rest = healthy
     for longer in (slice(0, 14, 2), slice(1, 7, 2)):
         modules[:, longer] *= 1.4
