@@ -45,8 +45,8 @@ def parse_share(text: str) -> float:
 
 
 DEFAULT_LAYER_STRIDE = 1
-"""Every layer. An eighth of them costs less where the host is the limit, and more sound jobs with
-uneven sequences get a name then (benchmarks/results/detection_layers.md)."""
+"""Every layer: that fewer reach the cost aimed at where the host is the limit has not been shown
+(benchmarks/results/overhead_h200.md)."""
 LEAST_LAYERS = 2
 """Of a chunk in each traced iteration: their modules say what is typical of a pass."""
 

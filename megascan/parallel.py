@@ -191,8 +191,17 @@ class _Filed:
     path: Path
 
     def open(self) -> pa.Table:
-        with pa.memory_map(str(self.path)) as source:
-            return pa.ipc.open_file(source).read_all()
+        try:
+            with pa.memory_map(str(self.path)) as source:
+                return pa.ipc.open_file(source).read_all()
+        except (OSError, pa.ArrowException) as error:
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number else str(error)
+            raise MissingError(
+                f"{self.path}: spans that were kept there between the passes are gone or damaged "
+                f"({reason}): something clears that folder, or its disk fails; run again with "
+                "TMPDIR set to another one"
+            ) from error
 
     @classmethod
     def of(cls, table: pa.Table, path: Path) -> _Filed:

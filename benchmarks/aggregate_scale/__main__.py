@@ -5,15 +5,18 @@ aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto p
 speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
 temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
 in turns, and prints how the two compare. --cores runs the jobs on so many of the machine's cores
-in turn, and prints speed, parallel efficiency and memory of all processes.
+in turn, and prints speed, parallel efficiency and memory of all processes. --original runs the
+original MegaScan's aggregator in turns with ours on the trace in its format.
 
     python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
+    python -m benchmarks.aggregate_scale --only original --original "python3.12 aggregate.py -d"
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +26,12 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from benchmarks.aggregate_scale.cases import SIZES, SUFFIXES, Case, cases
-from benchmarks.aggregate_scale.measuring import Measurement, measure, reference_seconds
+from benchmarks.aggregate_scale.measuring import (
+    Measurement,
+    measure,
+    measure_original,
+    reference_seconds,
+)
 from benchmarks.aggregate_scale.report import CoresRow, Row, to_cores, to_markdown
 from megascan.errors import UsageError, report_errors
 
@@ -47,10 +55,22 @@ def _parser() -> argparse.ArgumentParser:
         "--against", type=Path, metavar="DIR", help="compare with the MegaScan checked out there"
     )
     parser.add_argument(
-        "--turns", type=int, default=3, metavar="N", help="runs of each with --against (default 3)"
+        "--original",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="starts the original's aggregator",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs of each with --against and --original (default 3)",
     )
     parser.add_argument("--cores", metavar="LIST", help="on how many cores in turn (1,2,4,8,16)")
-    parser.add_argument("--only", metavar="LIST", help="jobs of so many ranks only (64,16384)")
+    parser.add_argument(
+        "--only", metavar="LIST", help="rank files of so many ranks, or `original`, only (64,16384)"
+    )
     parser.add_argument(
         "--suffixes", default=",".join(SUFFIXES), metavar="LIST", help="outputs (.json.gz,.pftrace)"
     )
@@ -66,12 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reference = reference_seconds()
     rows: list[Row] = []
     by_cores: list[CoresRow] = []
-    only = chosen.only and {int(ranks) for ranks in chosen.only.split(",")}
+    only = chosen.only and set(chosen.only.split(","))
     if chosen.work_dir:
         chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
         for case in cases(_sizes(chosen.sizes), largest):
-            if only and (case.num_ranks not in only or case.source != "rank files"):
+            is_ours = case.source == "rank files"
+            if only and (str(case.num_ranks) if is_ours else case.source) not in only:
                 continue
             if chosen.cores:
                 by_cores += _on_cores(case, Path(place) / "trace", chosen)
@@ -121,7 +142,7 @@ def _measured(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[
     try:
         size = sum(path.stat().st_size for path in folder.iterdir())
         for suffix in chosen.suffixes.split(","):
-            ours, theirs = _in_turns(folder, suffix, chosen)
+            ours, theirs, original = _in_turns(folder, suffix, chosen, case)
             yield Row(
                 case=case,
                 suffix=suffix,
@@ -129,22 +150,27 @@ def _measured(case: Case, folder: Path, chosen: argparse.Namespace) -> Iterator[
                 input_bytes=size,
                 measured=ours[0],
                 turns=tuple(zip(ours, theirs, strict=False)),
+                original=tuple(zip(ours, original, strict=False)),
             )
     finally:
         shutil.rmtree(folder)
 
 
 def _in_turns(
-    folder: Path, suffix: str, chosen: argparse.Namespace
-) -> tuple[list[Measurement], list[Measurement]]:
-    """Measure this checkout, and in turns with it the one to compare with where there is one."""
-    if chosen.against is None:
-        return [measure(folder, suffix, chosen.by)], []
-    ours, theirs = [], []
-    for _ in range(chosen.turns):
+    folder: Path, suffix: str, chosen: argparse.Namespace, case: Case
+) -> tuple[list[Measurement], list[Measurement], list[Measurement]]:
+    """Measure this checkout, and in turns with it those to compare with where there are some."""
+    beside = chosen.original if case.source == "original" else None
+    ours: list[Measurement] = []
+    theirs: list[Measurement] = []
+    original: list[Measurement] = []
+    for _ in range(chosen.turns if chosen.against or beside else 1):
         ours.append(measure(folder, suffix, chosen.by))
-        theirs.append(measure(folder, suffix, chosen.by, chosen.against.resolve()))
-    return ours, theirs
+        if chosen.against:
+            theirs.append(measure(folder, suffix, chosen.by, chosen.against.resolve()))
+        if beside:
+            original.append(measure_original(folder, beside))
+    return ours, theirs, original
 
 
 if __name__ == "__main__":

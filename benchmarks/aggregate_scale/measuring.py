@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,29 +55,38 @@ def measure(
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
         words += [str(report), by, "-b", str(folder), "-o", str(output)]
-        log = Path(place) / "log.txt"
-        began = time.perf_counter()
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                words,
-                cwd=checkout,
-                stdout=file,
-                stderr=file,
-            )
-            with Watch(process.pid) as watch:
-                _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.perf_counter() - began
-        if process.returncode:
-            raise RuntimeError(f"megascan aggregate failed: {log.read_text()[-2000:]}")
+        measured = _measured(words, output, checkout)
         timed = json.loads(report.read_text())
-        return Measurement(
-            seconds=seconds,
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_bytes=max(timed["peak_bytes"], watch.peak_bytes),
-            output_bytes=output.stat().st_size,
-            stages=timed["seconds"],
-        )
+        peak_bytes = max(timed["peak_bytes"], measured.peak_bytes)
+        return replace(measured, peak_bytes=peak_bytes, stages=timed["seconds"])
+
+
+def measure_original(folder: Path, command: Sequence[str]) -> Measurement:
+    """Aggregate a folder by the original's own aggregator; `command` starts it. Without stages."""
+    with TemporaryDirectory(dir=folder.parent) as place:
+        output = Path(place) / "timeline.json"
+        return _measured([*command, "-b", str(folder), "-o", str(output)], output, Path(place))
+
+
+def _measured(words: Sequence[str], output: Path, inside: Path) -> Measurement:
+    """Run a command in a folder; RuntimeError with its words when it fails."""
+    log = output.parent / "log.txt"
+    began = time.perf_counter()
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, cwd=inside, stdout=file, stderr=file)
+        with Watch(process.pid) as watch:
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        raise RuntimeError(f"{words[0]} failed: {log.read_text()[-2000:]}")
+    return Measurement(
+        seconds=seconds,
+        cpu_seconds=usage.ru_utime + usage.ru_stime,
+        peak_bytes=watch.peak_bytes,
+        output_bytes=output.stat().st_size,
+        stages={},
+    )
 
 
 _ON_CORES = (

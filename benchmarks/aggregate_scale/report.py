@@ -31,6 +31,8 @@ class Row:
     measured: Measurement
     turns: tuple[tuple[Measurement, Measurement], ...] = ()
     """(this checkout, the other one) of each turn where two are compared."""
+    original: tuple[tuple[Measurement, Measurement], ...] = ()
+    """(this checkout, the original's aggregator) of each turn where that was run beside it."""
 
     @property
     def events_per_second(self) -> float:
@@ -136,10 +138,25 @@ def _shares(rows: Sequence[Row]) -> list[str]:
 
 
 def _against_original(rows: Sequence[Row]) -> list[str]:
-    """How many times faster, and how much of the memory, a record."""
+    """How many times faster, and how much of the memory, a record.
+
+    In turns where the original was run beside it, else against what it took elsewhere.
+    """
     lines = []
     for row in rows:
-        if row.case.source == "original":
+        if row.original:
+            cells = ", ".join(
+                f"{what} {_ratios(row.original, name)}"
+                for what, name in (("wall", "seconds"), ("CPU", "cpu_seconds"))
+            )
+            lines.append(
+                f"- original format, {row.num_events:,} records, {row.suffix}: the original's "
+                f"aggregator beside it took, times ours: {cells}, memory "
+                f"{_ratios(row.original, 'peak_bytes')} (median and extremes of "
+                f"{len(row.original)} turns; the original's fastest "
+                f"{min(theirs.seconds for _, theirs in row.original):.1f} s)"
+            )
+        elif row.case.source == "original":
             scale = row.num_events / ORIGINAL_RECORDS
             faster = ORIGINAL_SECONDS * scale / row.measured.seconds
             memory = row.measured.peak_bytes / _MIB / (ORIGINAL_PEAK_MIB * scale)
@@ -165,8 +182,7 @@ def _against_other(rows: Sequence[Row]) -> list[str]:
     ]
     for row in compared:
         cells = " | ".join(
-            _ratio([getattr(other, name) / getattr(own, name) for own, other in row.turns])
-            for name in ("seconds", "cpu_seconds", "peak_bytes")
+            _ratios(row.turns, name) for name in ("seconds", "cpu_seconds", "peak_bytes")
         )
         lines.append(
             f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
@@ -175,5 +191,7 @@ def _against_other(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _ratio(ratios: Sequence[float]) -> str:
+def _ratios(turns: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+    """Median and extremes of the second's figure over the first's."""
+    ratios = [getattr(other, name) / getattr(own, name) for own, other in turns]
     return f"{median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"

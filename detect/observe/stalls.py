@@ -16,6 +16,9 @@ one rank shows it, too.
 
 Where modules of some layers only were recorded, in turns, the others take what is typical of them
 on their rank, times the same ratio: each of them is recorded in some iteration of the window.
+Layers of different turns are seen in different passes, and where sequences are uneven those of one
+turn are longer on the median. So a module's typical time is there its median share of a pass, times
+the median pass; else the passes of a turn would seem to stand still in the layers of the others.
 
 Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
 of the pass's own time (see `detect.observe.work`).
@@ -99,7 +102,11 @@ def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
     row = spans.row[pieces.modules][inside]
     module_ns, owner = pieces.module_ns[inside], owner[inside]
     kind = pieces.module_kind[inside]
-    typical = _median_by(row * (int(pieces.module_kind.max(initial=0)) + 1) + kind, module_ns)
+    of_rank = row * (int(pieces.module_kind.max(initial=0)) + 1) + kind
+    even_ns = module_ns
+    if pieces.is_sampled and len(owner):
+        even_ns = module_ns / _lengths(spans, pieces)[owner]
+    typical = _median_by(of_rank, even_ns)
     scale = _median_by(owner, module_ns / np.maximum(typical, 1.0))
     expected: Floats = np.zeros(num_passes)
     np.add.at(expected, owner, typical * scale)
@@ -142,6 +149,13 @@ def stalled_time(
     whole = expected + _usual_rest(contents, stage, told, np.maximum(rest, 0.0))
     over = own_ns - whole
     return np.where(told & (over > tolerance_share * whole), over, 0.0)
+
+
+def _lengths(spans: SpanTimes, pieces: Pieces) -> Floats:
+    """Return how many times the median pass of its rank and role each pass lasts, (pass,)."""
+    time_ns = np.maximum(spans.duration[pieces.passes].astype(np.float64), 1.0)
+    num_roles = int(pieces.role.max(initial=0)) + 1
+    return time_ns / _median_by(spans.row[pieces.passes] * num_roles + pieces.role, time_ns)
 
 
 def _unseen_modules(

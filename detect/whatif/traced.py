@@ -232,7 +232,7 @@ class _Walk:
         transfer = np.where(waited >= 0, duration - waited, np.nan)
         node = Node(
             stage=self.program.stage,
-            optype=f"{direction}-{op}" if is_message else f"{group}-{op}",
+            optype=f"{direction or 'message'}-{op}" if is_message else f"{group}-{op}",
             is_local=False,
             microbatch=int(spans.microbatch[row]),
             chunk=int(spans.chunk[row]),

@@ -1,7 +1,7 @@
 """Read files as blocks of whole lines, and lines of JSON events as Arrow columns.
 
 Files are plain or gzipped, complete or cut off. Indented JSON arrays, as the original MegaScan and
-the PyTorch profiler write them, are turned into one event a line, block by block:
+the PyTorch profiler write them, are cut between their events, block by block:
 
     [                             {"schemaVersion": 1, …,
       {                             "traceEvents": [
@@ -10,8 +10,8 @@ the PyTorch profiler write them, are turned into one event a line, block by bloc
       {                             },
 
 A line end cannot stand inside a JSON string, so a bracket on a line of its own separates
-records and every other line end is blank. What is not laid out so is read as a whole document.
-There is no loop over events; damaged lines are set aside by number.
+records, which may then be read where they stand. What is not laid out so is read as a whole
+document. There is no loop over events; damaged lines are set aside by number.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from megascan.parallel import across_threads
 
 BLOCK_BYTES = 4 << 20
 _LINE_END = 10
+_LINE_ENDS_BLANKED = bytes.maketrans(b"\n", b" ")
 _GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """What some editors put before UTF-8; it means nothing."""
@@ -47,12 +48,24 @@ _GZIP_WINDOW = zlib.MAX_WBITS | 16
 class Block:
     """Whole lines of a file, without the last one's line end; `first_line` counts from 1.
 
-    `torn` marks the last block of a compressed stream that was cut off.
+    `torn` marks the last block of a compressed stream that was cut off. Where `bounds` are given,
+    an event stands in text[bounds[i]:bounds[i + 1]], on as many lines as it likes, and the block's
+    lines are its events.
     """
 
     text: bytearray
     first_line: int
     torn: bool = False
+    bounds: Integers | None = None
+
+    def one_a_line(self) -> Block:
+        """Return the same block with every event on a line of its own."""
+        if self.bounds is None:
+            return self
+        text, cuts = self.text.translate(_LINE_ENDS_BLANKED), self.bounds[1:-1]
+        np.frombuffer(text, dtype=np.uint8)[cuts - 1] = _LINE_END
+        indent = text[cuts[0] : text.index(b"{", cuts[0])] if len(cuts) else b""
+        return Block(text.replace(b"\n" + indent, b"\n"), self.first_line, self.torn)
 
 
 @dataclass(frozen=True)
@@ -202,17 +215,15 @@ def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, bool]]:
         yield piece.data, piece.torn
 
 
+_ARRAY_END = re.compile(rb"\s*\]")
 _FIRST_RECORD = re.compile(
     rb"(?:\A\s*|\"traceEvents\"\s*:\s*)(?P<array>\[)\s*\n(?P<indent>[ \t]*)\{[ \t]*\n"
 )
-_MARK = b"\x1e"
-"""A control character: cannot stand in valid JSON except as an escape."""
-_MARKED_LINES = bytes.maketrans(b"\n" + _MARK, b" \n")
 
 
 @dataclass(frozen=True)
 class Document:
-    """What stands around the array of events, and the events as lines, block by block.
+    """What stands around the array of events, and the events with their bounds, block by block.
 
     `tail` is what follows the array; it is filled while the blocks are read.
     """
@@ -234,49 +245,69 @@ def open_document(path: Path) -> Document:
     layout = _FIRST_RECORD.search(first.text)
     if layout is None:
         return _whole_document(path)
-    start = layout.end("indent")
+    closing, tail = b"\n" + layout["indent"] + b"}", bytearray()
     head = bytes(first.text[: layout.start("array")])
-    separator = b"\n" + layout["indent"] + b"}"
-    tail = bytearray()
-    blocks = _separated(bytes(first.text[start:]), source, separator, tail)
-    return Document(head, blocks, tail)
+    del first.text[: layout.end("indent")]
+    return Document(head, _separated(first.text, source, closing, tail), tail)
 
 
 def _separated(
-    text: bytes, source: Iterator[Block], closing: bytes, tail: bytearray
+    text: bytearray, source: Iterator[Block], closing: bytes, tail: bytearray
 ) -> Iterator[Block]:
-    """Cut the stream behind records' closing brackets; blank line ends within records.
+    """Cut the stream behind records' closing brackets and the commas that follow them.
 
     The array ends where a square bracket follows the first record that no comma follows. What comes
     after it may be laid out as the records are, and is put into `tail`.
     """
-    opening = closing[:-1] + b"{"
-    array_end = re.compile(re.escape(closing) + rb"\s*\]")
     record = 1
+    cuts, end = _cuts(text, closing)
     for block in source:
-        ended = array_end.search(text)
-        if ended is not None:
-            text = b"\n".join((text, block.text, *(later.text for later in source)))
-            break
-        cut = text.rfind(closing + b"," + opening)
-        if cut >= 0:
-            end = cut + len(closing)
-            lines = _one_a_line(text[:end], closing, opening)
-            yield Block(lines, record)
-            record += lines.count(b"\n") + 1
-            text = text[end + len(opening) :]
-        text = b"\n".join((text, block.text))
-    ended = array_end.search(text)
-    last = ended.start() if ended is not None else text.rfind(closing)
-    end = last + len(closing) if last >= 0 else 0
-    if ended is not None:
-        tail += text[ended.end() :]
-    yield Block(_one_a_line(text[:end], closing, opening), record, torn=ended is None)
+        if end is None and len(cuts):
+            rest = text[cuts[-1] :]
+            del text[cuts[-1] - 1 :]
+            yield _records(text, cuts[:-1], record)
+            record += len(cuts)
+            text = rest
+        text += b"\n"
+        text += block.text
+        if end is None:
+            cuts, end = _cuts(text, closing)
+    if end is None:
+        stop = text.rfind(closing) + len(closing) if closing in text else 0
+    else:
+        stop = end
+        tail += text[text.index(b"]", end) + 1 :]
+    del text[stop:]
+    yield _records(text, cuts[cuts < stop], record, torn=end is None)
 
 
-def _one_a_line(text: bytes, closing: bytes, opening: bytes) -> bytearray:
-    marked = text.replace(closing + b"," + opening, b"}" + _MARK + b"{")
-    return bytearray(marked).translate(_MARKED_LINES)
+def _cuts(text: bytearray, closing: bytes) -> tuple[Integers, int | None]:
+    """Find the places behind the commas between records, and where the array's last record ends.
+
+    That is None where the text ends before the array does.
+    """
+    view = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(view == _CLOSE) + 1
+    ends = ends[ends >= len(closing)]
+    for place, byte in enumerate(closing[:-1]):
+        ends = ends[view[ends - len(closing) + place] == byte]
+    following = b"," + closing[:-1] + b"{"
+    others = [ends[ends > len(text) - len(following)]]
+    ends = ends[: len(ends) - len(others[0])]
+    for place, byte in enumerate(following):
+        is_next = view[ends + place] == byte
+        others.append(ends[~is_next])
+        ends = ends[is_next]
+    for end in sorted(np.concatenate(others).tolist()):
+        if _ARRAY_END.match(text, end):
+            return ends[ends < end] + 1, end
+    return ends + 1, None
+
+
+def _records(text: bytearray, cuts: Integers, first: int, *, torn: bool = False) -> Block:
+    """Return a block of records, whose commas are blanked."""
+    np.frombuffer(text, dtype=np.uint8)[cuts - 1] = _BLANK
+    return Block(text, first, torn, np.concatenate(([0], cuts, [len(text)])))
 
 
 def _whole_document(path: Path) -> Document:
@@ -407,19 +438,29 @@ def parsed_blocks(
 def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
     """Parse the events of a block; None when it holds only brackets.
 
-    The fast way takes lines as `megascan.rankfile` writes them: separators and brackets are
-    blanked in place. Anything else (several events a line, CRLF, damage) is cleaned line by line.
+    The fast way takes events whose bounds are known and lines as `megascan.rankfile` writes them:
+    separators and brackets are blanked in place. Anything else (several events a line, CRLF,
+    damage) is cleaned line by line.
     """
     if not block.text:
         return None
     if _is_text(block.text):
-        rows, bounds = _blank_separators(block.text)
+        rows, bounds = _rows_and_bounds(block)
         table = parser.table(block.text, bounds) if rows else None
         if table is not None:
             first = block.first_line + rows.start
             numbers = range(first, first + len(rows))
             return EventBlock(table, numbers, (), Lines(block.text, bounds))
-    return _parse_line_by_line(block, parser)
+        if block.bounds is not None:
+            return parse_block(block.one_a_line(), parser)
+    return _parse_line_by_line(block.one_a_line(), parser)
+
+
+def _rows_and_bounds(block: Block) -> tuple[range, Integers]:
+    """Return which of a block's lines hold events, and where those begin and end."""
+    if block.bounds is None:
+        return _blank_separators(block.text)
+    return range(len(block.bounds) - 1), block.bounds
 
 
 def _blank_separators(text: bytearray) -> tuple[range, Integers]:

@@ -4,6 +4,7 @@
     fold              pair begins with ends, step by step, without a loop over records
     original_spans    scopes in our columns; OPERATIONS says what each name is in our words
     read_original     all files: the smallest layout that fits them, steps on a common axis
+    keep_original     the same by shards: scopes, and then spans, stay with those who read them
 
 Each rank's times count from its own step begin, so steps are put on a common axis by their index:
 step k begins where step k - 1 ends (its longest wall time over ranks) plus the longest pause before
@@ -13,10 +14,10 @@ is its own clock domain, so that alignment ties them by the ends of collectives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,12 @@ from megascan.header import (
     TraceSettings,
     WindowRecord,
 )
-from megascan.parallel import Here, Workers
+from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import EventBlock, open_document, parse_block
-from megascan.reader.segments import Packed, Segment, running_numbers, span_table
+from megascan.reader.segments import Packed, Segment, running_numbers, settled_shard, span_table
 from megascan.reader.templates import Templates
 from megascan.schema import NOT_APPLICABLE, Granularity, Kind, Phase, Track
-from megascan.timeline import codes, equals
+from megascan.timeline import codes, equals, numbers
 from megascan.topology import Layout
 from megascan.vocabulary import (
     ATTENTION,
@@ -241,16 +242,13 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """Scopes of one file in the order of their begins; times in ns since their step's begin.
+class Scopes:
+    """Scopes of a file in the order of their begins; times in ns since their step's begin.
 
-    `wall_ns` and `pad_before_ns` hold a value a step: its length, and the pause before it.
-    `row` is the scope's begin among the file's records, `row_end` its end.
+    `name` numbers the file's names; `row` is the scope's begin among the file's records, `row_end`
+    its end.
     """
 
-    path: Path
-    place: Place
-    names: tuple[str, ...]
     name: Integers
     row: Integers
     row_end: Integers
@@ -261,6 +259,18 @@ class Recorded:
     microbatch: Integers
     chunk: Integers
     data_bytes: Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What one file says; `wall_ns` and `pad_before_ns` hold a value a step: its length, and the
+    pause before it.
+    """
+
+    path: Path
+    place: Place
+    names: tuple[str, ...]
+    scopes: Scopes
     wall_ns: Integers
     pad_before_ns: Integers
     num_unfinished_spans: int
@@ -331,16 +341,18 @@ def recorded_of(path: Path, place: Place, table: pa.Table, *, torn: bool) -> Rec
         path=path,
         place=place,
         names=texts,
-        name=name[begin],
-        row=begin,
-        row_end=end,
-        step=step,
-        depth=folded.depth[kept],
-        start_ns=rel_ts[begin],
-        end_ns=rel_ts[end],
-        microbatch=microbatch,
-        chunk=_integers(table, "model_chunk")[end],
-        data_bytes=_integers(table, "data")[end],
+        scopes=Scopes(
+            name=name[begin],
+            row=begin,
+            row_end=end,
+            step=step,
+            depth=folded.depth[kept],
+            start_ns=rel_ts[begin],
+            end_ns=rel_ts[end],
+            microbatch=microbatch,
+            chunk=_integers(table, "model_chunk")[end],
+            data_bytes=_integers(table, "data")[end],
+        ),
         wall_ns=wall[end[is_first]],
         pad_before_ns=_integers(table, "pad_before", missing=0)[begin[is_first]],
         num_unfinished_spans=folded.num_open_spans,
@@ -395,12 +407,13 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     An exchange (send and receive at once) becomes two spans of the same times, each with half of
     the bytes. A message at the end of the pipeline, where nothing is sent, becomes host time.
     """
-    microbatch, in_backward = _passes(one)
-    scope, operation, table = _operations(one)
-    shares = np.bincount(scope, minlength=len(one.row))[scope]
-    data = one.data_bytes[scope]
+    scopes = one.scopes
+    microbatch, in_backward = _passes(one.names, scopes)
+    scope, operation, table = _operations(one.names, scopes)
+    shares = np.bincount(scope, minlength=len(scopes.row))[scope]
+    data = scopes.data_bytes[scope]
     data = np.where(data > 0, data // shares, data)
-    negative = one.end_ns < one.start_ns
+    negative = scopes.end_ns < scopes.start_ns
     if negative.any():
         raise InputError(
             f"{one.path}: {int(negative.sum())} scopes end before they begin; the file is damaged, "
@@ -408,7 +421,7 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
         )
     phases = [item.phase for item in table]
     repeated = in_backward[scope] & np.array([it == Phase.FORWARD for it in phases])[operation]
-    keys = one.step[scope] * len(table) + _channel(table)[operation]
+    keys = scopes.step[scope] * len(table) + _channel(table)[operation]
     communicates = np.array([bool(item.op) for item in table])[operation]
     members = [_group(layout, one.place.rank, item) for item in table]
     peers = np.array([_peer(layout, one.place.rank, item) for item in table], dtype=np.int64)
@@ -417,11 +430,11 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
         {
             "rank": one.place.rank,
             "track": np.array([item.track for item in table], dtype=np.int64)[operation],
-            "start_ns": step_starts[one.step[scope]] + one.start_ns[scope],
-            "duration_ns": (one.end_ns - one.start_ns)[scope],
-            "iteration": one.step[scope] + 1,
+            "start_ns": step_starts[scopes.step[scope]] + scopes.start_ns[scope],
+            "duration_ns": (scopes.end_ns - scopes.start_ns)[scope],
+            "iteration": scopes.step[scope] + 1,
             "microbatch": microbatch[scope],
-            "chunk": one.chunk[scope],
+            "chunk": scopes.chunk[scope],
             "sequence": np.where(communicates, running_numbers(keys), NOT_APPLICABLE),
             "size_bytes": data,
             "peer": peers[operation],
@@ -440,27 +453,27 @@ def original_spans(one: Recorded, layout: Layout, step_starts: Integers) -> pa.T
     )
 
 
-def _operations(one: Recorded) -> tuple[Integers, Integers, list[Operation]]:
+def _operations(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Integers, list[Operation]]:
     """Return (scope of each span, its operation's number, operations), spans in the order of
     scopes.
     """
     table: list[Operation] = []
     first: list[list[int]] = []
     silent: list[int] = []
-    for name in one.names:
+    for name in names:
         found = operations_of(name)
         first.append([*range(len(table), len(table) + len(found))])
         table += found
         silent.append(len(table))
         table.append(Operation(kind=Kind.HOST, name=name, track=Track.HOST))
-    is_message = np.array([operations_of(name)[0].kind is Kind.P2P for name in one.names])
-    is_silent = is_message[one.name] & (one.data_bytes <= 0)
+    is_message = np.array([operations_of(name)[0].kind is Kind.P2P for name in names])
+    is_silent = is_message[scopes.name] & (scopes.data_bytes <= 0)
     number = np.where(
-        is_silent, np.array(silent)[one.name], np.array([a[0] for a in first])[one.name]
+        is_silent, np.array(silent)[scopes.name], np.array([a[0] for a in first])[scopes.name]
     )
-    second = np.array([a[1] if len(a) > 1 else NOT_APPLICABLE for a in first])[one.name]
+    second = np.array([a[1] if len(a) > 1 else NOT_APPLICABLE for a in first])[scopes.name]
     twice = np.flatnonzero((second >= 0) & ~is_silent)
-    scope = np.concatenate((np.arange(len(one.row)), twice))
+    scope = np.concatenate((np.arange(len(scopes.row)), twice))
     operation = np.concatenate((number, second[twice]))
     order = np.argsort(scope, kind="stable")
     return scope[order], operation[order], table
@@ -487,24 +500,24 @@ def _peer(layout: Layout, rank: int, operation: Operation) -> int:
     return stages[(stages.index(rank) + (1 if ahead else -1)) % len(stages)]
 
 
-def _passes(one: Recorded) -> tuple[Integers, Flags]:
+def _passes(names: Sequence[str], scopes: Scopes) -> tuple[Integers, Flags]:
     """Return the microbatch of each scope, handed down from the pass it stands in; and which are
     in a backward pass. Files without passes count decoders within the step instead."""
-    names = np.array([*one.names, ""])
+    texts = np.array([*names, ""])
     passes = np.isin(
-        one.name, [n for n, text in enumerate(names) if text.startswith(("forward", "backward"))]
+        scopes.name, [n for n, text in enumerate(texts) if text.startswith(("forward", "backward"))]
     )
-    microbatch = np.where(names[one.name] == MISNUMBERED, NOT_APPLICABLE, one.microbatch)
+    microbatch = np.where(texts[scopes.name] == MISNUMBERED, NOT_APPLICABLE, scopes.microbatch)
     if not passes.any():
-        passes = (names[one.name] == DECODER) & (one.depth == 1)
-        microbatch[passes] = running_numbers(one.step[passes])
+        passes = (texts[scopes.name] == DECODER) & (scopes.depth == 1)
+        microbatch[passes] = running_numbers(scopes.step[passes])
     if not passes.any():
         return microbatch, np.zeros(len(passes), dtype=np.bool_)
-    begin, end = one.row[passes], one.row_end[passes]
-    around = np.searchsorted(begin, one.row, side="right") - 1
-    inside = (around >= 0) & (one.row <= end[around])
+    begin, end = scopes.row[passes], scopes.row_end[passes]
+    around = np.searchsorted(begin, scopes.row, side="right") - 1
+    inside = (around >= 0) & (scopes.row <= end[around])
     within = np.where(inside, microbatch[passes][around], NOT_APPLICABLE)
-    backward = np.char.startswith(names[one.name[passes]], "backward")[around]
+    backward = np.char.startswith(texts[scopes.name[passes]], "backward")[around]
     return np.where(microbatch < 0, within, microbatch), inside & backward & ~passes
 
 
@@ -522,6 +535,60 @@ def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list
     workers = workers or Here()
     recorded = workers.results(read, ((path,) for path in paths))
     return segments_of([one for one in recorded if one is not None], workers)
+
+
+def keep_original(
+    shards: Sequence[Sequence[Path]], workers: Workers
+) -> Iterator[tuple[Kept, Packed]]:
+    """Read shards of files as `read_original` does; what comes back are their ends."""
+    read = partial(_read_scopes, templates=Templates(RECORD_SCHEMA))
+    parts = list(workers.keep(read, ((files,) for files in shards)))
+    recorded = [one for _, shelved in parts for one in shelved.files]
+    if recorded:
+        place = partial(_settled, layout=_layout(recorded), starts=_step_starts(recorded))
+        tasks = ((kept, shelved, number) for number, (kept, shelved) in enumerate(parts))
+        yield from workers.keep(place, tasks)
+
+
+_SMALL = ("name", "row", "row_end", "step", "depth")
+_SCOPE_COLUMNS = {
+    one.name: pa.int32() if one.name in _SMALL else pa.int64() for one in fields(Scopes)
+}
+_NO_SCOPES = Scopes(**dict.fromkeys(_SCOPE_COLUMNS, np.zeros(0, dtype=np.int64)))
+
+
+@dataclass(frozen=True)
+class _Shelved:
+    """Files of a shard without their scopes, which stand in one table, between `bounds` each."""
+
+    files: tuple[Recorded, ...]
+    bounds: tuple[int, ...]
+
+
+def _read_scopes(paths: Sequence[Path], templates: Templates) -> tuple[pa.Table, _Shelved]:
+    """Return the scopes of some files as one table, and what else they hold."""
+    found = [one for path in paths if (one := read_records(path, templates)) is not None]
+    columns = {
+        name: pa.chunked_array(
+            [pa.array(getattr(one.scopes, name)).cast(kind) for one in found], kind
+        )
+        for name, kind in _SCOPE_COLUMNS.items()
+    }
+    bounds = accumulate((len(one.scopes.row) for one in found), initial=0)
+    bare = tuple(replace(one, scopes=_NO_SCOPES) for one in found)
+    return pa.table(columns), _Shelved(bare, tuple(bounds))
+
+
+def _settled(
+    table: pa.Table, shelved: _Shelved, number: int, layout: Layout, starts: Integers
+) -> tuple[pa.Table, Packed]:
+    """Place a shard's scopes on the common axis, as spans."""
+    columns = {name: numbers(table, name) for name in _SCOPE_COLUMNS}
+    segments: list[Segment] = []
+    for one, (begin, end) in zip(shelved.files, pairwise(shelved.bounds), strict=True):
+        scopes = Scopes(**{name: column[begin:end] for name, column in columns.items()})
+        segments += _segment(replace(one, scopes=scopes), layout, starts).segments
+    return settled_shard(segments, number)
 
 
 def segments_of(recorded: Sequence[Recorded], workers: Workers) -> list[Segment]:

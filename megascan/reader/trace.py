@@ -622,12 +622,17 @@ class _ShardLoader:
         return segments
 
     def _shards(self, found: Format, files: Sequence[Path]) -> Iterator[tuple[Kept, Packed]]:
+        shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
+        if found is Format.ORIGINAL:
+            from megascan.reader.original import keep_original  # others' readers stay unloaded
+
+            yield from keep_original(shards, self.workers)
+            return
         if found is not Format.RANK_FILES:  # their ranks are told together: workers read, we place
             for number, part in enumerate(_by_rows(_importer(found)(files, self.workers))):
                 spans, packed = settled_shard(part, number)
                 yield self.workers.put(spans), packed
             return
-        shards = list(file_batches(files, SHARD_BYTES, SHARD_BYTES))
         num_threads = max(num_workers() // max(len(shards), 1), 1)
         tasks = ((found, part, num_threads, number) for number, part in enumerate(shards))
         yield from self.workers.keep(read_shard, tasks)

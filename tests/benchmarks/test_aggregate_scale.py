@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import orjson
@@ -92,6 +93,20 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
     compared = text.partition("The other checkout over this one, 1 turns")[2]
     assert compared.count("| rank files |") == compared.count("| original |") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.distributed
+def test_the_original_runs_beside_ours(tmp_path, capsys):
+    """A stand-in for it: takes the same words and writes the file."""
+    script = tmp_path / "original.py"
+    script.write_text("import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write('[]')")
+    words = ["--sizes", "0.004", "--max-spans", "4000", "--only", "original", "--turns", "1"]
+    command = f"{sys.executable} {script}"
+    assert main([*words, "--suffixes", ".json.gz", "--original", command]) == 0
+    text = capsys.readouterr().out
+    assert "| rank files |" not in text
+    assert "took, times ours: wall 0." in text
+    assert "the original's fastest 0." in text
 
 
 @pytest.mark.distributed

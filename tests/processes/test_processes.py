@@ -150,6 +150,18 @@ def test_a_full_disk_is_said_so(pool, monkeypatch):
         list(pool.keep(made, [(4, 0)]))
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_what_was_kept_and_is_no_longer_whole_is_said_so(pool, damage):
+    ((kept, _),) = pool.keep(made, [(1 << 10, 0)])
+    (path,) = pool.folder.glob("*.arrow")
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(MissingError, match=r"gone or damaged \(N.*; run again with TMPDIR"):
+        list(pool.results(total, [(kept, 0)]))
+
+
 def test_garbage_is_collected_as_before(pool):
     assert gc.isenabled()
     assert list(pool.results(waited, singly(3))) == [0, 1, 2]

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from megascan.errors import InputError
-from megascan.reader import read_trace
+from megascan.parallel import Here
+from megascan.reader import read_ends, read_trace
+from megascan.timeline import END_COLUMNS, in_order, is_end
 from megascan.topology import Layout
 
 if TYPE_CHECKING:
@@ -164,6 +167,39 @@ def test_blocks_cut_between_records(original: Original, monkeypatch: pytest.Monk
     expected = spans(path)
     monkeypatch.setattr("megascan.reader.lines.BLOCK_BYTES", 250)
     pd.testing.assert_frame_equal(spans(path), expected)
+
+
+def test_texts_with_escapes_are_read_a_line_each(original: Original) -> None:
+    path = original.write_rank(1, 0, 1)
+    expected = spans(path)
+    path.write_text(path.read_text().replace('"attention"', '"att\\u0065ntion"'))
+    pd.testing.assert_frame_equal(spans(path), expected)
+
+
+def test_what_stands_behind_the_array_is_no_record(original: Original) -> None:
+    path = original.write_rank(0, 0, 1)
+    expected = spans(path)
+    path.write_text(path.read_text() + '\n,\n  {\n    "name": "mlp"\n  },\n  {\n  }\n]')
+    pd.testing.assert_frame_equal(spans(path), expected)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 8 << 20])
+def test_spans_stay_with_who_read_them(
+    original: Original, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    original.write()
+    killed = (original.path / "benchmark-data-0-pipeline-0-tensor-0.json").read_text()[:90]
+    (original.path / "benchmark-data-9-pipeline-9-tensor-9.json").write_text(killed)  # says no rank
+    whole = read_trace(original.path)
+    monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", shard_bytes)
+    trace, kept = read_ends(original.path, Here(1))
+    assert len(kept) == (9 if shard_bytes == 1 else 1)
+    columns = whole.spans.column_names
+    found = pa.concat_tables([one.open().select(columns) for one in kept]).unify_dictionaries()
+    assert in_order(found).to_pylist() == in_order(whole.spans).to_pylist()
+    assert trace.headers == whole.headers
+    assert trace.spans.num_rows == sum(is_end(whole.spans))
+    assert trace.spans.column_names == list(END_COLUMNS)
 
 
 def test_damaged_record_is_named(original: Original) -> None:

@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from detect.whatif import Replay, replay_of_timeline
 from detect.whatif.graph import sweep
 from detect.whatif.optable import read_op_table, replay_of_op_table
 from detect.whatif.path import CriticalPath, Share, critical_path, pieces
-from detect.whatif.path_text import path_to_json, render_path
+from detect.whatif.path_text import link_text, path_to_json, render_path
 from megascan.reader import read_timeline
 from megascan.schema import Track
 from megascan.simulate import Imbalance
@@ -218,6 +219,18 @@ def test_messages_are_named_in_their_direction() -> None:
     assert {op for op, _ in messages} == {"forward", "backward"}
     for op, (source, target) in messages:
         assert target - source == (2 if op == "forward" else -2)
+
+
+def test_messages_of_no_direction_have_a_name() -> None:
+    """As profiles have them."""
+    timeline = simulated(LAYOUTS["deep"])
+    place = timeline.spans.schema.get_field_index("direction")
+    none = pa.array([""] * timeline.spans.num_rows).dictionary_encode()
+    spans = timeline.spans.set_column(place, timeline.spans.schema.field(place), none)
+    mean = critical_path(replay_of_timeline(replace(timeline, spans=spans))).mean
+    names = [link_text(link) for link in mean.transfer if link.is_message]
+    assert names
+    assert all(name.startswith("message") for name in names)
 
 
 def test_a_missing_rank_leaves_no_hole() -> None:

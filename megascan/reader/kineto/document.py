@@ -241,6 +241,7 @@ def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> 
 
 def _plain(block: Block) -> Block:
     """Make columns of one type: some versions write text for pid and tid, lists for ranks."""
+    block = block.one_a_line()
     text = _TEXT_PLACE.sub(rb'"\1":-1', block.text)
     text = _BARE_LIST.sub(rb'"Process Group Ranks":"\1"', text)
     return Block(bytearray(text), block.first_line, block.torn)
