@@ -178,6 +178,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         limited_by={
             cause.value: answer.least_because for cause, answer in answers if answer.least_because
         },
+        unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
 
@@ -245,6 +246,7 @@ def _report(
     findings: tuple[Finding, ...] = (),
     minimum_detectable: Mapping[str, float] | None = None,
     limited_by: Mapping[str, str] | None = None,
+    unseen: tuple[int, ...] = (),
     notes: tuple[str, ...],
 ) -> Report:
     """Return a report; `window` has the iterations that were traced, `seen` those judged."""
@@ -266,7 +268,8 @@ def _report(
         alignment=seen.alignment,
         completeness=seen.completeness,
         notes=(*seen.notes, *notes),
-        judged=least.get(Cause.COMPUTE.value, math.inf) < POWER.blind_ratio,
+        unseen_ranks=unseen,
+        judged=least.get(Cause.COMPUTE.value, math.inf) < POWER.healthy_ratio and not unseen,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

@@ -160,8 +160,10 @@ class Report:
     notes: tuple[str, ...] = ()
     unrecorded_ranks: tuple[int, ...] = ()
     """Ranks with a file but without an iteration in it: missing, and not healthy."""
+    unseen_ranks: tuple[int, ...] = ()
+    """Ranks that would not be found however slowly they computed, while others would."""
     judged: bool = True
-    """False when the trace holds too little to say anything; silence is then no health."""
+    """False when the trace could not show what costs much; silence is then no health."""
     source: str = ""
     min_slowdown: float = 1.03
     """Compute less slow than this was not to be reported."""

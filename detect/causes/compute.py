@@ -40,7 +40,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from detect.causes.device import Slowness, is_isolated, mates_of, not_shown, optimizer_shows
+from detect.causes.device import (
+    Slowness,
+    is_isolated,
+    mates_of,
+    not_shown,
+    optimizer_residuals,
+    optimizer_shows,
+)
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.power import planted_power
 from detect.causes.readings import reading_evidence, slow_clock
@@ -68,7 +75,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.stats.search import SearchTask, Suspect, search
-from detect.text import counted, place, ranks_of, times
+from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
     DEVICE,
@@ -188,13 +195,14 @@ def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
         usual=_usual(inquiry, field),
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(field.groups),
+        own=robust.median(field.work.log_ns, axis=2),
     )
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)
     residuals = field.compare(members, excluded)
     optimizer = np.full_like(seen.optimizer_ns, np.nan)
     if not field.across_stages:
-        optimizer = _optimizer_residuals(seen, field.groups, excluded)
+        optimizer = optimizer_residuals(seen, field.groups, excluded)
     described = [_describe(one, residuals, optimizer, field, excluded) for one in result.suspects]
     return ComputeSearch(
         slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
@@ -247,17 +255,6 @@ def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
         f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
         "the passes of a CPU process longer by as much: who shares its cores decides"
     )
-
-
-def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
-    """Log optimizer time less that of the stage's other ranks, (rank, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
-    residual = np.full_like(log_ns, np.nan)
-    for rows in groups:
-        expected = robust.expected_from_others(log_ns[rows], excluded[rows])
-        residual[rows] = log_ns[rows] - expected
-    return residual
 
 
 def _describe(
@@ -718,8 +715,9 @@ def _search(inquiry: Inquiry) -> Answer:
     found = search_compute(inquiry)
     least: float | None = None
     doubts: tuple[str, ...] = ()
+    unseen: tuple[int, ...] = ()
     if found.num_compared:
-        least, doubts = _power(inquiry, found)
+        least, doubts, unseen = _power(inquiry, found)
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
         least_slowdown=least,
@@ -728,8 +726,32 @@ def _search(inquiry: Inquiry) -> Answer:
             if least == POWER.blind_ratio
             else inquiry.limited_by(found.noise)
         ),
+        unseen=unseen,
         slow=found.slow_rows,
-        notes=(*doubts, *_limits(seen, found)),
+        notes=(*doubts, *_slowest(inquiry, found, least, unseen), *_limits(seen, found)),
+    )
+
+
+def _slowest(
+    inquiry: Inquiry, found: ComputeSearch, least: float | None, unseen: tuple[int, ...]
+) -> tuple[str, ...]:
+    """Say in a note where to look first, if the trace is too blind to name or to acquit anybody."""
+    if least is None or found.slow or (least < POWER.healthy_ratio and not unseen):
+        return ()
+    seen, value = inquiry.seen, found.residuals.value
+    level = np.nan_to_num(robust.centre(value))
+    row = int(np.argmax(level))
+    is_cpu = seen.members.device_kind == "cpu"
+    floor = max(least_slowdown(seen, inquiry.settings), LIMITS.cache_ratio if is_cpu else 1.0)
+    known = value[row][np.isfinite(value[row])]
+    above = int((known > 0).sum())
+    if level[row] < np.log(floor) or above < inquiry.settings.min_share * len(known):
+        return ()
+    return (
+        f"the slowest beside its peers is {ranks_of(seen.members, row)}: "
+        f"{times(float(np.exp(level[row])))} their time, and above it in {above} of "
+        f"{counted(len(known), 'iteration')}; what sound ranks differ by here may explain it, or "
+        "not: look there first",
     )
 
 
@@ -739,15 +761,19 @@ def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
     return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
 
 
-def _power(inquiry: Inquiry, found: ComputeSearch) -> tuple[float, tuple[str, ...]]:
-    """Return the smallest slowdown that is found, and a note where it would not be a node's."""
+def _power(
+    inquiry: Inquiry, found: ComputeSearch
+) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
+    """Return the smallest slowdown that is found, notes where it would not be a node's, and the
+    ranks that would not be found at all.
+    """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return float(np.exp(effect)), ()
+        return float(np.exp(effect)), (), ()
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return POWER.blind_ratio, ()
+        return POWER.blind_ratio, (), ()
     least = float(np.exp(power.found))
     notes: tuple[str, ...] = ()
     if not np.isfinite(power.named):
@@ -762,13 +788,13 @@ def _power(inquiry: Inquiry, found: ComputeSearch) -> tuple[float, tuple[str, ..
             f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
             "stayed undecided",
         )
-    if power.unseen:
-        ranks = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+    unseen = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+    if unseen:
         notes += (
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}: {POWER.blind_ratio:.0f} "
-            "times slower would not be found there (few iterations, or no peer)",
+            f"{ranks_text(tuple(unseen))}: {POWER.blind_ratio:.0f} times slower would not be found "
+            "there (few iterations, or no peer)",
         )
-    return least, notes
+    return least, notes, tuple(unseen)
 
 
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
