@@ -9,7 +9,6 @@ traces needs the values of every rank in both. Both take an `Examination`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +33,7 @@ from detect.observe.observations import (
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
-from detect.thresholds import POWER, WINDOW, DetectorSettings
+from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
 from megascan.timeline import ShardedTimeline, Timeline
@@ -269,7 +268,6 @@ def _report(
         completeness=seen.completeness,
         notes=(*seen.notes, *notes),
         unseen_ranks=unseen,
-        judged=least.get(Cause.COMPUTE.value, math.inf) < POWER.healthy_ratio and not unseen,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

@@ -122,7 +122,7 @@ def _blindness(report: Report) -> str:
         return "nobody's computing could be compared"
     if least >= POWER.blind_ratio:
         return out_of_reach(report, Cause.COMPUTE)
-    if least >= POWER.healthy_ratio:
+    if not report.shows_enough:
         why = report.limited_by.get(Cause.COMPUTE, "")
         what = f"a rank that computes less than {times(least)} slower would not have been found"
         return f"{what}: {why}" if why else what

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from detect.causes.blindness import limits, slowest
 from detect.causes.device import (
     Slowness,
     is_isolated,
@@ -718,40 +719,19 @@ def _search(inquiry: Inquiry) -> Answer:
     unseen: tuple[int, ...] = ()
     if found.num_compared:
         least, doubts, unseen = _power(inquiry, found)
+    is_blind = least is not None and (least >= POWER.healthy_ratio or bool(unseen))
+    floor = least_slowdown(seen, inquiry.settings)
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
         least_slowdown=least,
-        least_because=(
-            "none of the ranks that were slowed to try it was found"
-            if least == POWER.blind_ratio
-            else inquiry.limited_by(found.noise)
-        ),
+        least_because=_why_no_less(inquiry, found, least),
         unseen=unseen,
         slow=found.slow_rows,
-        notes=(*doubts, *_slowest(inquiry, found, least, unseen), *_limits(seen, found)),
-    )
-
-
-def _slowest(
-    inquiry: Inquiry, found: ComputeSearch, least: float | None, unseen: tuple[int, ...]
-) -> tuple[str, ...]:
-    """Say in a note where to look first, if the trace is too blind to name or to acquit anybody."""
-    if least is None or found.slow or (least < POWER.healthy_ratio and not unseen):
-        return ()
-    seen, value = inquiry.seen, found.residuals.value
-    level = np.nan_to_num(robust.centre(value))
-    row = int(np.argmax(level))
-    is_cpu = seen.members.device_kind == "cpu"
-    floor = max(least_slowdown(seen, inquiry.settings), LIMITS.cache_ratio if is_cpu else 1.0)
-    known = value[row][np.isfinite(value[row])]
-    above = int((known > 0).sum())
-    if level[row] < np.log(floor) or above < inquiry.settings.min_share * len(known):
-        return ()
-    return (
-        f"the slowest beside its peers is {ranks_of(seen.members, row)}: "
-        f"{times(float(np.exp(level[row])))} their time, and above it in {above} of "
-        f"{counted(len(known), 'iteration')}; what sound ranks differ by here may explain it, or "
-        "not: look there first",
+        notes=(
+            *doubts,
+            *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
+            *limits(seen, found.residuals),
+        ),
     )
 
 
@@ -797,41 +777,22 @@ def _power(
     return least, notes, tuple(unseen)
 
 
+def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:
+    """Say what keeps the stated slowdown from being smaller, as part of a sentence."""
+    if least == POWER.blind_ratio:
+        return "none of the ranks that were slowed to try it was found"
+    by_noise = float(np.exp(inquiry.detectable_effect(found.noise)))
+    floor = least_slowdown(inquiry.seen, inquiry.settings)
+    if least is not None and least > max(by_noise, floor) ** POWER.rung_ratio:
+        return "ranks of this trace that were slowed by less, to try it, were not found"
+    return inquiry.limited_by(found.noise)
+
+
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     """Return whom the slowness of a row is blamed on, None where it is not found."""
     found = search_compute(inquiry)
     slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
     return None if slow is None else _judge(inquiry, found, slow)[1]
-
-
-def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
-    """Return what this trace could not have shown, whatever its noise."""
-    notes = []
-    if not found.num_compared:
-        notes.append(
-            f"no two ranks were recorded at the same work{_why_nobody_compares(seen)}: compute "
-            "cannot be judged; compare with an earlier trace"
-        )
-    elif int(np.median(found.residuals.num_peers)) == 1:
-        notes.append("each rank has one peer only: a slowdown of both alike cannot be seen")
-    if seen.mixes_communication:
-        notes.append(
-            "communication inside TP groups was not traced (granularity base) and is part of the "
-            "CPU time: only large compute faults can be told; trace at granularity full"
-        )
-    return notes
-
-
-def _why_nobody_compares(seen: Observations) -> str:
-    """Return why, as part of a sentence."""
-    layout = seen.members.layout
-    if layout.world_size == 1:
-        return " (the job has one rank)"
-    if layout.world_size > layout.pp or len(np.unique(seen.members.stage)) == 1:
-        return " (of its peers' work nothing was recorded, or other work)"
-    if seen.layers is None:
-        return " (one rank a stage, and no transformer layers traced: granularity full has them)"
-    return " (one rank a stage, and their transformer layers cannot be compared)"
 
 
 COMPUTE = CauseSpec(

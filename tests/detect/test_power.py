@@ -89,6 +89,12 @@ def test_silence_of_a_trace_that_shows_no_third_more_is_no_health(job, noise, ve
     assert (said in " ".join(render_text(report).split())) == (verdict == Verdict.UNDECIDED)
 
 
+def test_who_asks_for_large_slowdowns_only_is_told_of_health(job):
+    report = job(layout=Layout(dp=4, tp=2)).report(DetectorSettings(min_slowdown=1.5))
+    assert report.minimum_detectable_slowdown >= POWER.healthy_ratio
+    assert report.verdict == Verdict.HEALTHY
+
+
 def test_silence_about_a_rank_that_cannot_be_judged_is_no_health(job, monkeypatch):
     monkeypatch.setattr(
         "detect.causes.compute.planted_power", lambda *given: Power(0.03, 0.03, unseen=(3,))
