@@ -191,7 +191,7 @@ class Report:
         """
         least = self.minimum_detectable.get(Cause.COMPUTE.value, math.inf)
         enough = max(POWER.healthy_ratio, self.min_slowdown**POWER.rung_ratio)
-        return least < min(enough, POWER.blind_ratio)
+        return bool(least < min(enough, POWER.blind_ratio))
 
     @property
     def judged(self) -> bool:
