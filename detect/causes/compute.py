@@ -162,7 +162,10 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
         return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
     if smallest == 1:
         return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
-    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    level = robust.centre(compare_within(seen.layers, seen.members, everybody, nobody).value)
+    shown = np.asarray(level >= LIMITS.lone_floor_log)
+    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False), shown)
     pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
     return replace(found, pool=pool)
 
@@ -184,10 +187,16 @@ class _Field:
         return self.known[key]
 
 
-def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
+def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -> ComputeSearch:
+    """Search one field; `shown` rows are slow beside all stages, too, and need no change of their
+    own to be suspected when their peer changes.
+    """
     seen = inquiry.seen
     members, num_rows = seen.members, len(seen.members)
     is_cpu = members.device_kind == "cpu"
+    own = robust.median(field.work.log_ns, axis=2)
+    if shown is not None:
+        own[shown] = np.nan
     task = SearchTask(
         compare=lambda excluded: field.compare(members, excluded).value,
         num_rows=num_rows,
@@ -196,7 +205,7 @@ def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
         usual=_usual(inquiry, field),
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(field.groups),
-        own=robust.median(field.work.log_ns, axis=2),
+        own=own,
     )
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)

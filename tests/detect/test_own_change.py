@@ -32,6 +32,19 @@ def test_a_fault_that_ends_is_still_the_ranks(job, slow):
     assert finding.last_iteration == CHANGE - 1
 
 
+def test_one_of_a_pair_that_is_slow_beside_all_stages_is_named_whatever_its_peer_does(job):
+    """Rank 2 is slow throughout, its only peer from the change on."""
+
+    def both(slot):
+        slows = slot.rank == 2 or (slot.rank == 3 and slot.iteration >= 8)
+        return 1.6 if slows else 1.0
+
+    report = job(layout=Layout(dp=2, pp=4), layers=2, work=both, iterations=30).report()
+    (found,) = [one for one in report.findings if one.owner == Owner.NODE]
+    assert found.ranks == (2,)
+    assert found.slowdown == pytest.approx(1.6, rel=0.02)
+
+
 @pytest.mark.parametrize(("own", "by_peers"), [
     ([0.0] * 10, True),
     ([0.3] * 5 + [0.0] * 5, False),
