@@ -23,6 +23,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,8 @@ class Row:
     iteration_ms: float
     cores_ratio: float
     """By how much the ranks' cores differed before the case or after it; nan: not measured."""
+    suspected: tuple[int, ...] = ()
+    """Whom an undecided verdict would have looked at first, if it says so."""
 
     def text(self, healthy_ms: float = math.nan) -> str:
         """As a row of the table."""
@@ -153,8 +156,9 @@ def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = Fal
     from detect import detect
     from megascan.reader import read_trace
 
-    cores = json.loads((trace / DONE).read_text(encoding="utf-8"))
-    (trace / DONE).unlink()
+    done = trace / DONE  # cases recorded before cores were measured lack it
+    cores = json.loads(done.read_text(encoding="utf-8")) if done.exists() else []
+    done.unlink(missing_ok=True)
     with redirect_stderr(io.StringIO()):  # notes, which the verdict holds, too
         report = json.loads(json.dumps(detect(build_timeline(read_trace(trace))).to_json()))
     findings = report["findings"]
@@ -170,11 +174,21 @@ def judge(case: Case, trace: Path, keep: Path | None, *, keeps_right: bool = Fal
         ),
         iteration_ms=report["iteration_ns"] / 1e6,
         cores_ratio=max((max(times) / min(times) for times in cores), default=math.nan),
+        suspected=_suspected(findings, report["notes"]),
     )
     if keep is not None and (keeps_right or result != RIGHT):
         (trace / DONE).write_text(json.dumps(cores), encoding="utf-8")
         _pack(case, trace, keep / result.replace(" ", "-"))
     return row
+
+
+def _suspected(findings: Sequence[dict[str, object]], notes: Sequence[str]) -> tuple[int, ...]:
+    """Return the ranks of the first undecided finding that has some, or the rank of the note."""
+    for one in findings:
+        if one["owner"] == "undecided" and one["ranks"]:
+            return tuple(one["ranks"])  # type: ignore[arg-type]
+    found = [re.search(r"slowest beside its peers is rank (\d+)", note) for note in notes]
+    return next(((int(one[1]),) for one in found if one is not None), ())
 
 
 def _pack(case: Case, trace: Path, folder: Path) -> None:
@@ -349,6 +363,8 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             f"| trainer {head}",
             *_table(loops),
             "",
+            _first_looks(rows),
+            "",
             "Iterations beside those of the same job while healthy; cores: the slowest beside the "
             "fastest, before or after the case.",
             "",
@@ -357,6 +373,17 @@ def render(rows: Sequence[Row], failed: Sequence[str], environment: str, command
             *(row.text(healthy_ms[_job(row.case)]) for row in sorted(rows, key=_order)),
             "",
         ]
+    )
+
+
+def _first_looks(rows: Sequence[Row]) -> str:
+    """Say whom undecided verdicts point at."""
+    undecided = [row for row in rows if row.result == UNDECIDED]
+    right = sum(row.suspected == (row.case.rank,) for row in undecided)
+    nobody = sum(not row.suspected for row in undecided)
+    return (
+        f"Of {len(undecided)} undecided cases with a faulty rank, the verdict points at that rank "
+        f"in {right}, at nobody in {nobody}, elsewhere in {len(undecided) - right - nobody}."
     )
 
 

@@ -9,7 +9,6 @@ traces needs the values of every rank in both. Both take an `Examination`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +33,7 @@ from detect.observe.observations import (
 from detect.report import Cause, Finding, Owner, Report
 from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
-from detect.thresholds import POWER, WINDOW, DetectorSettings
+from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
 from megascan.timeline import ShardedTimeline, Timeline
@@ -178,6 +177,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         limited_by={
             cause.value: answer.least_because for cause, answer in answers if answer.least_because
         },
+        unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
 
@@ -245,6 +245,7 @@ def _report(
     findings: tuple[Finding, ...] = (),
     minimum_detectable: Mapping[str, float] | None = None,
     limited_by: Mapping[str, str] | None = None,
+    unseen: tuple[int, ...] = (),
     notes: tuple[str, ...],
 ) -> Report:
     """Return a report; `window` has the iterations that were traced, `seen` those judged."""
@@ -266,7 +267,7 @@ def _report(
         alignment=seen.alignment,
         completeness=seen.completeness,
         notes=(*seen.notes, *notes),
-        judged=least.get(Cause.COMPUTE.value, math.inf) < POWER.blind_ratio,
+        unseen_ranks=unseen,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from detect.thresholds import POWER
 from megascan.header import Json
 
 REPORT_SCHEMA = 1
@@ -165,8 +167,8 @@ class Report:
     notes: tuple[str, ...] = ()
     unrecorded_ranks: tuple[int, ...] = ()
     """Ranks with a file but without an iteration in it: missing, and not healthy."""
-    judged: bool = True
-    """False when the trace holds too little to say anything; silence is then no health."""
+    unseen_ranks: tuple[int, ...] = ()
+    """Ranks that would not be found however slowly they computed, while others would."""
     source: str = ""
     min_slowdown: float = 1.03
     """Compute less slow than this was not to be reported."""
@@ -186,6 +188,20 @@ class Report:
             steps = (f"look at the spot: {shown}",) if shown else ()
             findings.append(replace(finding, next_steps=(*finding.next_steps, *steps)))
         return replace(self, findings=tuple(findings))
+
+    @property
+    def shows_enough(self) -> bool:
+        """Return whether silence says something: the smallest slowdown of compute that would have
+        been found is none that matters, or hardly above what the user asked for.
+        """
+        least = self.minimum_detectable.get(Cause.COMPUTE.value, math.inf)
+        enough = max(POWER.healthy_ratio, self.min_slowdown**POWER.rung_ratio)
+        return bool(least < min(enough, POWER.blind_ratio))
+
+    @property
+    def judged(self) -> bool:
+        """Return whether nothing found is health: enough would have been found, on any rank."""
+        return self.shows_enough and not self.unseen_ranks
 
     @property
     def verdict(self) -> Verdict:

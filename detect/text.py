@@ -96,11 +96,9 @@ def _answer(report: Report) -> str:
             )
         return f"HEALTHY: no rank, link or stage stands out in {_window(report)}{but}."
     if not report.findings:
-        least = report.minimum_detectable_slowdown
-        if least is None:
+        if report.minimum_detectable_slowdown is None:
             return f"UNDECIDED: nothing could be compared in {_window(report)}."
-        blind = out_of_reach(report, Cause.COMPUTE)
-        return f"UNDECIDED: nothing stands out in {_window(report)}, but {blind}."
+        return f"UNDECIDED: nothing stands out in {_window(report)}, but {_blindness(report)}."
     first = report.findings[0]
     words = {
         Verdict.DEGRADED: "DEGRADED",
@@ -109,7 +107,29 @@ def _answer(report: Report) -> str:
     }[report.verdict]
     more = len(report.findings) - 1
     also = f" ({counted(more, 'more finding')} below)" if more else ""
-    return f"{words}: {first.headline}.{also}"
+    answer = f"{words}: {first.headline}.{also}"
+    if report.verdict == Verdict.UNDECIDED and first.owner == Owner.JOB:
+        answer += (
+            f" Whether a node is at fault besides, this trace cannot tell: {_blindness(report)}."
+        )
+    return answer
+
+
+def _blindness(report: Report) -> str:
+    """Say what a trace in which nothing stands out could not have shown, as part of a sentence."""
+    least = report.minimum_detectable_slowdown
+    if least is None:
+        return "nobody's computing could be compared"
+    if least >= POWER.blind_ratio:
+        return out_of_reach(report, Cause.COMPUTE)
+    if not report.shows_enough:
+        why = report.limited_by.get(Cause.COMPUTE, "")
+        what = f"a rank that computes less than {times(least)} slower would not have been found"
+        return f"{what}: {why}" if why else what
+    return (
+        f"{ranks_text(report.unseen_ranks)} would not have been found at "
+        f"{POWER.blind_ratio:.0f} times {'its' if len(report.unseen_ranks) == 1 else 'their'} time"
+    )
 
 
 def _window(report: Report) -> str:

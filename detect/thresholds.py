@@ -615,6 +615,14 @@ class _Losses:
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",
     )  # fmt: skip
+    least_awaited_share: float = limit(
+        0.1, "share of an iteration", Origin.CONVENTION,
+        "that a rank loads whose loading nobody else does, while all others wait for it",
+    )  # fmt: skip
+    awaited_share: float = limit(
+        0.5, "share of that loading", Origin.CONVENTION,
+        "by which every other rank waits longer than the one that loads",
+    )  # fmt: skip
     loads_share: float = limit(
         0.05, "share of the longest", Origin.BENCHMARK,
         "loading of any rank, that ranks of one stage and place must reach to count as loading",
@@ -682,6 +690,18 @@ class _Imbalance:
         0.6, "rank correlation", Origin.BENCHMARK,
         "of a replica's time with that of the next iteration: data are drawn anew",
     )  # fmt: skip
+    least_chance: float = limit(
+        0.01, "probability", Origin.CONVENTION,
+        "that all ranks of a stage are slow by chance, above which they may be",
+    )  # fmt: skip
+    min_together: float = limit(
+        0.3, "rank correlation", Origin.BENCHMARK,
+        "between the microbatches of an iteration, or with the optimizer, from which on devices "
+        "may be the reason as well: data are drawn anew for every microbatch",
+    )  # fmt: skip
+    together_sigmas: float = limit(
+        2.0, "sigma", Origin.CONVENTION, "of chance that such a correlation exceeds"
+    )
     error_floor_ratio: float = limit(
         1e-4, "ratio", Origin.CONVENTION, "added to standard errors of ratios, which may be nil"
     )
@@ -713,6 +733,10 @@ class _Power:
 
     blind_ratio: float = limit(
         2.0, "ratio", Origin.CONVENTION,
+        "that slowdowns are tried up to: what shows no smaller one is blind",
+    )  # fmt: skip
+    healthy_ratio: float = limit(
+        1.3, "ratio", Origin.CONVENTION,
         "a window that shows no smaller slowdown of compute says nothing of health",
     )  # fmt: skip
     optimizer_share: float = limit(
@@ -972,6 +996,13 @@ class _Search:
         "that an estimate may fall short to when its interval reaches the floor: a floor of 3 % "
         "must not hide a true 3 % in half of the cases",
     )  # fmt: skip
+    own_change_share: float = limit(
+        0.5, "share of the change", Origin.MATHEMATICS,
+        "against its peers that a rank's own values show: less, and it is the peers that changed",
+    )  # fmt: skip
+    min_own_iterations: int = limit(
+        2, "iterations", Origin.MATHEMATICS, "on either side of a change whose spread can be told"
+    )
     patience: int = limit(
         4, "suspects", Origin.CONVENTION, "in a row that may be insignificant before a search ends"
     )

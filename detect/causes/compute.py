@@ -40,7 +40,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from detect.causes.device import Slowness, is_isolated, mates_of, not_shown, optimizer_shows
+from detect.causes.blindness import limits, slowest
+from detect.causes.device import (
+    Slowness,
+    is_isolated,
+    mates_of,
+    not_shown,
+    optimizer_residuals,
+    optimizer_shows,
+)
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.power import planted_power
 from detect.causes.readings import reading_evidence, slow_clock
@@ -68,7 +76,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.stats.search import SearchTask, Suspect, search
-from detect.text import counted, place, ranks_of, times
+from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
     DEVICE,
@@ -154,7 +162,10 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
         return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
     if smallest == 1:
         return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
-    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    level = robust.centre(compare_within(seen.layers, seen.members, everybody, nobody).value)
+    shown = np.asarray(level >= LIMITS.lone_floor_log)
+    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False), shown)
     pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
     return replace(found, pool=pool)
 
@@ -176,10 +187,16 @@ class _Field:
         return self.known[key]
 
 
-def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
+def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -> ComputeSearch:
+    """Search one field; `shown` rows are slow beside all stages, too, and need no change of their
+    own to be suspected when their peer changes.
+    """
     seen = inquiry.seen
     members, num_rows = seen.members, len(seen.members)
     is_cpu = members.device_kind == "cpu"
+    own = robust.median(field.work.log_ns, axis=2)
+    if shown is not None:
+        own[shown] = np.nan
     task = SearchTask(
         compare=lambda excluded: field.compare(members, excluded).value,
         num_rows=num_rows,
@@ -188,13 +205,14 @@ def _search_field(inquiry: Inquiry, field: _Field) -> ComputeSearch:
         usual=_usual(inquiry, field),
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(field.groups),
+        own=own,
     )
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)
     residuals = field.compare(members, excluded)
     optimizer = np.full_like(seen.optimizer_ns, np.nan)
     if not field.across_stages:
-        optimizer = _optimizer_residuals(seen, field.groups, excluded)
+        optimizer = optimizer_residuals(seen, field.groups, excluded)
     described = [_describe(one, residuals, optimizer, field, excluded) for one in result.suspects]
     return ComputeSearch(
         slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
@@ -247,17 +265,6 @@ def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
         f"its optimizer step {optimizer}, and neighbours on the same cores, caches and memory make "
         "the passes of a CPU process longer by as much: who shares its cores decides"
     )
-
-
-def _optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
-    """Log optimizer time less that of the stage's other ranks, (rank, iteration)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
-    residual = np.full_like(log_ns, np.nan)
-    for rows in groups:
-        expected = robust.expected_from_others(log_ns[rows], excluded[rows])
-        residual[rows] = log_ns[rows] - expected
-    return residual
 
 
 def _describe(
@@ -718,18 +725,22 @@ def _search(inquiry: Inquiry) -> Answer:
     found = search_compute(inquiry)
     least: float | None = None
     doubts: tuple[str, ...] = ()
+    unseen: tuple[int, ...] = ()
     if found.num_compared:
-        least, doubts = _power(inquiry, found)
+        least, doubts, unseen = _power(inquiry, found)
+    is_blind = least is not None and (least >= POWER.healthy_ratio or bool(unseen))
+    floor = least_slowdown(seen, inquiry.settings)
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
         least_slowdown=least,
-        least_because=(
-            "none of the ranks that were slowed to try it was found"
-            if least == POWER.blind_ratio
-            else inquiry.limited_by(found.noise)
-        ),
+        least_because=_why_no_less(inquiry, found, least),
+        unseen=unseen,
         slow=found.slow_rows,
-        notes=(*doubts, *_limits(seen, found)),
+        notes=(
+            *doubts,
+            *(slowest(seen, found.residuals, floor) if is_blind and not found.slow else ()),
+            *limits(seen, found.residuals),
+        ),
     )
 
 
@@ -739,15 +750,19 @@ def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
     return [one for one in found.slow if one.suspect.row not in victims and _worth_saying(one)]
 
 
-def _power(inquiry: Inquiry, found: ComputeSearch) -> tuple[float, tuple[str, ...]]:
-    """Return the smallest slowdown that is found, and a note where it would not be a node's."""
+def _power(
+    inquiry: Inquiry, found: ComputeSearch
+) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
+    """Return the smallest slowdown that is found, notes where it would not be a node's, and the
+    ranks that would not be found at all.
+    """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return float(np.exp(effect)), ()
+        return float(np.exp(effect)), (), ()
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return POWER.blind_ratio, ()
+        return POWER.blind_ratio, (), ()
     least = float(np.exp(power.found))
     notes: tuple[str, ...] = ()
     if not np.isfinite(power.named):
@@ -762,13 +777,24 @@ def _power(inquiry: Inquiry, found: ComputeSearch) -> tuple[float, tuple[str, ..
             f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
             "stayed undecided",
         )
-    if power.unseen:
-        ranks = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+    unseen = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+    if unseen:
         notes += (
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}: {POWER.blind_ratio:.0f} "
-            "times slower would not be found there (few iterations, or no peer)",
+            f"{ranks_text(tuple(unseen))}: {POWER.blind_ratio:.0f} times slower would not be found "
+            "there (few iterations, or no peer)",
         )
-    return least, notes
+    return least, notes, tuple(unseen)
+
+
+def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:
+    """Say what keeps the stated slowdown from being smaller, as part of a sentence."""
+    if least == POWER.blind_ratio:
+        return "none of the ranks that were slowed to try it was found"
+    by_noise = float(np.exp(inquiry.detectable_effect(found.noise)))
+    floor = least_slowdown(inquiry.seen, inquiry.settings)
+    if least is not None and least > max(by_noise, floor) ** POWER.rung_ratio:
+        return "ranks of this trace that were slowed by less, to try it, were not found"
+    return inquiry.limited_by(found.noise)
 
 
 def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
@@ -776,36 +802,6 @@ def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     found = search_compute(inquiry)
     slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
     return None if slow is None else _judge(inquiry, found, slow)[1]
-
-
-def _limits(seen: Observations, found: ComputeSearch) -> list[str]:
-    """Return what this trace could not have shown, whatever its noise."""
-    notes = []
-    if not found.num_compared:
-        notes.append(
-            f"no two ranks were recorded at the same work{_why_nobody_compares(seen)}: compute "
-            "cannot be judged; compare with an earlier trace"
-        )
-    elif int(np.median(found.residuals.num_peers)) == 1:
-        notes.append("each rank has one peer only: a slowdown of both alike cannot be seen")
-    if seen.mixes_communication:
-        notes.append(
-            "communication inside TP groups was not traced (granularity base) and is part of the "
-            "CPU time: only large compute faults can be told; trace at granularity full"
-        )
-    return notes
-
-
-def _why_nobody_compares(seen: Observations) -> str:
-    """Return why, as part of a sentence."""
-    layout = seen.members.layout
-    if layout.world_size == 1:
-        return " (the job has one rank)"
-    if layout.world_size > layout.pp or len(np.unique(seen.members.stage)) == 1:
-        return " (of its peers' work nothing was recorded, or other work)"
-    if seen.layers is None:
-        return " (one rank a stage, and no transformer layers traced: granularity full has them)"
-    return " (one rank a stage, and their transformer layers cannot be compared)"
 
 
 COMPUTE = CauseSpec(

@@ -87,6 +87,17 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
     return level >= max(least, DEVICE.sure_sigmas * error)
 
 
+def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
+    """Return log optimizer time less that of the others of its group, (row, iteration)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ns = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+    residual = np.full_like(log_ns, np.nan)
+    for rows in groups:
+        expected = robust.expected_from_others(log_ns[rows], excluded[rows])
+        residual[rows] = log_ns[rows] - expected
+    return residual
+
+
 def is_isolated(members: Members, passes: Slowness, row: int) -> bool:
     """Return whether the row stands out among the ranks that share every microbatch with it (TP,
     CP).

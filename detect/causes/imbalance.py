@@ -13,6 +13,12 @@ replicas on several hosts that agree, or by other stages' ranks on the same host
 Uneven sequences: the same microbatch takes different times on different replicas, on all ranks of a
 replica together, and other replicas are the longest in other iterations. Example: a spread of 12 %
 between replicas, rank correlation 0.9 within them, 0.05 from one iteration to the next.
+
+Devices whose speed comes and goes (cores that others use, too) show the same. But data are drawn
+for every microbatch, and no optimizer step sees them; the speed of a core is that of all that it
+computes meanwhile. So where the microbatches of an iteration are slow together, or the optimizer
+goes along, or neither can be asked, the finding is undecided. Example: of four processes on shared
+cores the two microbatches of an iteration correlate by 0.7 over 120 samples: undecided.
 """
 
 from __future__ import annotations
@@ -20,7 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import special
 
+from detect.causes.device import optimizer_residuals
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
@@ -29,7 +37,7 @@ from detect.stats import robust
 from detect.stats.noise import rank_correlation, t_tail
 from detect.stats.residuals import data_effects, deviations, stage_groups
 from detect.text import counted, milliseconds, percent, times
-from detect.thresholds import IMBALANCE, SEARCH
+from detect.thresholds import COMPUTE, IMBALANCE, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 STAGE_ADVICE = (
@@ -40,6 +48,15 @@ DOUBTFUL_ADVICE = (
     "run the same GEMM benchmark on a device of this stage and on one of another: slower there, "
     "too, means the hardware; as fast means more work",
     "if it is more work: " + STAGE_ADVICE,
+)
+
+SEQUENCE_ADVICE = (
+    "balance the documents of a global batch over the data-parallel ranks by their cost (length "
+    "squared for attention)"
+)
+DEVICES_ADVICE = (
+    "look at what else runs on the ranks' cores (top, taskset -p PID), or at the GPUs' clocks, "
+    "while the job runs; record the lengths of the microbatches beside their times",
 )
 
 
@@ -194,7 +211,7 @@ def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
         if int(members.stage[row]) not in slow | {stage}
     )
     if len(hosts) > 1 or shared:
-        return ""
+        return _chance_doubt(members, heavy)
     alone = all(
         members.stage[row] == stage for row in range(len(members)) if members.hosts[row] in hosts
     )
@@ -206,15 +223,39 @@ def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
     )
 
 
+def _chance_doubt(members: Members, heavy: HeavyStage) -> str:
+    """Say that all ranks of the stage may be slow by chance, each for itself; empty where that is
+    improbable. Of devices under one law of differences two are so more often than four.
+    """
+    is_cpu = members.device_kind == "cpu"
+    if not is_cpu and not heavy.is_multiplied:
+        return ""
+    most = COMPUTE.cpu_most_log if is_cpu else COMPUTE.gpu_most_log
+    one_slow = float(special.ndtr(-np.log(heavy.ratio) / most))
+    num_stages = len(np.unique(members.stage))
+    if one_slow**heavy.num_replicas * num_stages < IMBALANCE.least_chance:
+        return ""
+    return (
+        f"it has {heavy.num_replicas} ranks only, and sound devices may differ by as much: that "
+        "all of them are slow may be chance, and a benchmark of them and of others decides"
+    )
+
+
 def _layer_ratio(seen: Observations, stage: int, faulty: Flags) -> float:
+    """Return by how much the stage's layers are longer, measured as its passes are.
+
+    Layers that are slow in the iterations in which the stage is slow acquit nobody, even if most of
+    them are as quick as ever.
+    """
     if seen.layers is None:
         return float("nan")
-    level = robust.median(robust.median(seen.layers.log_ns, axis=2), axis=1)
+    level = robust.mean(np.exp(seen.layers.log_ns), axis=2)
     inside = (seen.members.stage == stage) & ~faulty
     outside = (seen.members.stage != stage) & ~faulty
     if not inside.any() or not outside.any():
         return float("nan")
-    return float(np.exp(robust.median(level[inside]) - robust.median(level[outside])))
+    ratio = robust.median(level[inside], axis=0) / robust.median(level[outside], axis=0)
+    return float(robust.median(ratio))
 
 
 def _saved(seen: Observations, total: Floats, others: Floats) -> Floats:
@@ -238,12 +279,14 @@ class SequenceSkew:
     across_ranks: bool
     ratio: float
     """Longest replica of an iteration over the mean replica."""
-    num_longest: int
-    """Replicas that are the longest in some iteration."""
+    longest: Integers
+    """(iteration,): the replica that is the longest."""
     num_replicas: int
     interval: tuple[float, float]
     p_value: float
     saved_ns: Floats
+    doubt: str = ""
+    """Why the devices may be the reason as well, as a sentence; empty where the data are."""
 
 
 def _search_sequences(inquiry: Inquiry) -> Answer:
@@ -280,7 +323,7 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
         correlation=correlation,
         across_ranks=across_ranks,
         ratio=typical,
-        num_longest=len(np.unique(longest)),
+        longest=np.unique(members.replica)[longest],
         num_replicas=len(np.unique(members.replica)),
         interval=(
             max(1.0, typical - SEARCH.interval_sigmas * error),
@@ -288,7 +331,64 @@ def _sequence_skew(seen: Observations, faulty: Flags) -> SequenceSkew | None:
         ),
         p_value=t_tail((typical - 1) / error, max(len(ratio) - 1, 1)),
         saved_ns=saved,
+        doubt=_device_doubt(seen, deviation, faulty),
     )
+
+
+def _device_doubt(seen: Observations, deviation: Floats, faulty: Flags) -> str:
+    """Say why the speed of the devices may come and go; empty where their data are shown to.
+
+    `deviation` (row, iteration, operation) is what a row's passes take over its peers'.
+    """
+    numbers = np.unique(seen.work.microbatch)
+    by_microbatch = np.stack(
+        [robust.mean(deviation[:, :, seen.work.microbatch == one], axis=2) for one in numbers]
+    )
+    half = len(numbers) // 2
+    together = _going_together(
+        robust.mean(by_microbatch[:half], axis=0)
+        if half
+        else np.full_like(by_microbatch[0], np.nan),
+        robust.mean(by_microbatch[half:], axis=0),
+    )
+    groups = stage_groups(seen.members)
+    optimizer = optimizer_residuals(seen, groups, faulty)
+    optimizer[faulty] = np.nan
+    along = _going_together(optimizer, robust.mean(by_microbatch, axis=0))
+    ways = "; cores that others use as well, or clocks that come and go, would show the same"
+    if together is None and along is None:
+        return (
+            "one microbatch an iteration, and no optimizer step, tell nothing of the reason" + ways
+        )
+    if together:
+        return (
+            "the microbatches of an iteration are slow together (rank correlation "
+            f"{together:.2f}), which data drawn for each of them are not{ways}"
+        )
+    if along:
+        return (
+            "the optimizer step, which no data can lengthen, is slow in the same iterations (rank "
+            f"correlation {along:.2f}){ways}"
+        )
+    return ""
+
+
+def _going_together(one: Floats, other: Floats) -> float | None:
+    """Return the rank correlation of two kinds of times, (row, iteration) each, within the rows; 0
+    where it may be chance, None where there are too few to tell.
+    """
+    use = np.isfinite(one) & np.isfinite(other)
+    if int(use.sum()) < IMBALANCE.min_samples:
+        return None
+    centred = [
+        np.where(use, times - robust.median(np.where(use, times, np.nan), axis=1)[:, None], np.nan)
+        for times in (one, other)
+    ]
+    correlation = rank_correlation(centred[0][use], centred[1][use])
+    # peers are each other's measure: one row of them less is free
+    num_free = int(use.sum()) * (1.0 - 1.0 / max(int(use.any(axis=1).sum()), 2))
+    chance = IMBALANCE.together_sigmas / np.sqrt(num_free)
+    return correlation if correlation > max(IMBALANCE.min_together, chance) else 0.0
 
 
 def _data_correlation(seen: Observations, deviation: Floats, faulty: Flags) -> tuple[float, bool]:
@@ -363,7 +463,7 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             if heavy.doubt
             else f"has {times(heavy.ratio)} the work of the other stages",
             evidence=_stage_evidence(heavy),
-            advice=DOUBTFUL_ADVICE if heavy.doubt else (STAGE_ADVICE + "; no node is at fault",),
+            advice=DOUBTFUL_ADVICE if heavy.doubt else (STAGE_ADVICE,),
             is_replayed=False,
         ),
     )
@@ -400,47 +500,60 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
 
 
 def _who_is_longest(skew: SequenceSkew) -> str:
-    """Say how many replicas take turns at being the longest."""
-    if skew.num_longest == 1:
-        return "the same replica is the longest in every iteration"
+    """Say how many replicas take turns at being the longest, and which one is most often."""
+    which, counts = np.unique(skew.longest, return_counts=True)
+    most = int(np.argmax(counts))
+    often = f"DP{which[most]} in {counts[most]} of {len(skew.longest)}"
+    if len(which) == 1:
+        return f"the same replica is the longest in every iteration ({often})"
     return (
-        f"{skew.num_longest} of {skew.num_replicas} replicas are the longest in one iteration or "
-        "another"
+        f"{len(which)} of {skew.num_replicas} replicas are the longest in one iteration or another "
+        f"({often})"
     )
 
 
 def _sequence_finding(seen: Observations, skew: SequenceSkew) -> Finding:
-    """Report uneven sequences; no rank is named, because none keeps it."""
+    """Report uneven replicas; no rank is named, because none keeps it."""
     spread = percent(float(np.exp(skew.spread)))
     where = (
         "ranks of the same replica are slow on the same microbatches"
         if skew.across_ranks
         else "forward and backward of a microbatch are slow together"
     )
+    subject, predicate = (
+        "the microbatches",
+        (f"are uneven: the longest replica computes {times(skew.ratio)} the mean"),
+    )
+    if skew.doubt:
+        subject, predicate = (
+            "the replicas",
+            (
+                f"do not keep step: the longest computes {times(skew.ratio)} the mean, "
+                "undecided whether their data or their devices vary"
+            ),
+        )
     return build_finding(
         seen,
         Claim(
             ranks=(),
             rows=(),
-            cause=Cause.SEQUENCE_IMBALANCE,
-            owner=Owner.JOB,
+            cause=Cause.UNKNOWN if skew.doubt else Cause.SEQUENCE_IMBALANCE,
+            owner=Owner.UNDECIDED if skew.doubt else Owner.JOB,
             slowdown=skew.ratio,
             interval=skew.interval,
             course=None,
             q_value=skew.p_value,
             num_peers=len(seen.members),
             saved_ns=skew.saved_ns,
-            subject="the microbatches",
-            predicate=f"are uneven: the longest replica computes {times(skew.ratio)} the mean",
+            subject=subject,
+            predicate=predicate,
             evidence=(
                 f"the same microbatch slot differs between replicas by {spread} (robust standard "
                 f"deviation), and {_who_is_longest(skew)}",
                 f"{where} (rank correlation {skew.correlation:.2f})",
+                *((skew.doubt,) if skew.doubt else ()),
             ),
-            advice=(
-                "balance the documents of a global batch over the data-parallel ranks by their "
-                "cost (length squared for attention); no node is at fault",
-            ),
+            advice=(*(DEVICES_ADVICE if skew.doubt else ()), SEQUENCE_ADVICE),
             is_replayed=False,
         ),
     )

@@ -23,6 +23,7 @@ import numpy as np
 from detect.causes.finding import Claim, build_finding, connection_advice
 from detect.causes.lost_time import Loss, lost_time, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.starvation import host_advice
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner
@@ -389,7 +390,30 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             advice=lambda suspect: connection_advice(seen, seen.members.workers[suspect.row]),
         ),
     )
-    return replace(answer, least_slowdown=None, least_because="")
+    findings = tuple(_of_its_host(seen, one) for one in answer.findings)
+    return replace(answer, findings=findings, least_slowdown=None, least_because="")
+
+
+def _of_its_host(seen: Observations, finding: Finding) -> Finding:
+    """Return the finding, of the host where all processes of the job run on one: no network lies
+    between any two of them, and what wakes a process late from its wait is its host.
+    """
+    members = seen.members
+    if members.device_kind != "cpu" or len(set(members.hosts)) > 1 or not members.hosts[0]:
+        return finding
+    row = next(number for number, ranks in enumerate(members.workers) if ranks == finding.ranks)
+    stolen = np.median(seen.stolen_ns, axis=1)
+    theirs = float(np.median(np.delete(stolen, row)))
+    off_core = (
+        f"while it computes, its thread is off its core for {milliseconds(float(stolen[row]))} an "
+        f"iteration, the others' for {milliseconds(theirs)}"
+    )
+    return replace(
+        finding,
+        cause=Cause.HOST,
+        evidence=(*finding.evidence, off_core),
+        next_steps=host_advice(finding.owner),
+    )
 
 
 def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:

@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from scipy import special
 
 from detect.causes.device import mates_of
+from detect.causes.finding import Claim, build_finding
 from detect.causes.lost_time import (
     OF_FIRST,
     Loss,
@@ -37,8 +39,8 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
-from detect.text import milliseconds
-from detect.thresholds import BURSTS, COSTS, LOSSES
+from detect.text import milliseconds, percent, place, ranks_of
+from detect.thresholds import BURSTS, COSTS, LOSSES, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -60,6 +62,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
     mates = mates_that_load(seen) if len(groups) == 1 and len(groups[0]) < 2 else None
     if mates is not None:
         groups, across = [mates], False
+    elif len(groups[0]) == 1:
+        return _awaited_loading(seen, int(groups[0][0]))
 
     def doubt(suspect: Suspect) -> str:
         own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
@@ -93,10 +97,7 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
             base_ns=lambda row, own, excess: own - excess,
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
-            advice=lambda suspect: (
-                "time the data loader alone on that host; read its disk and network file system "
-                "latency (iostat -x 1) and the number of loader workers",
-            ),
+            advice=lambda suspect: LOADER_ADVICE,
         ),
     )
 
@@ -115,6 +116,57 @@ def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list
         return groups, False
     loading = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
     return [np.sort(loading[tp_rank[loading] == 0])], True
+
+
+def _awaited_loading(seen: Observations, row: int) -> Answer:
+    """Report the loading of the one rank that loads, where all others wait for it.
+
+    Nobody shows how long such loading ought to take, so whose fault it is stays undecided; what it
+    costs is plain. Example: 241 ms of every 510 ms, while the other stage waits for 280 ms.
+    """
+    step_ns = float(np.median(seen.iteration_ns))
+    own_ns = np.nan_to_num(seen.lost(Cause.LOADER)[row])
+    others = np.arange(len(seen.members)) != row
+    if seen.waiting_ns is None or not others.any():
+        return Answer()
+    least = 1.0 + LOSSES.least_awaited_share
+    lead_ns = seen.waiting_ns[others].min(axis=0) - seen.waiting_ns[row]
+    hits = own_ns >= LOSSES.least_awaited_share * step_ns
+    hits &= lead_ns >= LOSSES.awaited_share * own_ns
+    if float(np.mean(hits)) < OCCUPANCY.mostly_share:
+        return Answer(least_slowdown=least, least_because=NOBODY_ELSE)
+    own, waiting = float(np.median(own_ns)), float(np.median(seen.waiting_ns[others]))
+    base_ns = max(float(np.median(seen.busy_ns[row])), 1.0)
+    reach = SEARCH.interval_sigmas * float(np.std(own_ns)) / np.sqrt(len(own_ns))
+    members = seen.members
+    finding = build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=Cause.LOADER,
+            owner=Owner.UNDECIDED,
+            slowdown=1.0 + own / base_ns,
+            interval=(1.0 + (own - reach) / base_ns, 1.0 + (own + reach) / base_ns),
+            course=None,
+            q_value=min(
+                1.0, float(special.bdtrc(int(hits.sum()) - 1, len(hits), 1.0 / len(members)))
+            ),
+            num_peers=0,
+            saved_ns=np.minimum(own_ns, np.maximum(lead_ns, 0.0)),
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate="loads data while all others wait, undecided whose fault that is: for "
+            f"{milliseconds(own)} ({percent(1.0 + own / step_ns)}) of an iteration",
+            evidence=(
+                f"the other ranks wait {milliseconds(waiting)} an iteration; in {int(hits.sum())} "
+                f"of {len(hits)} iterations each of them by at least half of that loading longer "
+                "than this one",
+                NOBODY_ELSE_LOADS,
+            ),
+            advice=LOADER_ADVICE,
+        ),
+    )
+    return Answer(findings=(finding,), least_slowdown=least, least_because=NOBODY_ELSE)
 
 
 def _search_collecting(inquiry: Inquiry) -> Answer:
@@ -206,6 +258,15 @@ def _unless_it_waits(finding: Finding) -> Finding:
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NOBODY_WAITS))
 
 
+LOADER_ADVICE = (
+    "time the data loader alone on that host; read its disk and network file system latency "
+    "(iostat -x 1) and the number of loader workers",
+)
+NOBODY_ELSE = "no other rank has the same loading to do"
+NOBODY_ELSE_LOADS = (
+    f"{NOBODY_ELSE}: the loader timed alone, there and on another host, "
+    "tells whether the host, the storage or the loading itself is slow"
+)
 SHARDS = (
     "its loading takes a little longer only, as that of longer documents does: the loader timed "
     "alone on that host and on another decides"

@@ -71,6 +71,8 @@ class Answer:
     """Smallest slowdown that would have been found; None where the trace cannot tell."""
     least_because: str = ""
     """What makes that so large, as part of a sentence: "6 iterations that vary by 20 % each"."""
+    unseen: tuple[int, ...] = ()
+    """Ranks that would not be found however slow they were, while others would."""
     slow: Flags | None = None
     """(row,): who computes slowly, for the searches that follow."""
     notes: tuple[str, ...] = ()

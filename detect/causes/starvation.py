@@ -29,7 +29,7 @@ HOST_ADVICE = (
 JOB_ADVICE = (
     "the hosts launch too late everywhere: fewer and larger kernels (fused layers and optimizer, "
     "torch.compile, CUDA graphs), less Python between them",
-    "no node is at fault; on this rank, see what its process does besides (logging, loading)",
+    "on this rank, see what its process does besides (logging, loading)",
 )
 
 

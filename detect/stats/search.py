@@ -7,8 +7,9 @@ is significant count, even if an earlier one was not while the others were still
 
 Significance is controlled over all rows and classes by the Benjamini-Hochberg rule: the k-th name
 counts when p · m / k stays below the false-discovery rate (m = rows times classes that were
-tested). Besides, the effect must reach the floor within its 95 % interval, and persist. Never is
-more than half of a group taken out: which part is slow, nobody could tell.
+tested). Besides, the effect must reach the floor within its 95 % interval, and persist, and one
+that begins or ends must be a change of the row itself, not of its peers. Never is more than half of
+a group taken out: which part is slow, nobody could tell.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from detect.stats import robust
 from detect.stats.noise import Noise, Usual, estimate_noise
 from detect.stats.persistence import Course, Stretch, best_stretches, follow
 from detect.thresholds import SEARCH, DetectorSettings
@@ -66,6 +68,9 @@ class SearchTask:
     """Rows that are not to be named here (known faults of another class explain them)."""
     groups: tuple[Integers, ...] = ()
     """Rows that are each other's peers."""
+    own: Floats | None = None
+    """What the rows measured themselves, (row, iteration), in the units of the values: a change
+    against its peers is a row's only if its own values changed. None where that is not asked."""
     by_majority: bool = False
     """Values may be low for good reasons too: of four rows two high ones are not at fault."""
 
@@ -147,7 +152,30 @@ def _clearest(
 
 def _qualifies(view: _View, row: int, task: SearchTask, settings: DetectorSettings) -> bool:
     course = view.course(row)
-    return _persists(course, settings) and _reaches(course, task.floor, view.noise.between)
+    if not _persists(course, settings) or not _reaches(course, task.floor, view.noise.between):
+        return False
+    return task.own is None or not peers_changed(view.value[row], task.own[row], course.active)
+
+
+def peers_changed(value: Floats, own: Floats, active: Flags) -> bool:
+    """Return whether a row that exceeds its peers in some iterations stayed as it was itself.
+
+    All are (iteration,). Its own values must be shown to have changed by less than half of what
+    `value` did: where all vary together, by their data, nothing is shown.
+
+    Example: 103 ms until iteration 12, 103 ms from then on, and its peers went from 80 to 143 ms.
+    """
+    use = np.isfinite(value) & np.isfinite(own)
+    slow, normal = use & active, use & ~active
+    num_slow, num_normal = int(slow.sum()), int(normal.sum())
+    if min(num_slow, num_normal) < SEARCH.min_own_iterations:
+        return False
+    change = float(robust.centre(value[slow]) - robust.centre(value[normal]))
+    own_change = float(robust.centre(own[slow]) - robust.centre(own[normal]))
+    parts = [own[part] - robust.mean(own[part]) for part in (slow, normal)]
+    square = sum(float((part**2).sum()) for part in parts) / (num_slow + num_normal - 2)
+    error = float(np.sqrt(square * (1.0 / num_slow + 1.0 / num_normal)))
+    return own_change + SEARCH.interval_sigmas * error < SEARCH.own_change_share * change
 
 
 def _persists(course: Course, settings: DetectorSettings) -> bool:

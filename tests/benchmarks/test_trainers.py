@@ -20,6 +20,7 @@ from benchmarks.trainers import (
     WRONG,
     Case,
     Row,
+    _suspected,
     cases_of,
     judge,
     judge_kept,
@@ -105,8 +106,24 @@ def test_the_page_counts_by_fault_and_by_trainer():
     assert "| healthy | 1 | 0 | 0 | 0 | 1 | 2 |" in page
     assert "| ddp | 1 | 0 | 0 | 1 | 1 | 3 |" in page
     assert "Failed: fsdp of 4." in page
+    assert "Of 0 undecided cases" in page
     (slow,) = [line for line in page.splitlines() if "slow x1.3, rank" in line]
     assert "| 3 | 1.50 | 1.00 | missed |" in slow
+
+
+@pytest.mark.parametrize(("findings", "notes", "suspected"), [
+    ([finding([], owner="undecided"), finding([3], owner="undecided")], [], (3,)),
+    ([finding([1], owner="job")], ["the slowest beside its peers is rank 2: 1.4x"], (2,)),
+    ([], ["each rank has one peer only"], ()),
+])  # fmt: skip
+def test_whom_an_undecided_verdict_points_at_is_counted(findings, notes, suspected):
+    assert _suspected(findings, notes) == suspected
+    row = Row(
+        case=case_of("slow x1.3"), result=UNDECIDED, verdict="undecided", named="",
+        iteration_ms=1.0, cores_ratio=1.0, suspected=suspected,
+    )  # fmt: skip
+    counts = {(2,): "in 1, at nobody in 0, elsewhere in 0", (): "in 0, at nobody in 1"}
+    assert counts.get(suspected, "elsewhere in 1") in render([row], [], "a machine", "command")
 
 
 @pytest.mark.distributed

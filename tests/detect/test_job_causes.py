@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
+from detect.text import render_text
+from detect.thresholds import POWER
 from megascan.topology import Layout
 
 
@@ -65,9 +67,41 @@ def skewed(seed: int, spread: float):
 @pytest.mark.parametrize("layout", [Layout(dp=4, pp=2), Layout(dp=2, tp=2), Layout(dp=4)])
 def test_uneven_sequences(job, layout, spread):
     report = job(layout=layout, work=skewed(3, spread)).report()
-    assert report.verdict == Verdict.JOB
-    assert [finding.cause for finding in report.findings] == [Cause.SEQUENCE_IMBALANCE]
-    assert report.findings[0].ranks == ()
+    (finding,) = report.findings
+    assert (finding.cause, finding.owner) == (Cause.SEQUENCE_IMBALANCE, Owner.JOB)
+    assert finding.ranks == ()
+    is_blind = report.minimum_detectable_slowdown >= POWER.healthy_ratio
+    assert is_blind == (layout == Layout(dp=4) and spread > 0.2)
+    assert report.verdict == (Verdict.UNDECIDED if is_blind else Verdict.JOB)
+    answer = render_text(report).splitlines()[0]
+    assert ("no node is at fault" in answer) == (not is_blind)
+    assert ("would not have been found" in answer) == is_blind
+
+
+def test_one_sequence_length_for_a_whole_iteration_is_not_shown_to_be_data(job):
+    """A core that others use now and then shows the same, microbatch by microbatch."""
+    speeds = np.exp(0.2 * np.random.default_rng(4).standard_normal((4, 64)))
+
+    def changing(slot):
+        return float(speeds[slot.rank, slot.iteration])
+
+    (finding,) = job(layout=Layout(dp=4), work=changing).report().findings
+    assert (finding.cause, finding.owner) == (Cause.UNKNOWN, Owner.UNDECIDED)
+    assert any("microbatches of an iteration are slow together" in one for one in finding.evidence)
+
+
+@pytest.mark.parametrize("along", [True, False])
+def test_an_optimizer_that_is_slow_in_the_same_iterations_speaks_for_the_devices(job, along):
+    """One microbatch an iteration: its length, or the speed of what computes it."""
+    speeds = np.exp(0.2 * np.random.default_rng(4).standard_normal((4, 64)))
+
+    def changing(slot):
+        return float(speeds[slot.rank, slot.iteration]) if along or slot.phase else 1.0
+
+    (finding,) = job(layout=Layout(dp=4), microbatches=1, work=changing).report().findings
+    expected = (Cause.UNKNOWN, Owner.UNDECIDED) if along else (Cause.SEQUENCE_IMBALANCE, Owner.JOB)
+    assert (finding.cause, finding.owner) == expected
+    assert any("optimizer step" in one for one in finding.evidence) == along
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -82,3 +82,18 @@ def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
     seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
     (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
+
+
+@pytest.mark.parametrize(("hosts", "cause"), [(8, Cause.HOST), (4, Cause.LINK)])
+def test_where_all_processes_share_one_host_a_late_exit_is_no_connections(job, hosts, cause):
+    """Processes on CPUs; with a second host a network lies between some of them."""
+    cpu = job(layout=Layout(dp=4, pp=2), device="cpu", hosts=hosts, transfer=lambda *_: 1.0)
+    seen = observe(cpu.timeline())
+    late_ns = np.full((8, len(seen.iterations)), 1e6)
+    late_ns[1] = 80e6
+    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LINK: late_ns}, costs=None)
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause) == ((1,), cause)
+    shown = " ".join((*finding.evidence, *finding.next_steps))
+    assert ("off its core" in shown) == ("iperf3" not in shown) == (cause == Cause.HOST)

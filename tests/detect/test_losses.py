@@ -188,3 +188,27 @@ def test_a_starved_rank_beside_groups_that_lack_ranks_is_undecided(job):
     active = np.ones(20, dtype=bool)
     assert starvation(seen, 3, active)[0] == Owner.NODE
     assert starvation(cut(seen, "row", np.array([0, 2, 3])), 2, active)[0] == Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(("loading_ms", "waits", "is_found"), [
+    (240.0, True, True),
+    (240.0, False, False),  # nobody waits for it
+    (20.0, True, False),  # little of the iteration
+])  # fmt: skip
+def test_loading_of_the_one_rank_that_loads_is_told_by_who_waits(job, loading_ms, waits, is_found):
+    """A pipeline of two ranks: no other rank has the same loading to do."""
+    seen = observe(job(layout=Layout(pp=2), loading_ms=lambda slot: 0.0).timeline())
+    loading = np.zeros_like(seen.busy_ns)
+    loading[0] = loading_ms * 1e6
+    waiting = np.full_like(loading, 30e6)
+    waiting[1] += loading[0] * waits
+    seen = replace(
+        seen,
+        lost_ns={Cause.LOADER: loading},
+        waiting_ns=waiting,
+        iteration_ns=seen.iteration_ns + loading[0],
+    )
+    report = judge(seen, DetectorSettings())
+    found = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert [(one.ranks, one.owner) for one in found] == [((0,), Owner.UNDECIDED)] * is_found
+    assert report.minimum_detectable[Cause.LOADER] == pytest.approx(1.1)

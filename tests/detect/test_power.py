@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import DetectorSettings, Owner, Verdict
-from detect.causes.power import planted_power
+from detect.causes.power import Power, planted_power
 from detect.detector import _inquiry
 from detect.observe.extract import observe
 from detect.text import render_text
@@ -73,6 +73,36 @@ def test_only_who_is_not_found_is_tried_at_the_largest_factor(job):
     assert power.named == pytest.approx(0.04 * POWER.rung_ratio)
     largest = round(float(np.log(POWER.blind_ratio)), 6)
     assert [row for row, effect in tried if effect == largest] == [3]
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [
+    (0.03, Verdict.HEALTHY),
+    (0.3, Verdict.UNDECIDED),
+])  # fmt: skip
+def test_silence_of_a_trace_that_shows_no_third_more_is_no_health(job, noise, verdict):
+    report = job(layout=Layout(dp=6), microbatches=1, iterations=10, noise=noise).report()
+    assert report.verdict == verdict and not report.findings
+    least = report.minimum_detectable_slowdown
+    assert least < POWER.blind_ratio
+    assert (least >= POWER.healthy_ratio) == (verdict == Verdict.UNDECIDED)
+    said = f"a rank that computes less than {least:.2f}x slower would not have been found"
+    assert (said in " ".join(render_text(report).split())) == (verdict == Verdict.UNDECIDED)
+
+
+def test_who_asks_for_large_slowdowns_only_is_told_of_health(job):
+    report = job(layout=Layout(dp=4, tp=2)).report(DetectorSettings(min_slowdown=1.5))
+    assert report.minimum_detectable_slowdown >= POWER.healthy_ratio
+    assert report.verdict == Verdict.HEALTHY
+
+
+def test_silence_about_a_rank_that_cannot_be_judged_is_no_health(job, monkeypatch):
+    monkeypatch.setattr(
+        "detect.causes.compute.planted_power", lambda *given: Power(0.03, 0.03, unseen=(3,))
+    )
+    report = job(layout=Layout(dp=4)).report()
+    assert (report.verdict, report.unseen_ranks) == (Verdict.UNDECIDED, (3,))
+    first = render_text(report).splitlines()[0]
+    assert first.endswith("rank 3 would not have been found at 2 times its time.")
 
 
 def test_a_lone_tp_group_claims_nothing_where_it_waits_unseen(job):

@@ -83,7 +83,11 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {"spec", "finding", "lost_time", "starvation", "device", "power", "readings"}
+SHARED_BY_CAUSES = {
+    *("spec", "finding", "lost_time", "starvation", "device", "power", "readings"),
+    "blindness",
+}
+"""Of causes: what several of them use, and what compute says beside its findings."""
 
 
 def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():
