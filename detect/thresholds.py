@@ -452,6 +452,10 @@ class _Hosts:
         0.1, "share of the effect", Origin.BENCHMARK,
         "that the optimizer shows where data, or the partition, may make all passes longer",
     )  # fmt: skip
+    shared_data_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that ranks of the same replicas show on other hosts where the replicas' data explain it",
+    )  # fmt: skip
     least_rise_share: float = limit(
         0.5, "share of the rise", Origin.CONVENTION,
         "over other hosts that each rank of a host shows, and its own times as they were recorded",

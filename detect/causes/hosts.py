@@ -21,9 +21,10 @@ rate. The floor of lost time is higher where stages are compared with each other
 rank is named, whose slowness others may be waiting for.
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
-whole stages, slower passes count only if the optimizer, which no data and no partition of the
-microbatches lengthens, is slower as well, or if all its devices are starved and the others' are
-fed: longer work lets a host get ahead, it does not hold it back.
+whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
+optimizer, which no data and no partition of the microbatches lengthens, is slower as well, or if
+all its devices are starved and the others' are fed: longer work lets a host get ahead, it does not
+hold it back.
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
 computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
@@ -453,7 +454,7 @@ def _named(
     if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
         least = HOSTS.device_share * compute.effect
         is_device = optimizer is not None and optimizer.effect >= least
-        if is_device or not sides.holds_whole_units():
+        if is_device or not (sides.holds_whole_units() or _share_their_data(sides, compute)):
             return Cause.COMPUTE, compute
         if _is_starved(sides):
             return Cause.HOST, compute
@@ -471,6 +472,21 @@ def _named(
         if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
             return Cause.HOST, optimizer
     return None
+
+
+def _share_their_data(sides: _Sides, compute: _Test) -> bool:
+    """Return whether the same replicas are as slow on other hosts: no hardware chooses those.
+
+        host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
+        host 2: stage 1 of replicas 0, 1     host 3: stage 1 of replicas 2, 3   1.05x
+    """
+    replica = sides.seen.members.replica
+    same = np.isin(replica, replica[sides.own])
+    over = sides.channels.without(same, by_layers=sides.lacks_peers(same)).get(COMPUTE)
+    level = np.empty(0) if over is None else over.level[same & ~sides.own]
+    if not np.isfinite(level).any():
+        return False
+    return float(np.nanmedian(level)) >= HOSTS.shared_data_share * compute.effect
 
 
 def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Test] | None:

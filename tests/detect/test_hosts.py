@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner
-from detect.causes.hosts import _Channel, _Place
+from detect.causes.hosts import _Channel, _Channels, _Place, _share_their_data, _Sides, _tests
+from detect.observe.extract import observe
 from detect.stats import robust
 from megascan.topology import Layout
 
@@ -51,6 +52,21 @@ def test_host_whose_replica_has_longer_data_is_not_named(job):
 
     report = job(layout=Layout(tp=4, dp=4), hosts=4, work=longer).report()
     assert [one for one in report.findings if one.owner == Owner.NODE] == []
+
+
+@pytest.mark.parametrize(("slow_hosts", "is_data"), [((2,), False), ((2, 6), True)])
+def test_slowness_that_replicas_show_on_other_hosts_is_their_datas(job, slow_hosts, is_data):
+    """Hosts 2 and 6 hold the stages of the same four replicas, neither of them all."""
+
+    def longer(slot):
+        return 1.06 if slot.rank // 4 in slow_hosts and slot.name != "optimizer" else 1.0
+
+    seen = observe(job(layout=Layout(pp=2, dp=16), hosts=4, work=longer).timeline())
+    host = seen.members.ranks // 4
+    own, everybody = host == 2, np.ones(len(host), dtype=bool)
+    channels = _Channels(seen, everybody)
+    sides = _Sides(seen=seen, host=host, own=own, control=~own, channels=channels)
+    assert _share_their_data(sides, dict(_tests(sides))["compute"]) == is_data
 
 
 def test_host_that_is_a_stage_may_have_gaps_of_its_own(job):
