@@ -1,5 +1,6 @@
 """Settings for every test, the real command, and what costly tests share."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     beside = collection_path.with_name("conftest.py")
     sources = [path.read_text("utf-8") for path in (collection_path, beside) if path.exists()]
     return None if any("mark.alone" in source for source in sources) else True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_as_found() -> Iterator[None]:
+    """Take back what a file's tests leave in the environment, as a job of one rank in this process
+    does: commands that later tests run in it read `MASTER_PORT` too.
+    """
+    found = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(found)
 
 
 @pytest.fixture(scope="session")
