@@ -477,8 +477,8 @@ def _named(
 def _share_their_data(sides: _Sides, compute: _Test) -> bool:
     """Return whether the same replicas are as slow on other hosts: no hardware chooses those.
 
-        host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
-        host 2: stage 1 of replicas 0, 1     host 3: stage 1 of replicas 2, 3   1.05x
+    host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
+    host 2: stage 1 of replicas 0, 1     host 3: stage 1 of replicas 2, 3   1.05x
     """
     replica = sides.seen.members.replica
     same = np.isin(replica, replica[sides.own])
