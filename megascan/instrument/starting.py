@@ -366,10 +366,10 @@ def _begin(
 def _budget_of(
     tracer: RecordingTracer, config: TraceConfig, board: StoreBoard
 ) -> Callable[[WindowRecord], None] | None:
-    """Make the budget that the settings ask for, if any."""
+    """Make the budget, where anything is to be lowered and something to compare with."""
     import torch.distributed as dist
 
-    if not config.budget_ratio:
+    if config.window == config.interval or not (config.budget_ratio or tracer.full):
         return None
     from megascan.tracer.budget import Budget
 

@@ -1,5 +1,8 @@
 """Keep the cost of tracing below a budget: modules of fewer layers, then none, then fewer windows.
 
+Without a budget of the user's own only the layers take turns, above `LAYERS_BUDGET_RATIO`: what
+a verdict needs most, passes and communication of every window, is not taken from it unasked.
+
 Rank 0 decides, since the iterations of a synchronous job last equally long on all ranks, and
 announces which iteration the decision holds from; the others look it up after each window. Both
 happen on the writers' threads, over the key-value store by which the job found together: no byte
@@ -20,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from megascan.config import TraceConfig
+from megascan.config import LAYERS_BUDGET_RATIO, TraceConfig
 from megascan.header import WindowRecord
 from megascan.overhead import Overhead, Timing, measure
 from megascan.schema import Granularity
@@ -75,6 +78,7 @@ class Budget:
         largest_stride: Callable[[], int] = lambda: 1,
     ) -> None:
         self._config = config
+        self._budget_ratio = config.budget_ratio or LAYERS_BUDGET_RATIO
         self._board = board
         self._decides = decides
         self._lower = lower
@@ -130,7 +134,7 @@ class Budget:
             return None
         self._next_look += min(self._num_windows // 2, _MEMORY_CYCLES)
         cost = measure(self._timings, self._level.interval, confidence=CONFIDENCE)
-        if cost.run is None or cost.run.low - 1 <= self._config.budget_ratio:
+        if cost.run is None or cost.run.low - 1 <= self._budget_ratio:
             return None
         level = self._next_level(cost.run.ratio - 1)
         self._say(cost, level)
@@ -139,11 +143,14 @@ class Budget:
 
     def _next_level(self, cost_ratio: float) -> Level | None:
         now, level = self._level, replace(self._level, from_iteration=self._first_of_next_level())
-        factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._config.budget_ratio)))
+        factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._budget_ratio)))
         if now.granularity is Granularity.FULL:
             most = self._largest_stride()
             if now.layer_stride < most:
                 return replace(level, layer_stride=min(most, now.layer_stride * factor))
+        if not self._config.budget_ratio:
+            return None
+        if now.granularity is Granularity.FULL:
             return replace(level, granularity=Granularity.BASE)
         interval = min(self._config.interval * MAX_INTERVAL_FACTOR, now.interval * factor)
         return None if interval == now.interval else replace(level, interval=interval)
@@ -158,13 +165,17 @@ class Budget:
     def _say(self, cost: Overhead, level: Level | None) -> None:
         if cost.run is None or self._at_the_end:
             return
+        asked = "--trace-budget " if self._config.budget_ratio else ""
         text = (
             f"tracing costs {cost.run.ratio - 1:.1%} of the run, at least {cost.run.low - 1:.1%}: "
-            f"more than --trace-budget {self._config.budget_ratio:.2%}"
+            f"more than {asked}{self._budget_ratio:.2%}"
         )
         if level is None:
             self._at_the_end = True
-            logger.warning("%s, and there is nothing left to lower", text)
+            why = "there is nothing left to lower"
+            if not asked:
+                why = "no fewer layers can be recorded; --trace-budget SHARE lowers the rest"
+            logger.warning("%s, and %s", text, why)
         elif level.layer_stride != self._level.layer_stride:
             logger.warning(
                 "%s; modules of one layer in %d only from iteration %d on",

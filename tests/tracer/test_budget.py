@@ -36,10 +36,17 @@ class Job:
     """Runs cycles of a made-up job under a budget of 1 %, as rank 0's tracer would report them."""
 
     def __init__(
-        self, cost_of, *, noise=0.0, seed=1, granularity=Granularity.FULL, largest_stride=1
+        self,
+        cost_of,
+        *,
+        noise=0.0,
+        seed=1,
+        granularity=Granularity.FULL,
+        largest_stride=1,
+        budget_ratio=0.01,
     ):
         self.config = TraceConfig(
-            enabled=True, interval=5, window=1, granularity=granularity, budget_ratio=0.01
+            enabled=True, interval=5, window=1, granularity=granularity, budget_ratio=budget_ratio
         )
         self.rng = random.Random(seed)
         self.noise = noise
@@ -106,6 +113,23 @@ def test_modules_of_fewer_layers_come_first(warnings_of_megascan):
     job.run(200)
     assert [(level.granularity, level.layer_stride) for level in job.levels] == [("full", 32)]
     assert "modules of one layer in 32 only from iteration" in warnings_of_megascan()[0]
+
+
+def test_without_a_budget_layers_take_turns_and_nothing_else_goes(warnings_of_megascan):
+    job = Job(lambda granularity: 5.0, largest_stride=4, budget_ratio=0.0)  # the run lasts twice
+    job.run(200)
+    assert [(level.granularity, level.interval, level.layer_stride) for level in job.levels] == [
+        ("full", 5, 4)
+    ]
+    turns, rest = warnings_of_megascan()
+    assert "more than 2.00%; modules of one layer in 4 only from iteration" in turns
+    assert "no fewer layers can be recorded; --trace-budget SHARE lowers the rest" in rest
+
+
+def test_without_a_budget_a_traced_iteration_may_cost_a_little(warnings_of_megascan):
+    job = Job(lambda granularity: 0.08, noise=0.005, largest_stride=64, budget_ratio=0.0)
+    job.run(200)  # 1.6 % of the run
+    assert job.levels == [] and warnings_of_megascan() == []
 
 
 def test_a_level_with_layers_reaches_the_other_ranks():

@@ -72,6 +72,17 @@ def test_times_keep_their_nanoseconds():
     assert (event["pid"], event["tid"], event["cat"]) == (3, 1, "compute")
 
 
+def test_spans_are_taken_apart_where_they_end_whatever_their_texts_say():
+    names = ['},{"name":"x"}', "a\nb,\n{", "layer", "},\n{'name':"]
+    arguments = [{"op": '"},{"name":"'}, {}, {"name": "n", "bytes": 3}, {"op": "},{"}]
+    records = [
+        ("compute", name, 1, 5, 7, each) for name, each in zip(names, arguments, strict=True)
+    ]
+    events = [json.loads(line) for line in encode_spans(0, records)]
+    assert [(event["name"], event["args"]) for event in events] == list(zip(names, arguments, strict=True))
+    assert encode_spans(0, []) == []
+
+
 def test_earlier_runs_are_set_aside_and_never_overwritten(tmp_path):
     path = tmp_path / "benchmark-data-0-pipeline-0-tensor-0.json"
     for content in (HEADER, HEADER + b" "):
