@@ -21,7 +21,7 @@ first that is believed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -30,10 +30,19 @@ import pyarrow as pa
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from aggregate.anchors import Anchors, Members, Messages, matched_messages, message_anchors
+from aggregate.anchors import (
+    Anchors,
+    Members,
+    Messages,
+    joining_members,
+    matched_messages,
+    message_anchors,
+)
 from aggregate.fitting import LineProblem, thin_rows
 from aggregate.match import Matches
+from aggregate.thinning import drawn_members
 from megascan.arrays import Flags, Floats, Integers, combine, group_starts
+from megascan.timeline import narrow
 
 BELIEVED_VIOLATION = 3
 """The third-worst of a pair of clocks counts: one or two bad matches move nothing."""
@@ -302,6 +311,8 @@ class Ties:
     member_rows: Integers
     start_ns: Integers
     causality: Causality
+    num_left_out: int = 0
+    """Ends of collectives that were not drawn (`aggregate.thinning`)."""
 
     @property
     def num_collective(self) -> int:
@@ -311,8 +322,16 @@ class Ties:
 
 def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) -> Ties:
     """Gather everything in a trace that ties the clock domains (rank,) together."""
-    members = Members.of(spans, matches, ranks)
-    return tied(members, matched_messages(spans, matches, ranks), domain)
+    rows = joining_members(spans, matches)
+    position = np.searchsorted(ranks, narrow(spans, "rank")[rows])
+    num_domains = int(domain.max(initial=-1)) + 1
+    drawn = drawn_members(spans, matches.match, rows, domain[position], num_domains)
+    ties = tied(
+        Members.of(spans, matches.match, drawn, ranks),
+        matched_messages(spans, matches, ranks, domain),
+        domain,
+    )
+    return replace(ties, num_left_out=len(rows) - len(drawn))
 
 
 def tied(members: Members, messages: Messages, domain: Integers) -> Ties:

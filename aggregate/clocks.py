@@ -32,7 +32,7 @@ import pyarrow as pa
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from aggregate.anchors import Anchors
+from aggregate.anchors import Anchors, Members, joining_members
 from aggregate.causality import (
     BELIEVED_VIOLATION,
     Causality,
@@ -52,7 +52,9 @@ from aggregate.jumps import (
     MENDED_SHARE,
     MOST_STEPS,
     ClockStep,
+    around,
     find_step,
+    located,
     num_refused,
     suspicious,
     unmended_ns,
@@ -60,7 +62,7 @@ from aggregate.jumps import (
 from aggregate.match import Matches, most_frequent_ranks
 from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
 from megascan.header import RankHeader
-from megascan.timeline import ClockFit, numbers, shifted
+from megascan.timeline import ClockFit, narrow, numbers, shifted
 
 _QUANTILE = 0.99
 
@@ -84,12 +86,15 @@ class Accuracy:
 
     def between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, between domains; infinite where no class joins them."""
-        error = np.full(np.broadcast(one, other).shape, np.inf)
+        result = np.zeros(np.broadcast(one, other).shape)
+        apart = np.flatnonzero(one != other)  # few: most of what is matched is so within a host
+        one, other = one[apart], other[apart]
+        error = np.full(len(apart), np.inf)
         for level in range(len(self.level_ns) - 1, -1, -1):
             joined = self.set_at_level[level][one] == self.set_at_level[level][other]
             error[joined] = self.level_ns[level]
-        widest = np.maximum(error, np.maximum(self.violation_ns[one], self.violation_ns[other]))
-        result: Floats = np.where(one == other, 0.0, widest)
+        widest = np.maximum(self.violation_ns[one], self.violation_ns[other])
+        result[apart] = np.maximum(error, widest)
         return result
 
     def of_domains(self) -> Floats:
@@ -290,7 +295,7 @@ def _bounds(
 _WORTH_A_NOTE_NS = 1e3
 
 
-def fit_method(lines: Lines, component: Integers, *, with_messages: bool) -> str:
+def fit_method(ties: Ties, lines: Lines, component: Integers) -> str:
     """Say in one sentence how clocks were aligned."""
     num_domains = len(component)
     if num_domains == 1:
@@ -298,10 +303,12 @@ def fit_method(lines: Lines, component: Integers, *, with_messages: bool) -> str
     alone = np.bincount(component)[component] == 1
     if alone.all():
         return "host clocks: no matched communication links the clock domains"
+    with_messages = len(ties.anchors.event) > ties.num_collective
     means = "ends of collectives" + (" and bounds from messages" if with_messages else "")
+    drawn = f" (drawn evenly, {ties.num_left_out} left out)" if ties.num_left_out else ""
     return (
         f"{means}: robust least squares over {num_domains} clock domains with "
-        f"{len(lines.weights)} anchors, noise {lines.noise_ns / 1e3:.1f} µs; "
+        f"{len(lines.weights)} anchors{drawn}, noise {lines.noise_ns / 1e3:.1f} µs; "
         f"{_fitted(lines, alone)}"
     )
 
@@ -589,6 +596,10 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     accuracy = accuracy_of(ties, lines, component)
     refused = num_refused(ties, lines)
     suspects = suspicious(ties, lines, refused)
+    step = find_step(suspects)
+    if step is not None and ties.num_left_out:
+        members = members_around(step, spans, matches, ranks, domain)
+        step = located(step, members, domain[members.rank], lines)
     alignment = Alignment(
         ranks=ranks,
         domain=domain,
@@ -601,16 +612,29 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         accuracy=accuracy,
         method="",
         num_refused=refused,
-        step=find_step(suspects),
+        step=step,
     )
     alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
     alignment = _widened(alignment, unmended_ns(suspects, ties.num_domains))
-    with_messages = len(ties.anchors.event) > ties.num_collective
     return replace(
         alignment,
-        method=fit_method(lines, component, with_messages=with_messages),
+        method=fit_method(ties, lines, component),
         notes=shifted_notes + fit_notes(lines, component, ranks[ties.anchors.rank]),
     )
+
+
+def members_around(
+    step: ClockStep, spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
+) -> Members:
+    """Return all members of the collectives that end near a jump by the clock that jumped."""
+    rows = joining_members(spans, matches)
+    low, high = around(step)
+    start_ns = numbers(spans, "start_ns")[rows]
+    end_ns = start_ns + numbers(spans, "duration_ns")[rows]
+    own = domain[np.searchsorted(ranks, narrow(spans, "rank")[rows])] == step.domain
+    near = matches.match[rows[own & (low <= end_ns) & (end_ns <= high)]]
+    chosen = rows[np.isin(matches.match[rows], near)]
+    return Members.of(spans, matches.match, chosen, ranks)
 
 
 def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:

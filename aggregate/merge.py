@@ -32,14 +32,14 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import Members, Messages, matched_messages
+from aggregate.anchors import Members, Messages, joining_members, matched_messages
 from aggregate.causality import components, references, tied
 from aggregate.clocks import Alignment, align_clocks, fit_clocks, relative_lines, without_steps
 from aggregate.decompose import Parts, decompose, split_waits, transfers
 from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
-from megascan.arrays import Flags, Floats, Integers, group_starts, rank_blocks
+from megascan.arrays import Flags, Floats, Integers, RowNumbers, group_starts, rank_blocks
 from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.parallel import Here, Kept, Workers
@@ -98,7 +98,8 @@ def restarts(
     ranks = np.array(sorted(headers), dtype=np.int64)
     rank = np.searchsorted(ranks, numbers(spans, "rank"))
     iterations, iteration = np.unique(numbers(spans, "iteration"), return_inverse=True)
-    members, messages = Members.of(spans, matches, ranks), matched_messages(spans, matches, ranks)
+    members = Members.of(spans, matches.match, joining_members(spans, matches), ranks)
+    messages = matched_messages(spans, matches, ranks, np.arange(len(ranks)))
 
     def clock(rank: Integers, iteration: Integers) -> Integers:
         return np.searchsorted(iterations, iteration) * len(ranks) + rank
@@ -209,12 +210,11 @@ class Correction:
 class Aligned:
     """What the centre knows of a trace when its ends are matched and on one clock.
 
-    `ends` stand in the order of the common clock, with `match` and `wait_ns` (end,).
+    `ends` stand in the order of the common clock, as `matches` and `wait_ns` (end,) do.
     """
 
     trace: Trace
     ends: pa.Table
-    match: Integers
     wait_ns: Integers
     clocks: Alignment
     correction: Correction
@@ -226,14 +226,14 @@ class Aligned:
         return Settling(
             tuple(self.trace.stays[rank] for rank in ranks),
             self.correction.only(ranks),
-            self.match[rows],
+            self.matches.match[rows],
             self.wait_ns[rows],
         )
 
     def matched_ends(self) -> pa.Table:
         """Return the ends with their match and their transfer."""
         transfer_ns = transfers(self.ends, self.wait_ns)
-        ends = self.ends.append_column("match", integer_column(self.match))
+        ends = self.ends.append_column("match", integer_column(self.matches.match))
         return ends.append_column("transfer_ns", integer_column(transfer_ns))
 
     def frame(self, origin_ns: int, num_spans: int) -> Timeline:
@@ -272,13 +272,13 @@ def align(trace: Trace) -> Aligned:
     if clocks.step is not None:
         steps, clocks = without_steps(own, matches, trace.headers, clocks)
     correction = Correction.of(clocks, steps, restarted)
-    ends, match = correction.applied(ends), matches.match
+    ends = correction.applied(ends)
     order = row_order(ends)
     if order is not None:
-        ends, match = ends.take(order), match[order]
+        ends, matches = ends.take(order), matches.reordered(order)
     notes = matches.notes + (restarted.notes if restarted else ()) + clocks.notes
-    wait_ns = split_waits(ends, match, clocks)
-    return Aligned(trace, ends, match, wait_ns, clocks, correction, matches, notes)
+    wait_ns = split_waits(ends, matches, clocks)
+    return Aligned(trace, ends, wait_ns, clocks, correction, matches, notes)
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class Settling:
 
     stays: tuple[Stay, ...]
     correction: Correction
-    match: Integers
+    match: RowNumbers
     wait_ns: Integers
 
 

@@ -26,13 +26,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+RowNumbers = npt.NDArray[np.int32]
+"""Rows of a table, or ids of what is among them: half the memory, and no table has 2³¹ rows."""
+Narrow = npt.NDArray[np.signedinteger[Any]]
+"""A column as wide as it is stored."""
 Flags = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -86,7 +90,7 @@ def order_within(key: Integers, values: Floats) -> Integers:
     return by_value[np.argsort(narrow[by_value], kind="stable")]
 
 
-def group_starts(*sorted_keys: Integers) -> Integers:
+def group_starts(*sorted_keys: Narrow) -> Integers:
     """Return the index of the first row of each run of rows that are equal in all columns.
 
     >>> group_starts(np.array([4, 4, 4, 7, 7, 9]))
