@@ -323,9 +323,9 @@ class Ties:
 def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) -> Ties:
     """Gather everything in a trace that ties the clock domains (rank,) together."""
     rows = joining_members(spans, matches)
-    position = np.searchsorted(ranks, narrow(spans, "rank")[rows])
-    num_domains = int(domain.max(initial=-1)) + 1
-    drawn = drawn_members(spans, matches.match, rows, domain[position], num_domains)
+    domain_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, dtype=np.int32)
+    domain_of_rank[ranks] = domain
+    drawn = drawn_members(spans, matches.match, rows, domain_of_rank[narrow(spans, "rank")[rows]])
     ties = tied(
         Members.of(spans, matches.match, drawn, ranks),
         matched_messages(spans, matches, ranks, domain),

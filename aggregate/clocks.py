@@ -60,7 +60,7 @@ from aggregate.jumps import (
     unmended_ns,
 )
 from aggregate.match import Matches, most_frequent_ranks
-from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
+from megascan.arrays import Flags, Floats, Integers, Narrow, combine, group_lengths, group_starts
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, narrow, numbers, shifted
 
@@ -84,7 +84,7 @@ class Accuracy:
     level_of: Integers
     level_of_class: Integers
 
-    def between(self, one: Integers, other: Integers) -> Floats:
+    def between(self, one: Narrow, other: Narrow) -> Floats:
         """Return the error bar, ns, between domains; infinite where no class joins them."""
         result = np.zeros(np.broadcast(one, other).shape)
         apart = np.flatnonzero(one != other)  # few: most of what is matched is so within a host
@@ -510,6 +510,30 @@ class _Residuals(TypedDict):
     num_anchors: Integers
 
 
+@dataclass(frozen=True)
+class ClockLines:
+    """The line of each rank's clock: common = local + offset_ns + drift · (local − centre_ns)."""
+
+    offset_ns: Floats
+    drift: Floats
+    centre_ns: Integers
+
+    def only(self, chosen: Integers) -> ClockLines:
+        """Return those of some ranks, given by their places."""
+        return ClockLines(self.offset_ns[chosen], self.drift[chosen], self.centre_ns[chosen])
+
+    def common(self, position: Integers, time_ns: Integers) -> Integers:
+        """Return the common time of each time; `position` (time,) is the place of its rank.
+
+        Each rank's map never reverses an order, so that what nests keeps nesting.
+        """
+        if not self.offset_ns.any() and not self.drift.any():
+            return time_ns
+        age = (time_ns - self.centre_ns[position]).astype(np.float64)
+        shift = self.offset_ns[position] + self.drift[position] * age
+        return time_ns + np.rint(shift).astype(np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
     """Corrections of all ranks; every array is (rank,) in the order of `ranks`.
@@ -535,16 +559,14 @@ class Alignment:
     step: ClockStep | None = None
     """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
-    def correct(self, position: Integers, time_ns: Integers) -> Integers:
-        """Return the common time of each time; `position` is that of its rank in `ranks`.
+    @property
+    def lines(self) -> ClockLines:
+        """Return what puts the ranks' times on the common clock."""
+        return ClockLines(self.offset_ns, self.drift, self.centre_ns)
 
-        Each rank's map never reverses an order, so that what nests keeps nesting.
-        """
-        if not self.offset_ns.any() and not self.drift.any():
-            return time_ns
-        age = (time_ns - self.centre_ns[position]).astype(np.float64)
-        shift = self.offset_ns[position] + self.drift[position] * age
-        return time_ns + np.rint(shift).astype(np.int64)
+    def correct(self, position: Integers, time_ns: Integers) -> Integers:
+        """Return the common time of each time; `position` is that of its rank in `ranks`."""
+        return self.lines.common(position, time_ns)
 
     def error_between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).

@@ -77,7 +77,7 @@ class _Ends:
 
     start_ns: Integers
     duration_ns: Integers
-    domain: Integers
+    domain: RowNumbers
     match: RowNumbers
     is_send: Flags
     is_rooted: Flags
@@ -86,7 +86,7 @@ class _Ends:
 
     @classmethod
     def of(cls, ends: pa.Table, match: RowNumbers, clocks: Alignment) -> _Ends:
-        domain_of_rank = np.zeros(int(clocks.ranks.max(initial=0)) + 1, dtype=np.int64)
+        domain_of_rank = np.zeros(int(clocks.ranks.max(initial=0)) + 1, dtype=np.int32)
         domain_of_rank[clocks.ranks] = clocks.domain
         return cls(
             numbers(ends, "start_ns"),

@@ -44,7 +44,7 @@ _SIZE_BITS = 6
 
 
 def drawn_members(
-    spans: pa.Table, match: RowNumbers, rows: RowNumbers, domain: Integers, num_domains: int
+    spans: pa.Table, match: RowNumbers, rows: RowNumbers, domain: RowNumbers
 ) -> RowNumbers:
     """Return the rows of whole collectives to fit clocks to, in their order.
 
@@ -59,7 +59,8 @@ def drawn_members(
     joins = np.minimum.reduceat(domain, starts) != np.maximum.reduceat(domain, starts)
     sort = _sorts(spans, rows[starts], joins)
     first = np.unique(sort, return_index=True)[1]
-    budget = max(ENOUGH_ENDS, _ENDS_A_CLOCK * num_domains)
+    num_clocks = int(np.count_nonzero(np.bincount(domain)))
+    budget = max(ENOUGH_ENDS, _ENDS_A_CLOCK * num_clocks)
     if not joins.any():
         stride = _strides(sort, lengths, budget)
     else:

@@ -84,7 +84,7 @@ class Shard:
     spans: Kept
     num_spans: int
     ranks: tuple[int, ...]
-    ends: Integers
+    ends: Narrow
 
 
 @dataclass(frozen=True, kw_only=True)

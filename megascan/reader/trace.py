@@ -350,7 +350,7 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     ranks = tuple(by_rank)
     tables = [one.spans if one.stay else in_order(one.spans) for one in by_rank.values()]
     spans = pa.concat_tables(tables).unify_dictionaries()
-    if spans.num_rows < _SHORT_ROWS * len(tables):
+    if spans.num_rows < _SHORT_ROWS * len(tables) or next(iter(by_rank.values())).stay:
         spans = spans.combine_chunks()
     return Trace(
         run_id=header.run_id,

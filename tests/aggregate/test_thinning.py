@@ -52,7 +52,7 @@ def test_few_ends_are_all_taken(job):
     trace, matches, _ = job
     rows = matches.members
     domain = np.arange(8)[numbers(trace.spans, "rank")[rows]]
-    assert drawn_members(trace.spans, matches.match, rows, domain, 8) is rows
+    assert drawn_members(trace.spans, matches.match, rows, domain) is rows
 
 
 def test_clocks_from_a_quarter_of_the_ends_are_as_good(job, few_are_enough, monkeypatch):
@@ -108,7 +108,7 @@ def with_sizes(trace, chosen, size_bytes):
 
 def drawn_events(spans, matches, domain):
     rank = numbers(spans, "rank")[matches.members]
-    rows = drawn_members(spans, matches.match, matches.members, domain[rank], int(domain.max()) + 1)
+    rows = drawn_members(spans, matches.match, matches.members, domain[rank])
     return np.unique(matches.match[rows]), rows
 
 
