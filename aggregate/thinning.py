@@ -26,6 +26,7 @@ from megascan.arrays import (
     Flags,
     Integers,
     RowNumbers,
+    by_name,
     combine,
     group_lengths,
     group_numbers,
@@ -76,9 +77,11 @@ def drawn_members(
 def _sorts(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
     """Return (collective,) number of its sort, from 0; `rows` are those of first members."""
     size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
+    group, groups = narrow_codes(spans, "group")
+    op, ops = narrow_codes(spans, "op")
     key = combine(
-        narrow_codes(spans, "group")[0][rows].astype(np.int64),
-        narrow_codes(spans, "op")[0][rows].astype(np.int64),
+        by_name(group[rows], groups),
+        by_name(op[rows], ops),
         np.frexp(size_bytes)[1].astype(np.int64) // _SIZE_BITS,
         joins.astype(np.int64),
     )

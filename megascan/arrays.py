@@ -132,7 +132,7 @@ def rank_blocks(rank: Integers, num_rows: int) -> list[slice]:
     return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
 
 
-def by_name(row_codes: Integers, texts: list[str]) -> Integers:
+def by_name(row_codes: Narrow, texts: list[str]) -> Integers:
     """Renumber codes by the alphabetic order of their texts.
 
     A key made of these does not depend on the order in which a reader met the texts.

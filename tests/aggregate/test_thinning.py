@@ -112,6 +112,20 @@ def drawn_events(spans, matches, domain):
     return np.unique(matches.match[rows]), rows
 
 
+def test_the_order_in_which_texts_were_met_does_not_matter(job, few_are_enough):
+    trace, matches, _ = job
+    spans = trace.spans
+    column = spans.column("group").combine_chunks()
+    back = pa.array(column.dictionary.to_pylist()[::-1])
+    codes = len(back) - 1 - column.indices.to_numpy()
+    other = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), back)
+    place = spans.schema.get_field_index("group")
+    turned = spans.set_column(place, spans.schema.field(place), other)
+    assert turned.column("group").to_pylist()[:99] == spans.column("group").to_pylist()[:99]
+    one, other = (drawn_events(table, matches, np.arange(8))[1] for table in (spans, turned))
+    assert one.tolist() == other.tolist()
+
+
 def test_rare_collectives_are_all_kept_and_all_of_their_members(job, few_are_enough):
     trace, matches, _ = job
     sequence = numbers(trace.spans, "sequence")
