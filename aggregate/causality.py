@@ -27,8 +27,6 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from aggregate.anchors import (
     Anchors,
@@ -41,7 +39,7 @@ from aggregate.anchors import (
 from aggregate.fitting import LineProblem, thin_rows
 from aggregate.match import Matches
 from aggregate.thinning import drawn_members
-from megascan.arrays import Flags, Floats, Integers, combine, group_starts
+from megascan.arrays import Flags, Floats, Integers, combine, group_starts, linked_sets
 from megascan.timeline import narrow
 
 BELIEVED_VIOLATION = 3
@@ -358,13 +356,7 @@ def components(anchors: Anchors, domain: Integers, num_domains: int) -> Integers
     links = domain[anchors.rank]
     one, other = links[:-1][same_event], links[1:][same_event]
     pairs = np.unique(one * num_domains + other)
-    graph = coo_array(
-        (np.ones(len(pairs)), (pairs // num_domains, pairs % num_domains)),
-        shape=(num_domains, num_domains),
-    )
-    _, labels = connected_components(graph, directed=False)
-    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number].astype(np.int64)
+    return linked_sets(pairs // num_domains, pairs % num_domains, num_domains)
 
 
 def references(domain: Integers, component: Integers) -> Integers:

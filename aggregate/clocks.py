@@ -29,8 +29,6 @@ from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from aggregate.anchors import Anchors, Members, joining_members
 from aggregate.causality import (
@@ -60,7 +58,16 @@ from aggregate.jumps import (
     unmended_ns,
 )
 from aggregate.match import Matches, most_frequent_ranks
-from megascan.arrays import Flags, Floats, Integers, Narrow, combine, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    Narrow,
+    combine,
+    group_lengths,
+    group_starts,
+    linked_sets,
+)
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, narrow, numbers, shifted
 
@@ -200,9 +207,7 @@ def _weighted_quantile(values: Floats, weights: Floats) -> float:
 def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
     """Return sets after further links (link, 2) between domains."""
     ends = sets[links]
-    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (num_domains, num_domains))
-    _, labels = connected_components(graph, directed=False)
-    return np.asarray(labels[sets], dtype=np.int64)
+    return linked_sets(ends[:, 0], ends[:, 1], num_domains)[sets]
 
 
 def _levels(set_at_level: Integers, references: Integers) -> Integers:

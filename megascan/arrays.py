@@ -125,6 +125,28 @@ def per_group(
     return np.asarray(operation.reduceat(values, starts) if len(starts) else values[:0])
 
 
+def linked_sets(one: Integers, other: Integers, num: int) -> Integers:
+    """Return for each of `num` things the set it is in, given pairs that are linked.
+
+    Sets are numbered from 0 by their smallest members. All things take the smallest number that
+    they are linked to at once, and then that of the thing which that number names, so that long
+    chains take few rounds.
+
+    >>> linked_sets(np.array([1, 4]), np.array([3, 0]), 5)
+    array([0, 1, 2, 1, 0])
+    """
+    smallest = np.arange(num)
+    while True:
+        before = smallest.copy()
+        least = np.minimum(before[one], before[other])
+        for ends in (one, other):
+            np.minimum.at(smallest, before[ends], least)
+            np.minimum.at(smallest, ends, least)
+        smallest = smallest[smallest]
+        if np.array_equal(smallest, before):
+            return np.unique(smallest, return_inverse=True)[1].astype(np.int64)
+
+
 def rank_blocks(rank: Integers, num_rows: int) -> list[slice]:
     """Cut rows ordered by rank into slices of whole ranks, about `num_rows` or one rank each."""
     starts = group_starts(rank)

@@ -633,6 +633,7 @@ class _ShardLoader:
     """Reads files by shards that stay with the workers; `kept` is filled meanwhile."""
 
     workers: Workers
+    meanwhile: Callable[[], None]
     kept: list[Kept] = field(default_factory=list)
 
     def __call__(self, found: Format, files: Sequence[Path]) -> list[Segment]:
@@ -656,7 +657,9 @@ class _ShardLoader:
             return
         num_threads = max(num_workers() // max(len(shards), 1), 1)
         tasks = ((found, part, num_threads, number) for number, part in enumerate(shards))
-        yield from self.workers.keep(read_shard, tasks)
+        reading = self.workers.keep(read_shard, tasks)
+        self.meanwhile()
+        yield from reading
 
 
 def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
@@ -671,14 +674,24 @@ def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         yield part
 
 
+def _nothing() -> None:
+    """Do nothing while the workers read."""
+
+
 def read_ends(
-    path: Path, workers: Workers, *, run: str | None = None, allow_missing_ranks: bool = False
+    path: Path,
+    workers: Workers,
+    *,
+    run: str | None = None,
+    allow_missing_ranks: bool = False,
+    meanwhile: Callable[[], None] = _nothing,
 ) -> tuple[Trace, list[Kept]]:
     """Read a trace as `read_trace` does, of its spans the ends only; the shards stay with workers.
 
-    Where the spans of each rank are stands in `Trace.stays`.
+    Where the spans of each rank are stands in `Trace.stays`. `meanwhile` is done here when the
+    workers have begun to read rank files.
     """
-    load = _ShardLoader(workers)
+    load = _ShardLoader(workers, meanwhile)
     trace = _read(path, run, load, allow_missing_ranks=allow_missing_ranks)
     return trace, load.kept
 
