@@ -371,13 +371,14 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
 def _joined(segments: Sequence[Segment]) -> pa.Table:
     """Return the spans of some ranks, in their order, each rank's in the order of time."""
     shards = [-1 if one.stay is None else one.stay.shard for one in segments]
-    if -1 in shards:
-        tables = [in_order(one.spans) for one in segments]
+    tables = [one.spans if one.stay else in_order(one.spans) for one in segments]
+    are_short = sum(table.num_rows for table in tables) < _SHORT_ROWS * len(tables)
+    if -1 in shards or not are_short:
         spans = pa.concat_tables(tables).unify_dictionaries()
-        return spans.combine_chunks() if spans.num_rows < _SHORT_ROWS * len(tables) else spans
+        return spans if -1 in shards and not are_short else spans.combine_chunks()
     by_shard = np.argsort(shards, kind="stable").tolist()
     parts = [
-        pa.concat_tables([segments[place].spans for place in places]).combine_chunks()
+        pa.concat_tables([tables[place] for place in places]).combine_chunks()
         for _, places in groupby(by_shard, key=shards.__getitem__)
     ]  # ranks of a shard share their texts: one look at these a shard, not one a rank
     spans = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
