@@ -6,6 +6,7 @@ and `detect`).
 
     merge.py        build_timeline: the steps below in their order; start here
     match.py        which spans of different ranks are one communication
+    thinning.py     which ends clocks are fitted to where there are many
     anchors.py      what ties clocks together: ends of collectives, bounds from messages
     fitting.py      the robust least-squares problem: an offset and a drift a clock
     causality.py    what no clock may contradict: nothing is received before it was sent
@@ -15,6 +16,7 @@ and `detect`).
     cluster.py      the same with the workers of a Dask cluster
 """
 
+from aggregate.fitting import load_solver
 from aggregate.merge import build_shards, build_timeline
 from aggregate.summary import Summary, Sums, render_text, summarise, summary_of
 
@@ -23,6 +25,7 @@ __all__ = [
     "Sums",
     "build_shards",
     "build_timeline",
+    "load_solver",
     "render_text",
     "summarise",
     "summary_of",

@@ -23,9 +23,17 @@ import numpy as np
 import pyarrow as pa
 
 from aggregate.match import Matches
-from megascan.arrays import Flags, Floats, Integers, by_name, combine, group_lengths, group_starts
-from megascan.schema import Kind
-from megascan.timeline import codes, equals, numbers
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    RowNumbers,
+    by_name,
+    combine,
+    group_lengths,
+    group_starts,
+)
+from megascan.timeline import codes, equals, narrow, numbers
 from megascan.vocabulary import ROOTED_OPS, axis_of_group
 
 ONE_WAY_SLACK_NS = 100_000
@@ -114,20 +122,19 @@ class Members:
     iteration: Integers
 
     @classmethod
-    def of(cls, spans: pa.Table, matches: Matches, ranks: Integers) -> Members:
-        """Take members of matches of two and more; ranks as positions among the trace's."""
-        usable = equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", *ROOTED_OPS)
-        rows = np.flatnonzero(usable & (matches.match >= 0))
-        rows = rows[np.argsort(matches.match[rows], kind="stable")]
+    def of(cls, spans: pa.Table, match: RowNumbers, rows: RowNumbers, ranks: Integers) -> Members:
+        """Take `rows` of whole matches, in order, if they are of two and more; ranks as positions
+        among the trace's.
+        """
         start_ns = numbers(spans, "start_ns")[rows]
         everyone = cls(
-            matches.match[rows],
-            np.searchsorted(ranks, numbers(spans, "rank")[rows]).astype(np.int64),
+            match[rows].astype(np.int64),
+            np.searchsorted(ranks, narrow(spans, "rank")[rows]).astype(np.int64),
             start_ns,
             start_ns + numbers(spans, "duration_ns")[rows],
             _classes(spans, rows),
-            numbers(spans, "end_is_bound")[rows] != 1,
-            numbers(spans, "iteration")[rows],
+            narrow(spans, "end_is_bound")[rows] != 1,
+            narrow(spans, "iteration")[rows].astype(np.int64),
         )
         return everyone.at(everyone.in_company(np.ones(len(rows), dtype=np.bool_)))
 
@@ -155,15 +162,14 @@ class Members:
         return Anchors(self.event, self.rank, self.end_ns, np.zeros(len(self.event)), self.label)
 
 
-def collective_anchors(spans: pa.Table, matches: Matches, ranks: Integers) -> Anchors:
-    """Return the ends of matched collectives of two members and more that have no root, bounds left
-    out.
-    """
-    members = Members.of(spans, matches, ranks)
-    return members.at(members.in_company(members.certain)).anchors()
+def joining_members(spans: pa.Table, matches: Matches) -> RowNumbers:
+    """Return the rows of all members of matched collectives that join all their ranks, in order."""
+    rows = matches.members[: matches.num_collective_members]
+    joining: RowNumbers = rows[~equals(spans, "op", *ROOTED_OPS)[rows]]
+    return joining
 
 
-def _classes(spans: pa.Table, rows: Integers) -> Integers:
+def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
     """Return (row,) number of the axis in the group's name (tp of tp@4), operation and size
     together.
 
@@ -185,22 +191,25 @@ def _classes(spans: pa.Table, rows: Integers) -> Integers:
     return np.searchsorted(used, label).astype(np.int64)
 
 
-def matched_messages(spans: pa.Table, matches: Matches, ranks: Integers) -> Messages:
-    """Return every matched pair as one row; ranks as positions among the trace's ranks."""
-    paired = equals(spans, "kind", Kind.P2P) & (matches.match >= 0)
-    receives = equals(spans, "op", "recv")
-    sends, receipts = (
-        rows[np.argsort(matches.match[rows], kind="stable")]
-        for rows in (np.flatnonzero(paired & ~receives), np.flatnonzero(paired & receives))
-    )
-    rank, start = numbers(spans, "rank"), numbers(spans, "start_ns")
+def matched_messages(
+    spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
+) -> Messages:
+    """Return every matched pair between two clock domains (rank,) as one row; ranks as positions
+    among the trace's ranks.
+    """
+    pairs = matches.members[matches.num_collective_members :]
+    rank = narrow(spans, "rank")
+    source, destination = (np.searchsorted(ranks, rank[pairs[side::2]]) for side in (0, 1))
+    apart = np.flatnonzero(domain[source] != domain[destination])
+    sends, receipts = pairs[0::2][apart], pairs[1::2][apart]
+    start_ns = numbers(spans, "start_ns")
     return Messages(
-        numbers(spans, "iteration")[sends],
-        np.searchsorted(ranks, rank[sends]).astype(np.int64),
-        np.searchsorted(ranks, rank[receipts]).astype(np.int64),
-        start[sends],
-        start[receipts] + numbers(spans, "duration_ns")[receipts],
-        numbers(spans, "end_is_bound")[receipts] != 1,
+        narrow(spans, "iteration")[sends].astype(np.int64),
+        source[apart].astype(np.int64),
+        destination[apart].astype(np.int64),
+        start_ns[sends],
+        start_ns[receipts] + numbers(spans, "duration_ns")[receipts],
+        narrow(spans, "end_is_bound")[receipts] != 1,
     )
 
 

@@ -21,19 +21,26 @@ first that is believed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from aggregate.anchors import Anchors, Members, Messages, matched_messages, message_anchors
+from aggregate.anchors import (
+    Anchors,
+    Members,
+    Messages,
+    joining_members,
+    matched_messages,
+    message_anchors,
+)
 from aggregate.fitting import LineProblem, thin_rows
 from aggregate.match import Matches
-from megascan.arrays import Flags, Floats, Integers, combine, group_starts
+from aggregate.thinning import drawn_members
+from megascan.arrays import Flags, Floats, Integers, combine, group_starts, linked_sets
+from megascan.timeline import narrow
 
 BELIEVED_VIOLATION = 3
 """The third-worst of a pair of clocks counts: one or two bad matches move nothing."""
@@ -302,6 +309,8 @@ class Ties:
     member_rows: Integers
     start_ns: Integers
     causality: Causality
+    num_left_out: int = 0
+    """Ends of collectives that were not drawn (`aggregate.thinning`)."""
 
     @property
     def num_collective(self) -> int:
@@ -311,8 +320,16 @@ class Ties:
 
 def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) -> Ties:
     """Gather everything in a trace that ties the clock domains (rank,) together."""
-    members = Members.of(spans, matches, ranks)
-    return tied(members, matched_messages(spans, matches, ranks), domain)
+    rows = joining_members(spans, matches)
+    domain_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, dtype=np.int32)
+    domain_of_rank[ranks] = domain
+    drawn = drawn_members(spans, matches.match, rows, domain_of_rank[narrow(spans, "rank")[rows]])
+    ties = tied(
+        Members.of(spans, matches.match, drawn, ranks),
+        matched_messages(spans, matches, ranks, domain),
+        domain,
+    )
+    return replace(ties, num_left_out=len(rows) - len(drawn))
 
 
 def tied(members: Members, messages: Messages, domain: Integers) -> Ties:
@@ -339,13 +356,7 @@ def components(anchors: Anchors, domain: Integers, num_domains: int) -> Integers
     links = domain[anchors.rank]
     one, other = links[:-1][same_event], links[1:][same_event]
     pairs = np.unique(one * num_domains + other)
-    graph = coo_array(
-        (np.ones(len(pairs)), (pairs // num_domains, pairs % num_domains)),
-        shape=(num_domains, num_domains),
-    )
-    _, labels = connected_components(graph, directed=False)
-    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number].astype(np.int64)
+    return linked_sets(pairs // num_domains, pairs % num_domains, num_domains)
 
 
 def references(domain: Integers, component: Integers) -> Integers:

@@ -29,10 +29,8 @@ from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from aggregate.anchors import Anchors
+from aggregate.anchors import Anchors, Members, joining_members
 from aggregate.causality import (
     BELIEVED_VIOLATION,
     Causality,
@@ -52,15 +50,26 @@ from aggregate.jumps import (
     MENDED_SHARE,
     MOST_STEPS,
     ClockStep,
+    around,
     find_step,
+    located,
     num_refused,
     suspicious,
     unmended_ns,
 )
 from aggregate.match import Matches, most_frequent_ranks
-from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    Narrow,
+    combine,
+    group_lengths,
+    group_starts,
+    linked_sets,
+)
 from megascan.header import RankHeader
-from megascan.timeline import ClockFit, numbers, shifted
+from megascan.timeline import ClockFit, narrow, numbers, shifted
 
 _QUANTILE = 0.99
 
@@ -82,14 +91,17 @@ class Accuracy:
     level_of: Integers
     level_of_class: Integers
 
-    def between(self, one: Integers, other: Integers) -> Floats:
+    def between(self, one: Narrow, other: Narrow) -> Floats:
         """Return the error bar, ns, between domains; infinite where no class joins them."""
-        error = np.full(np.broadcast(one, other).shape, np.inf)
+        result = np.zeros(np.broadcast(one, other).shape)
+        apart = np.flatnonzero(one != other)  # few: most of what is matched is so within a host
+        one, other = one[apart], other[apart]
+        error = np.full(len(apart), np.inf)
         for level in range(len(self.level_ns) - 1, -1, -1):
             joined = self.set_at_level[level][one] == self.set_at_level[level][other]
             error[joined] = self.level_ns[level]
-        widest = np.maximum(error, np.maximum(self.violation_ns[one], self.violation_ns[other]))
-        result: Floats = np.where(one == other, 0.0, widest)
+        widest = np.maximum(self.violation_ns[one], self.violation_ns[other])
+        result[apart] = np.maximum(error, widest)
         return result
 
     def of_domains(self) -> Floats:
@@ -195,9 +207,7 @@ def _weighted_quantile(values: Floats, weights: Floats) -> float:
 def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
     """Return sets after further links (link, 2) between domains."""
     ends = sets[links]
-    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (num_domains, num_domains))
-    _, labels = connected_components(graph, directed=False)
-    return np.asarray(labels[sets], dtype=np.int64)
+    return linked_sets(ends[:, 0], ends[:, 1], num_domains)[sets]
 
 
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
@@ -290,7 +300,7 @@ def _bounds(
 _WORTH_A_NOTE_NS = 1e3
 
 
-def fit_method(lines: Lines, component: Integers, *, with_messages: bool) -> str:
+def fit_method(ties: Ties, lines: Lines, component: Integers) -> str:
     """Say in one sentence how clocks were aligned."""
     num_domains = len(component)
     if num_domains == 1:
@@ -298,10 +308,12 @@ def fit_method(lines: Lines, component: Integers, *, with_messages: bool) -> str
     alone = np.bincount(component)[component] == 1
     if alone.all():
         return "host clocks: no matched communication links the clock domains"
+    with_messages = len(ties.anchors.event) > ties.num_collective
     means = "ends of collectives" + (" and bounds from messages" if with_messages else "")
+    drawn = f" (drawn evenly, {ties.num_left_out} left out)" if ties.num_left_out else ""
     return (
         f"{means}: robust least squares over {num_domains} clock domains with "
-        f"{len(lines.weights)} anchors, noise {lines.noise_ns / 1e3:.1f} µs; "
+        f"{len(lines.weights)} anchors{drawn}, noise {lines.noise_ns / 1e3:.1f} µs; "
         f"{_fitted(lines, alone)}"
     )
 
@@ -503,6 +515,30 @@ class _Residuals(TypedDict):
     num_anchors: Integers
 
 
+@dataclass(frozen=True)
+class ClockLines:
+    """The line of each rank's clock: common = local + offset_ns + drift · (local − centre_ns)."""
+
+    offset_ns: Floats
+    drift: Floats
+    centre_ns: Integers
+
+    def only(self, chosen: Integers) -> ClockLines:
+        """Return those of some ranks, given by their places."""
+        return ClockLines(self.offset_ns[chosen], self.drift[chosen], self.centre_ns[chosen])
+
+    def common(self, position: Integers, time_ns: Integers) -> Integers:
+        """Return the common time of each time; `position` (time,) is the place of its rank.
+
+        Each rank's map never reverses an order, so that what nests keeps nesting.
+        """
+        if not self.offset_ns.any() and not self.drift.any():
+            return time_ns
+        age = (time_ns - self.centre_ns[position]).astype(np.float64)
+        shift = self.offset_ns[position] + self.drift[position] * age
+        return time_ns + np.rint(shift).astype(np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
     """Corrections of all ranks; every array is (rank,) in the order of `ranks`.
@@ -528,16 +564,14 @@ class Alignment:
     step: ClockStep | None = None
     """A jump of a clock that no line fits; times are still as recorded (`without_steps`)."""
 
-    def correct(self, position: Integers, time_ns: Integers) -> Integers:
-        """Return the common time of each time; `position` is that of its rank in `ranks`.
+    @property
+    def lines(self) -> ClockLines:
+        """Return what puts the ranks' times on the common clock."""
+        return ClockLines(self.offset_ns, self.drift, self.centre_ns)
 
-        Each rank's map never reverses an order, so that what nests keeps nesting.
-        """
-        if not self.offset_ns.any() and not self.drift.any():
-            return time_ns
-        age = (time_ns - self.centre_ns[position]).astype(np.float64)
-        shift = self.offset_ns[position] + self.drift[position] * age
-        return time_ns + np.rint(shift).astype(np.int64)
+    def correct(self, position: Integers, time_ns: Integers) -> Integers:
+        """Return the common time of each time; `position` is that of its rank in `ranks`."""
+        return self.lines.common(position, time_ns)
 
     def error_between(self, one: Integers, other: Integers) -> Floats:
         """Return the error bar, ns, of comparing times between ranks (positions in `ranks`).
@@ -589,6 +623,10 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
     accuracy = accuracy_of(ties, lines, component)
     refused = num_refused(ties, lines)
     suspects = suspicious(ties, lines, refused)
+    step = find_step(suspects)
+    if step is not None and ties.num_left_out:
+        members = members_around(step, spans, matches, ranks, domain)
+        step = located(step, members, domain[members.rank], lines)
     alignment = Alignment(
         ranks=ranks,
         domain=domain,
@@ -601,16 +639,29 @@ def align_clocks(spans: pa.Table, matches: Matches, headers: Mapping[int, RankHe
         accuracy=accuracy,
         method="",
         num_refused=refused,
-        step=find_step(suspects),
+        step=step,
     )
     alignment, shifted_notes = _in_order(alignment, causality_of(ties, lines), component)
     alignment = _widened(alignment, unmended_ns(suspects, ties.num_domains))
-    with_messages = len(ties.anchors.event) > ties.num_collective
     return replace(
         alignment,
-        method=fit_method(lines, component, with_messages=with_messages),
+        method=fit_method(ties, lines, component),
         notes=shifted_notes + fit_notes(lines, component, ranks[ties.anchors.rank]),
     )
+
+
+def members_around(
+    step: ClockStep, spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers
+) -> Members:
+    """Return all members of the collectives that end near a jump by the clock that jumped."""
+    rows = joining_members(spans, matches)
+    low, high = around(step)
+    start_ns = numbers(spans, "start_ns")[rows]
+    end_ns = start_ns + numbers(spans, "duration_ns")[rows]
+    own = domain[np.searchsorted(ranks, narrow(spans, "rank")[rows])] == step.domain
+    near = matches.match[rows[own & (low <= end_ns) & (end_ns <= high)]]
+    chosen = rows[np.isin(matches.match[rows], near)]
+    return Members.of(spans, matches.match, chosen, ranks)
 
 
 def _residuals(ties: Ties, lines: Lines, accuracy: Accuracy) -> _Residuals:

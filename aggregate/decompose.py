@@ -32,26 +32,32 @@ of its rank inside it; a bracket around collectives and the collectives in it co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from aggregate.clocks import Alignment
+from aggregate.clocks import Accuracy, Alignment
+from aggregate.match import Matches
 from megascan.arrays import (
     Cover,
     Flags,
     Integers,
+    RowNumbers,
     TimeAxis,
     group_lengths,
     group_numbers,
     group_starts,
 )
+from megascan.parallel import across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
-from megascan.timeline import equals, is_end, numbers
+from megascan.timeline import equals, is_end, narrow, numbers
 from megascan.vocabulary import ROOTED_OPS
 
 _ROUNDING_NS = 2.0
 """Two times are rounded to whole ns each."""
+_BLOCK_ENDS = 1 << 18
+"""Members of whole matches whose waits are split together, about."""
 
 
 @dataclass(frozen=True)
@@ -66,78 +72,88 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class _Members:
-    """Matched ends in the order of (match, start): those of a match stand together.
+class _Ends:
+    """What waits are made of; all but `accuracy` are (end,)."""
 
-    `group` numbers the matches that occur, (member,); `last` is the place of the last member of
-    each, (match,), the other arrays are (member,).
-    """
-
-    row: Integers
-    group: Integers
-    first: Integers
-    last: Integers
     start_ns: Integers
-    end_ns: Integers
-    position: Integers
+    duration_ns: Integers
+    domain: RowNumbers
+    match: RowNumbers
+    is_send: Flags
+    is_rooted: Flags
+    is_bound: Flags
+    accuracy: Accuracy
 
     @classmethod
-    def of(cls, ends: pa.Table, match: Integers, clocks: Alignment) -> _Members:
-        row = np.flatnonzero(match >= 0)
-        start_ns = numbers(ends, "start_ns")
-        row = row[np.lexsort((start_ns[row], match[row]))]
-        first = group_starts(match[row])
-        length = group_lengths(first, len(row))
-        start_ns = start_ns[row]
+    def of(cls, ends: pa.Table, match: RowNumbers, clocks: Alignment) -> _Ends:
+        domain_of_rank = np.zeros(int(clocks.ranks.max(initial=0)) + 1, dtype=np.int32)
+        domain_of_rank[clocks.ranks] = clocks.domain
         return cls(
-            row=row,
-            group=group_numbers(first, len(row)),
-            first=first,
-            last=first + length - 1,
-            start_ns=start_ns,
-            end_ns=start_ns + numbers(ends, "duration_ns")[row],
-            position=np.searchsorted(clocks.ranks, numbers(ends, "rank")[row]).astype(np.int64),
+            numbers(ends, "start_ns"),
+            numbers(ends, "duration_ns"),
+            domain_of_rank[narrow(ends, "rank")],
+            match,
+            equals(ends, "op", "send"),
+            equals(ends, "op", *ROOTED_OPS),
+            narrow(ends, "end_is_bound") == 1,
+            clocks.accuracy,
         )
 
-    def last_before_end(self, chosen: Integers) -> Integers:
-        """Return the place of the last member that started by the end of each chosen one.
+    def waits(self, rows: RowNumbers) -> Integers:
+        """Return the waits of some rows, whole matches in order."""
+        first = group_starts(self.match[rows])
+        group = group_numbers(first, len(rows))
+        start_ns, duration = self.start_ns[rows], self.duration_ns[rows]
+        awaited_ns = np.maximum.reduceat(start_ns, first)[group]
+        came_last = np.where(start_ns == awaited_ns, rows, -1)
+        awaited = np.maximum.reduceat(came_last, first)[group]
+        error = self.accuracy.between(self.domain[rows], self.domain[awaited])
+        comparable = np.ones(len(first), dtype=np.bool_)
+        comparable[group[np.isinf(error)]] = False
+        rooted = np.flatnonzero(self.is_rooted[rows])
+        if len(rooted):
+            earlier = self._last_before_end(rows[rooted])
+            awaited_ns[rooted] = self.start_ns[earlier]
+            error[rooted] = self.accuracy.between(self.domain[rows[rooted]], self.domain[earlier])
+        lag = awaited_ns - start_ns
+        missed = lag > duration + np.maximum(error, _ROUNDING_NS)
+        sends = self.is_send[rows]
+        claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
+        known = comparable[group] & ~self.is_bound[rows] & (sends | ~missed)
+        return np.where(known, claimed_ns, NOT_APPLICABLE)
 
-        At least one has: whose end it is.
+    def _last_before_end(self, rows: RowNumbers) -> RowNumbers:
+        """Return for each of some rows, whole matches in order, the row of the last member that
+        started by its end. At least one has: whose end it is.
         """
-        low, high = self.first[self.group[chosen]], self.last[self.group[chosen]] + 1
-        end_ns = self.end_ns[chosen]
+        by_start = np.lexsort((self.start_ns[rows], self.match[rows]))
+        start_ns, first = self.start_ns[rows[by_start]], group_starts(self.match[rows])
+        group = group_numbers(first, len(rows))
+        low, high = first[group], (first + group_lengths(first, len(rows)))[group]
+        end_ns = self.start_ns[rows] + self.duration_ns[rows]
         while (low + 1 < high).any():  # all of them halve their members together
             middle = (low + high) // 2
-            came = self.start_ns[middle] <= end_ns
+            came = start_ns[middle] <= end_ns
             low, high = np.where(came, middle, low), np.where(came, high, middle)
-        return low
+        return rows[by_start[low]]
 
 
-def split_waits(ends: pa.Table, match: Integers, clocks: Alignment) -> Integers:
+def split_waits(ends: pa.Table, matches: Matches, clocks: Alignment) -> Integers:
     """Return (end,) wait_ns of the ends of all ranks on the common clock; -1 where none is claimed.
 
     What is claimed splits the span: the rest is transfer.
     """
-    wait = np.full(len(match), NOT_APPLICABLE, dtype=np.int64)
-    members = _Members.of(ends, match, clocks)
-    awaited = members.last[members.group]
-    error = clocks.error_between(members.position, members.position[awaited])
-    comparable = np.ones(len(members.first), dtype=np.bool_)
-    comparable[members.group[np.isinf(error)]] = False
-    rooted = np.flatnonzero(equals(ends, "op", *ROOTED_OPS)[members.row])
-    if len(rooted):
-        awaited[rooted] = members.last_before_end(rooted)
-        error[rooted] = clocks.error_between(
-            members.position[rooted], members.position[awaited[rooted]]
-        )
-    duration = members.end_ns - members.start_ns
-    lag = members.start_ns[awaited] - members.start_ns
-    missed = lag > duration + np.maximum(error, _ROUNDING_NS)
-    sends = equals(ends, "op", "send")[members.row]
-    claimed_ns = np.where((lag > error) & ~(sends & missed), np.minimum(lag, duration), 0)
-    known = comparable[members.group] & (numbers(ends, "end_is_bound")[members.row] != 1)
-    known &= sends | ~missed
-    wait[members.row] = np.where(known, claimed_ns, NOT_APPLICABLE)
+    wait = np.full(ends.num_rows, NOT_APPLICABLE, dtype=np.int64)
+    columns = _Ends.of(ends, matches.match, clocks)
+    match, members = matches.match, matches.members
+    edges = np.searchsorted(match[members], match[members[::_BLOCK_ENDS]]).tolist()
+    blocks = [members[low:high] for low, high in pairwise([*edges, len(members)]) if low < high]
+
+    def filled(rows: RowNumbers) -> None:
+        wait[rows] = columns.waits(rows)
+
+    for _ in map(filled, blocks) if len(blocks) < 2 else across_threads(filled, blocks):
+        pass
     return wait
 
 
@@ -146,7 +162,7 @@ def transfers(spans: pa.Table, wait_ns: Integers) -> Integers:
     return np.where(wait_ns >= 0, numbers(spans, "duration_ns") - wait_ns, NOT_APPLICABLE)
 
 
-def decompose(spans: pa.Table, match: Integers, wait_ns: Integers) -> Parts:
+def decompose(spans: pa.Table, match: RowNumbers, wait_ns: Integers) -> Parts:
     """Return the derived columns of some ranks' spans, ordered by (rank, start).
 
     `match` and `wait_ns` are those of the ends among them.

@@ -30,15 +30,18 @@ place is known (`aggregate.causality`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from aggregate.anchors import Anchors
 from megascan.arrays import Flags, Floats, Integers, group_starts
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 EXPECTED_DRIFT = 100e-6
 """P: standard deviation of real clocks' drifts that the fit assumes (a ratio)."""
@@ -186,12 +189,19 @@ class LineProblem:
         """Return (event, 2 · domain) matrix M: MᵀM is what eliminating the events' times takes
         away.
         """
+        from scipy.sparse import csr_array  # half of all imports; see `load_solver`
+
         share = weights / np.sqrt(np.maximum(self.event_sums(weights), _TINY))[self.event]
         entries, columns = np.empty(2 * len(share)), np.empty(2 * len(share), dtype=np.int32)
         entries[0::2], entries[1::2] = share, share * self.age
         columns[0::2], columns[1::2] = self.domain, self.domain + self.num_domains
         first = (2 * np.r_[self.starts, len(self.event)]).astype(np.int32)
         return csr_array((entries, columns, first), shape=(len(self.starts), 2 * self.num_domains))
+
+
+def load_solver() -> None:
+    """Load what only fitting needs, which takes longer than all else: while others still read."""
+    importlib.import_module("scipy.sparse")
 
 
 def conjugate_gradients(product: Product, right: Floats, diagonal: Floats, guess: Floats) -> Floats:

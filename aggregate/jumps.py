@@ -12,6 +12,10 @@ The jump is the largest difference between the medians of the ends shortly befor
 moment. Later times of that clock are moved back by it, and the fit is made anew; it is kept if it
 then refuses a fifth fewer ends. What cannot be mended widens the clock's error bar.
 
+Where clocks are fitted to some of the ends (`aggregate.thinning`), the moment is then looked for
+among all ends between the two drawn ones around it (`located`): a span on the wrong side would be
+off by the whole jump.
+
 A link that becomes slow makes ends late, too, but by making the spans longer, and in one group. A
 clock that jumps leaves every span but one as long as it was, and is the same for all groups.
 """
@@ -19,10 +23,11 @@ clock that jumps leaves every span but one as long as it was, and is the same fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aggregate.anchors import Members
 from aggregate.causality import Ties
 from aggregate.fitting import Lines
 from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts
@@ -41,6 +46,8 @@ _LINE_ENDS = 60
 _NOISE_MULTIPLE = 8.0
 _SMALLEST_NS = 10e3
 _CERTAIN_QUANTILE = 0.99
+_GAPS_AROUND = 3
+"""Gaps on each side of a jump between two drawn ends in which all ends are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,8 @@ class ClockStep:
     domain: int
     at_ns: int
     jump_ns: int
+    gap_ns: int = 0
+    """From the last end that is known to lie before the jump to the first that lies after it."""
 
     def excess_ns(self, domain: Integers, start_ns: Integers) -> Integers:
         """Return how much too large times of some domains are."""
@@ -151,13 +160,49 @@ def _distances(ties: Ties, lines: Lines, rows: Integers) -> Floats:
     """Return how far a domain's ends (row,) lie from the mean of the others of their events."""
     anchors = ties.anchors
     domain = ties.domain[anchors.rank]
+    common = lines.common(domain, anchors.end_ns)
     others = np.flatnonzero(domain[: ties.num_collective] != domain[rows[0]])
-    event = anchors.event[others]
-    count = np.bincount(event, minlength=anchors.num_events)
-    common = lines.common(domain[others], anchors.end_ns[others])
-    mean = np.bincount(event, common, anchors.num_events) / np.maximum(count, 1)
-    own = lines.common(domain[rows], anchors.end_ns[rows])
-    return np.asarray(own - mean[anchors.event[rows]])
+    return _from_others(anchors.event, common, rows, others)
+
+
+def _from_others(event: Integers, common: Floats, rows: Integers, others: Integers) -> Floats:
+    num_events = int(event.max(initial=-1)) + 1
+    count = np.bincount(event[others], minlength=num_events)
+    mean = np.bincount(event[others], common[others], num_events) / np.maximum(count, 1)
+    return np.asarray(common[rows] - mean[event[rows]])
+
+
+def around(step: ClockStep) -> tuple[int, int]:
+    """Return from when to when, by the clock that jumped, ends help to find the moment."""
+    reach = step.gap_ns // 2 + _GAPS_AROUND * step.gap_ns
+    return step.at_ns - reach, step.at_ns + reach
+
+
+def located(step: ClockStep, members: Members, domain: Integers, lines: Lines) -> ClockStep:
+    """Return the jump with its moment between two ends of `members`, of which none is left out.
+
+    domain  (member,) clock domain of each
+
+    The moment is where fewest ends lie on the wrong side of half the jump.
+    """
+    common = lines.common(domain, members.end_ns)
+    others = np.flatnonzero(domain != step.domain)
+    has_others = np.bincount(members.event[others], minlength=int(members.event.max()) + 1) > 0
+    low, high = around(step)
+    near = (domain == step.domain) & (members.end_ns >= low) & (members.end_ns <= high)
+    rows = np.flatnonzero(near & has_others[members.event])
+    rows = rows[np.argsort(members.end_ns[rows], kind="stable")]
+    time_ns = members.end_ns[rows]
+    distance_ns = _from_others(members.event, common, rows, others)
+    early = time_ns <= step.at_ns - step.gap_ns // 2
+    if not early.any() or early.all():
+        return step
+    beyond = (distance_ns - np.median(distance_ns[early])) / step.jump_ns > 0.5
+    num_early = int(np.argmin(np.cumsum(np.r_[0, np.where(beyond, 1, -1)])))
+    if not 0 < num_early < len(time_ns):
+        return step
+    last, first = int(time_ns[num_early - 1]), int(time_ns[num_early])
+    return replace(step, at_ns=last + (first - last) // 2, gap_ns=first - last)
 
 
 def _level(time_ns: Integers, distance_ns: Floats) -> Floats:
@@ -185,4 +230,4 @@ def _steps(suspect: Suspect) -> Iterator[ClockStep]:
     scatter = float(np.median(np.abs(np.diff(suspect.at(low, high).distance_ns))))
     longer = float(np.median(after.length_ns) - np.median(before.length_ns))
     if abs(jump) > max(_NOISE_MULTIPLE * scatter, _SMALLEST_NS) and not 0 < jump < 2 * longer:
-        yield ClockStep(domain=suspect.domain, at_ns=at_ns, jump_ns=round(jump))
+        yield ClockStep(domain=suspect.domain, at_ns=at_ns, jump_ns=round(jump), gap_ns=gap_ns)

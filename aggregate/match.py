@@ -10,45 +10,123 @@ will compute, and either may be unknown; where both name a microbatch they must 
     rank 1  all_reduce tp@0 iteration 1 sequence 0 ┘ match 0
     rank 0  all_reduce tp@0 iteration 1 sequence 1   no match: rank 1 is there, its span is not
 
+Every key begins with the iteration, so ends are matched some iterations at a time, and by threads:
+what that takes beside the ends themselves does not grow with the trace.
+
 Order of arrival never decides. What has no complete counterpart keeps match = -1 and is counted.
 A communication span without `op` is a bracket around others and is not to be matched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Flags, Integers, by_name, combine, group_lengths, group_starts
+from megascan.arrays import (
+    Flags,
+    Integers,
+    Narrow,
+    RowNumbers,
+    by_name,
+    combine,
+    group_lengths,
+    group_starts,
+)
 from megascan.header import RankHeader
+from megascan.parallel import across_threads
 from megascan.schema import NOT_APPLICABLE, Kind
-from megascan.timeline import codes, equals, numbers
+from megascan.timeline import equals, narrow, narrow_codes
 
 _MOST_RANKS_SAID = 3
+_BLOCK_ENDS = 1 << 18
+"""Ends of whole iterations that are matched together, about."""
+_MOST_BLOCKS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matches:
-    """Result of matching; `match` has one id a span of the table, -1 where there is none."""
+    """Result of matching.
 
-    match: Integers
+    match    (span,) one id a span of the table, -1 where there is none
+    members  rows of the table that have one in the order of their ids: collectives first, each
+             one's members by rank; then messages, each one's send before its receive
+    """
+
+    match: RowNumbers
+    members: RowNumbers
+    num_collective_members: int
     num_matches: int
     num_unmatched: Mapping[str, int]
     num_duplicates: int
     notes: tuple[str, ...]
 
+    def reordered(self, order: Integers) -> Matches:
+        """Return the matches of a table whose rows have been put into another order."""
+        place = np.empty(len(order), dtype=np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return replace(self, match=self.match[order], members=place[self.members])
+
 
 @dataclass(frozen=True)
 class _Part:
-    """Matching of some rows: ids from 0, and which rows repeat a key of the same member."""
+    """Matching of some rows: the members of each match, in order, and how many each match has;
+    rows that have none, and rows that repeat a key of the same member.
+    """
 
-    rows: Integers
-    match: Integers
-    duplicate: Flags
-    num_matches: int
+    members: RowNumbers
+    lengths: RowNumbers
+    unmatched: RowNumbers
+    duplicates: RowNumbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """What keys are made of, (span,) each, and texts by their codes."""
+
+    rank: Narrow
+    iteration: Narrow
+    sequence: Narrow
+    microbatch: Narrow
+    peer: Narrow
+    group: RowNumbers
+    op: RowNumbers
+    direction: RowNumbers
+    group_names: list[str]
+    op_names: list[str]
+    direction_names: list[str]
+    is_collective: Flags
+    is_message: Flags
+
+    @classmethod
+    def of(cls, spans: pa.Table) -> _Columns:
+        group, group_names = narrow_codes(spans, "group")
+        op, op_names = narrow_codes(spans, "op")
+        direction, direction_names = narrow_codes(spans, "direction")
+        return cls(
+            rank=narrow(spans, "rank"),
+            iteration=narrow(spans, "iteration"),
+            sequence=narrow(spans, "sequence"),
+            microbatch=narrow(spans, "microbatch"),
+            peer=narrow(spans, "peer"),
+            group=group,
+            op=op,
+            direction=direction,
+            group_names=group_names,
+            op_names=op_names,
+            direction_names=direction_names,
+            is_collective=equals(spans, "kind", Kind.COLLECTIVE),
+            is_message=equals(spans, "kind", Kind.P2P) & equals(spans, "op", "send", "recv"),
+        )
+
+    def wide(self, name: str, rows: Narrow) -> Integers:
+        """Return a column of some rows, for arithmetic."""
+        column: Narrow = getattr(self, name)
+        return column[rows].astype(np.int64)
 
 
 def match_spans(spans: pa.Table, headers: Mapping[int, RankHeader]) -> Matches:
@@ -57,27 +135,65 @@ def match_spans(spans: pa.Table, headers: Mapping[int, RankHeader]) -> Matches:
     Ids are numbered in the order of the keys, collectives first: the same trace gives the same
     ids however its files were read.
     """
-    groups = _Groups.of(spans, headers)
-    collectives = _match_collectives(spans, groups)
-    messages, num_contradictions = _match_messages(spans)
-    match = np.full(spans.num_rows, NOT_APPLICABLE, dtype=np.int64)
-    match[collectives.rows] = collectives.match
-    match[messages.rows] = np.where(
-        messages.match >= 0, messages.match + collectives.num_matches, NOT_APPLICABLE
-    )
+    columns = _Columns.of(spans)
+    groups = _Groups.of(columns, headers)
+    found = list(_matched_blocks(columns, groups))
+    collectives, messages = [block[0] for block in found], [block[1] for block in found]
     parts = {str(Kind.COLLECTIVE): collectives, str(Kind.P2P): messages}
-    notes = _unmatched_notes(numbers(spans, "rank"), parts)
-    notes += _contradiction_notes(num_contradictions) + groups.notes
+    notes = _unmatched_notes(columns.rank, parts)
+    notes += _contradiction_notes(sum(block[2] for block in found)) + groups.notes
+    match = np.full(spans.num_rows, NOT_APPLICABLE, dtype=np.int32)
+    members = _concatenated(part.members for part in chain(collectives, messages))
+    lengths = _concatenated(part.lengths for part in chain(collectives, messages))
+    match[members] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     return Matches(
         match=match,
-        num_matches=collectives.num_matches + messages.num_matches,
-        num_unmatched={
-            kind: int(np.count_nonzero((part.match < 0) & ~part.duplicate))
-            for kind, part in parts.items()
-        },
-        num_duplicates=sum(int(part.duplicate.sum()) for part in parts.values()),
+        members=members,
+        num_collective_members=sum(len(part.members) for part in collectives),
+        num_matches=len(lengths),
+        num_unmatched={kind: sum(len(part.unmatched) for part in parts[kind]) for kind in parts},
+        num_duplicates=sum(len(part.duplicates) for part in chain(collectives, messages)),
         notes=notes,
     )
+
+
+def _concatenated(arrays: Iterable[RowNumbers]) -> RowNumbers:
+    return np.concatenate([np.empty(0, dtype=np.int32), *arrays])
+
+
+_Block: TypeAlias = tuple[_Part, _Part, int]
+"""Matching of some iterations: collectives, messages, how many of these contradict each other."""
+
+
+def _matched_blocks(columns: _Columns, groups: _Groups) -> Iterable[_Block]:
+    def matched(rows: RowNumbers) -> _Block:
+        op_is_known = columns.op[rows] != _code_of("", columns.op_names)
+        collectives = rows[columns.is_collective[rows] & op_is_known]
+        return (
+            _match_collectives(columns, groups, collectives),
+            *_match_messages(columns, rows[columns.is_message[rows]]),
+        )
+
+    blocks = _blocks(columns.iteration)
+    return map(matched, blocks) if len(blocks) == 1 else across_threads(matched, blocks)
+
+
+def _code_of(text: str, texts: list[str]) -> int:
+    return texts.index(text) if text in texts else -1
+
+
+def _blocks(iteration: Narrow) -> Sequence[RowNumbers]:
+    """Return the rows of some iterations each, ascending, in the order of iterations."""
+    num_rows = len(iteration)
+    first, last = int(iteration.min(initial=0)), int(iteration.max(initial=0))
+    if num_rows <= _BLOCK_ENDS or last - first >= num_rows:
+        return [np.arange(num_rows, dtype=np.int32)]
+    reached = np.cumsum(np.bincount(iteration - first))
+    size = max(_BLOCK_ENDS, num_rows // _MOST_BLOCKS + 1)
+    block = ((reached - 1) // size).astype(np.uint16)[iteration - first]
+    order = np.argsort(block, kind="stable").astype(np.int32)  # 16 bits: sorted by radix
+    edges = np.cumsum(np.bincount(block))
+    return [order[low:high] for low, high in pairwise([0, *edges.tolist()]) if low < high]
 
 
 @dataclass(frozen=True)
@@ -96,10 +212,10 @@ class _Groups:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, spans: pa.Table, headers: Mapping[int, RankHeader]) -> _Groups:
-        group_codes, names = codes(spans, "group")
+    def of(cls, columns: _Columns, headers: Mapping[int, RankHeader]) -> _Groups:
+        names = columns.group_names
         declared = _declared_groups(headers)
-        recorded = _recorded_members(spans, group_codes, len(names), declared, names)
+        recorded = _recorded_members(columns, declared)
         num_ranks = max(headers, default=0) + 1
         expected = np.zeros(len(names), dtype=np.int64)
         alone = np.zeros(len(names), dtype=np.bool_)
@@ -128,38 +244,32 @@ def _declared_groups(headers: Mapping[int, RankHeader]) -> dict[str, tuple[int, 
     declared: dict[str, tuple[int, ...]] = {}
     for rank in sorted(headers):
         for name, members in headers[rank].groups.items():
-            declared.setdefault(name, tuple(members))
+            if name not in declared:
+                declared[name] = tuple(members)
     return declared
 
 
 def _recorded_members(
-    spans: pa.Table,
-    group_codes: Integers,
-    num_groups: int,
-    declared: Mapping[str, tuple[int, ...]],
-    names: list[str],
+    columns: _Columns, declared: Mapping[str, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
     """Return the members of groups that no header declares: the ranks that ever record one."""
-    unknown = np.array([name not in declared for name in names], dtype=np.bool_)
-    rows = np.flatnonzero(unknown[group_codes] & equals(spans, "kind", Kind.COLLECTIVE))
-    rank = numbers(spans, "rank")[rows]
-    num_ranks = int(rank.max(initial=0)) + 1
-    pairs = np.unique(group_codes[rows] * num_ranks + rank)
+    unknown = np.array([name not in declared for name in columns.group_names], dtype=np.bool_)
+    rows = np.flatnonzero(columns.is_collective & unknown[columns.group])
+    rank = columns.wide("rank", rows)
+    num_ranks, num_groups = int(rank.max(initial=0)) + 1, len(unknown)
+    pairs = np.unique(columns.wide("group", rows) * num_ranks + rank)
     ends = np.searchsorted(pairs, np.arange(num_groups) * num_ranks + num_ranks)
     members = np.split(pairs % num_ranks, ends)
     return {code: tuple(members[code].tolist()) for code in np.flatnonzero(unknown).tolist()}
 
 
-def _match_collectives(spans: pa.Table, groups: _Groups) -> _Part:
-    rows = np.flatnonzero(equals(spans, "kind", Kind.COLLECTIVE) & ~equals(spans, "op", ""))
-    group_codes, group_names = codes(spans, "group")
-    op_codes, op_names = codes(spans, "op")
-    group, rank = group_codes[rows], numbers(spans, "rank")[rows]
-    sequence = numbers(spans, "sequence")[rows]
+def _match_collectives(columns: _Columns, groups: _Groups, rows: RowNumbers) -> _Part:
+    group, rank = columns.wide("group", rows), columns.wide("rank", rows)
+    sequence = columns.wide("sequence", rows)
     key = combine(
-        numbers(spans, "iteration")[rows],
-        by_name(group, group_names),
-        by_name(op_codes[rows], op_names),
+        columns.wide("iteration", rows),
+        by_name(group, columns.group_names),
+        by_name(columns.wide("op", rows), columns.op_names),
         sequence,
     )
     usable = np.isin(group * groups.num_ranks + rank, groups.members)
@@ -167,81 +277,78 @@ def _match_collectives(spans: pa.Table, groups: _Groups) -> _Part:
     return _match_keys(rows, key, rank, usable, groups.expected[group])
 
 
-def _match_messages(spans: pa.Table) -> tuple[_Part, int]:
+def _match_messages(columns: _Columns, rows: RowNumbers) -> tuple[_Part, int]:
     """Match sends with receives; count the pairs that contradict each other's microbatch."""
-    rows = np.flatnonzero(equals(spans, "kind", Kind.P2P) & equals(spans, "op", "send", "recv"))
-    receives = equals(spans, "op", "recv")[rows]
-    rank, peer = numbers(spans, "rank")[rows], numbers(spans, "peer")[rows]
-    direction_codes, direction_names = codes(spans, "direction")
-    sequence = numbers(spans, "sequence")[rows]
+    receives = columns.op[rows] == _code_of("recv", columns.op_names)
+    rank, peer = columns.wide("rank", rows), columns.wide("peer", rows)
+    sequence = columns.wide("sequence", rows)
     key = combine(
-        numbers(spans, "iteration")[rows],
+        columns.wide("iteration", rows),
         np.where(receives, peer, rank),
         np.where(receives, rank, peer),
-        by_name(direction_codes[rows], direction_names),
+        by_name(columns.wide("direction", rows), columns.direction_names),
         sequence,
     )
     usable = (sequence >= 0) & (peer >= 0)
     needed = np.full(len(rows), 2, dtype=np.int64)
     side = receives.astype(np.int64)
     part = _match_keys(rows, key, side, usable, needed)
-    microbatch = numbers(spans, "microbatch")[rows]
-    contradicting = _contradicting(part, microbatch)
-    if not contradicting.any():
+    contradicting = _contradicting(part.members, columns.microbatch)
+    if not len(contradicting):
         return part, 0
-    usable &= ~contradicting
-    return _match_keys(rows, key, side, usable, needed), int(contradicting.sum()) // 2
+    usable &= np.isin(rows, contradicting, invert=True)
+    return _match_keys(rows, key, side, usable, needed), len(contradicting) // 2
 
 
-def _contradicting(part: _Part, microbatch: Integers) -> Flags:
+def _contradicting(pairs: RowNumbers, microbatch: Narrow) -> RowNumbers:
     """Return the rows of pairs in which both sides name a microbatch, and not the same."""
-    known = (part.match >= 0) & (microbatch >= 0)
-    lowest = np.full(part.num_matches, np.iinfo(np.int64).max)
-    highest = np.full(part.num_matches, -1, dtype=np.int64)
-    np.minimum.at(lowest, part.match[known], microbatch[known])
-    np.maximum.at(highest, part.match[known], microbatch[known])
-    bad = highest > lowest
-    return (part.match >= 0) & bad[part.match] if part.num_matches else known
+    send, receive = microbatch[pairs[0::2]], microbatch[pairs[1::2]]
+    differ = (send >= 0) & (receive >= 0) & (send != receive)
+    contradicting: RowNumbers = pairs[np.repeat(differ, 2)]
+    return contradicting
 
 
 def _match_keys(
-    rows: Integers, key: Integers, member: Integers, usable: Flags, needed: Integers
+    rows: RowNumbers, key: Integers, member: Integers, usable: Flags, needed: Integers
 ) -> _Part:
-    """Give one id to each key that has exactly the needed members among its usable rows.
+    """Take each key that has exactly the needed members among its usable rows for a match.
 
     Of rows with the same key and member the first in the table counts; the others are duplicates.
     """
-    match = np.full(len(rows), NOT_APPLICABLE, dtype=np.int64)
-    duplicate = np.zeros(len(rows), dtype=np.bool_)
     candidates = np.flatnonzero(usable)
     member_key = combine(key[candidates], member[candidates])
-    order = candidates[np.argsort(member_key, kind="stable")]
-    repeated = np.zeros(len(order), dtype=np.bool_)
-    repeated[1:] = (key[order][1:] == key[order][:-1]) & (member[order][1:] == member[order][:-1])
-    duplicate[order] = repeated
-    kept = order[~repeated]
+    order = np.argsort(member_key, kind="stable")
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = np.diff(member_key[order]) != 0
+    order = candidates[order]
+    kept = order[first]
     starts = group_starts(key[kept])
     lengths = group_lengths(starts, len(kept))
     complete = lengths == needed[kept[starts]]
-    ids = np.where(complete, np.cumsum(complete) - 1, NOT_APPLICABLE)
-    match[kept] = np.repeat(ids, lengths)
-    return _Part(rows, match, duplicate, int(complete.sum()))
+    found = np.repeat(complete, lengths)
+    unmatched = np.r_[np.flatnonzero(~usable), kept[~found]]
+    return _Part(
+        members=rows[kept[found]],
+        lengths=lengths[complete].astype(np.int32),
+        unmatched=rows[unmatched],
+        duplicates=rows[order[~first]],
+    )
 
 
-def _unmatched_notes(rank: Integers, parts: Mapping[str, _Part]) -> tuple[str, ...]:
+def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> tuple[str, ...]:
     notes: list[str] = []
-    for kind, part in parts.items():
+    for kind, blocks in parts.items():
         for what, chosen in (
-            ("without a counterpart", (part.match < 0) & ~part.duplicate),
-            ("recorded twice", part.duplicate),
+            ("without a counterpart", _concatenated(part.unmatched for part in blocks)),
+            ("recorded twice", _concatenated(part.duplicates for part in blocks)),
         ):
-            if chosen.any():
-                worst = most_frequent_ranks(rank[part.rows[chosen]])
-                notes.append(f"{int(chosen.sum())} {kind} spans {what}, most on {worst}")
+            if len(chosen):
+                worst = most_frequent_ranks(rank[chosen])
+                notes.append(f"{len(chosen)} {kind} spans {what}, most on {worst}")
     return tuple(notes)
 
 
-def most_frequent_ranks(rank: Integers) -> str:
+def most_frequent_ranks(rank: Narrow) -> str:
     """Say which ranks occur most among `rank` (row,): "rank 5 (12), rank 3 (1)"."""
     ranks, counts = np.unique(rank, return_counts=True)
     order = np.argsort(-counts, kind="stable")[:_MOST_RANKS_SAID]

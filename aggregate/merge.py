@@ -32,14 +32,21 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from aggregate.anchors import Members, Messages, matched_messages
+from aggregate.anchors import Members, Messages, joining_members, matched_messages
 from aggregate.causality import components, references, tied
-from aggregate.clocks import Alignment, align_clocks, fit_clocks, relative_lines, without_steps
+from aggregate.clocks import (
+    Alignment,
+    ClockLines,
+    align_clocks,
+    fit_clocks,
+    relative_lines,
+    without_steps,
+)
 from aggregate.decompose import Parts, decompose, split_waits, transfers
 from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
-from megascan.arrays import Flags, Floats, Integers, group_starts, rank_blocks
+from megascan.arrays import Flags, Floats, Integers, Narrow, RowNumbers, group_starts, rank_blocks
 from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.parallel import Here, Kept, Workers
@@ -53,6 +60,7 @@ from megascan.timeline import (
     ends_of,
     in_order,
     integer_column,
+    narrow,
     numbers,
     row_order,
     shifted,
@@ -98,7 +106,8 @@ def restarts(
     ranks = np.array(sorted(headers), dtype=np.int64)
     rank = np.searchsorted(ranks, numbers(spans, "rank"))
     iterations, iteration = np.unique(numbers(spans, "iteration"), return_inverse=True)
-    members, messages = Members.of(spans, matches, ranks), matched_messages(spans, matches, ranks)
+    members = Members.of(spans, matches.match, joining_members(spans, matches), ranks)
+    messages = matched_messages(spans, matches, ranks, np.arange(len(ranks)))
 
     def clock(rank: Integers, iteration: Integers) -> Integers:
         return np.searchsorted(iterations, iteration) * len(ranks) + rank
@@ -150,15 +159,13 @@ def _note(shift_ns: Floats, num_alone: int) -> str:
 class Correction:
     """What puts the times of some ranks on the common clock; arrays (rank,) as `ranks` stand.
 
-    First restarts are undone, then jumps in turn, then common = local + offset_ns
-    + drift · (local − centre_ns). No two of these change the order of a rank's times.
+    First restarts are undone, then jumps in turn, then times are put on the `lines`. No two of
+    these change the order of a rank's times.
     """
 
     ranks: Integers
     domain: Integers
-    offset_ns: Floats
-    drift: Floats
-    centre_ns: Integers
+    lines: ClockLines
     steps: tuple[ClockStep, ...]
     restarts: Restarts | None
 
@@ -167,10 +174,7 @@ class Correction:
         cls, clocks: Alignment, steps: tuple[ClockStep, ...], restarted: Restarts | None
     ) -> Correction:
         """Return the correction of all ranks."""
-        return cls(
-            clocks.ranks, clocks.domain, clocks.offset_ns, clocks.drift, clocks.centre_ns, steps,
-            restarted,
-        )  # fmt: skip
+        return cls(clocks.ranks, clocks.domain, clocks.lines, steps, restarted)
 
     def only(self, ranks: Sequence[int]) -> Correction:
         """Return the correction of some ranks, ascending."""
@@ -178,62 +182,60 @@ class Correction:
         return Correction(
             self.ranks[chosen],
             self.domain[chosen],
-            self.offset_ns[chosen],
-            self.drift[chosen],
-            self.centre_ns[chosen],
+            self.lines.only(chosen),
             self.steps,
             self.restarts and self.restarts.only(chosen),
         )
 
     def applied(self, spans: pa.Table) -> pa.Table:
         """Return spans on the common clock. A rank's order stays, but for what falls together."""
-        position = np.searchsorted(self.ranks, numbers(spans, "rank")).astype(np.int64)
-        start, duration = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
+        start_ns, duration_ns = np.empty((2, spans.num_rows), dtype=np.int64)
+        for low in range(0, spans.num_rows, BLOCK_ROWS):
+            rows = slice(low, low + BLOCK_ROWS)
+            start_ns[rows], duration_ns[rows] = self._times(spans.slice(low, BLOCK_ROWS))
+        spans = with_column(spans, "start_ns", start_ns)
+        return with_column(spans, "duration_ns", duration_ns)
+
+    def _times(self, spans: pa.Table) -> tuple[Integers, Integers]:
+        """Return start and duration of spans."""
+        rank, start = numbers(spans, "rank"), numbers(spans, "start_ns")
+        position, duration = np.searchsorted(self.ranks, rank), numbers(spans, "duration_ns")
         if self.restarts is not None:
-            start = start + self.restarts.of(numbers(spans, "rank"), numbers(spans, "iteration"))
+            start = start + self.restarts.of(rank, numbers(spans, "iteration"))
         for step in self.steps:
             start = start - step.excess_ns(self.domain[position], start)
-        begin = self._common(position, start)
-        spans = with_column(spans, "start_ns", begin)
-        return with_column(spans, "duration_ns", self._common(position, start + duration) - begin)
-
-    def _common(self, position: Integers, time_ns: Integers) -> Integers:
-        if not self.offset_ns.any() and not self.drift.any():
-            return time_ns
-        age = (time_ns - self.centre_ns[position]).astype(np.float64)
-        shift = self.offset_ns[position] + self.drift[position] * age
-        return time_ns + np.rint(shift).astype(np.int64)
+        begin = self.lines.common(position, start)
+        return begin, self.lines.common(position, start + duration) - begin
 
 
 @dataclass(frozen=True)
 class Aligned:
     """What the centre knows of a trace when its ends are matched and on one clock.
 
-    `ends` stand in the order of the common clock, with `match` and `wait_ns` (end,).
+    `ends` stand in the order of the common clock, as `matches` and `wait_ns` (end,) do.
     """
 
     trace: Trace
     ends: pa.Table
-    match: Integers
     wait_ns: Integers
     clocks: Alignment
     correction: Correction
     matches: Matches
     notes: tuple[str, ...]
 
-    def sent(self, ranks: Sequence[int], rows: Integers) -> Settling:
+    def sent(self, ranks: Sequence[int], rows: RowNumbers) -> Settling:
         """Return what is sent to the shard of some ranks, whose ends stand in these rows."""
         return Settling(
             tuple(self.trace.stays[rank] for rank in ranks),
             self.correction.only(ranks),
-            self.match[rows],
+            self.matches.match[rows],
             self.wait_ns[rows],
         )
 
     def matched_ends(self) -> pa.Table:
         """Return the ends with their match and their transfer."""
         transfer_ns = transfers(self.ends, self.wait_ns)
-        ends = self.ends.append_column("match", integer_column(self.match))
+        ends = self.ends.append_column("match", integer_column(self.matches.match))
         return ends.append_column("transfer_ns", integer_column(transfer_ns))
 
     def frame(self, origin_ns: int, num_spans: int) -> Timeline:
@@ -272,13 +274,13 @@ def align(trace: Trace) -> Aligned:
     if clocks.step is not None:
         steps, clocks = without_steps(own, matches, trace.headers, clocks)
     correction = Correction.of(clocks, steps, restarted)
-    ends, match = correction.applied(ends), matches.match
+    ends = correction.applied(ends)
     order = row_order(ends)
     if order is not None:
-        ends, match = ends.take(order), match[order]
+        ends, matches = ends.take(order), matches.reordered(order)
     notes = matches.notes + (restarted.notes if restarted else ()) + clocks.notes
-    wait_ns = split_waits(ends, match, clocks)
-    return Aligned(trace, ends, match, wait_ns, clocks, correction, matches, notes)
+    wait_ns = split_waits(ends, matches, clocks)
+    return Aligned(trace, ends, wait_ns, clocks, correction, matches, notes)
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,7 @@ class Settling:
 
     stays: tuple[Stay, ...]
     correction: Correction
-    match: Integers
+    match: RowNumbers
     wait_ns: Integers
 
 
@@ -335,12 +337,14 @@ def build_shards(
     a negative duration.
     """
     _check_ranks(trace)
+    _give_back_memory()
     aligned = align(trace)
     on_cpu = ranks_on_cpu(trace.headers) if summed else None
     ranks_of: dict[int, list[int]] = {}
     for rank in sorted(trace.stays):
         ranks_of.setdefault(trace.stays[rank].shard, []).append(rank)
-    places = [_rows_of_ranks(aligned.ends, ranks) for ranks in ranks_of.values()]
+    rank_of = narrow(aligned.ends, "rank")
+    places = [_rows_of_ranks(rank_of, ranks) for ranks in ranks_of.values()]
     tasks = (
         (kept[shard], aligned.sent(ranks, rows), trace.run_id, on_cpu)
         for (shard, ranks), rows in zip(ranks_of.items(), places, strict=True)
@@ -359,16 +363,26 @@ def build_shards(
         shards=tuple(shards),
         workers=workers,
     )
+    _give_back_memory()
     return timeline, sums
 
 
-def _rows_of_ranks(ends: pa.Table, ranks: Sequence[int]) -> Integers:
-    """Return the rows of some ranks, ascending, in a table ordered by rank."""
-    rank = numbers(ends, "rank")
-    low, high = (np.searchsorted(rank, ranks, side=side) for side in ("left", "right"))
+def _give_back_memory() -> None:
+    """Return freed memory to the system.
+
+    What a step leaves lies in pieces between what lives on, too small for the next step's arrays.
+    """
+    pa.default_memory_pool().release_unused()
+
+
+def _rows_of_ranks(rank: Narrow, ranks: Sequence[int]) -> RowNumbers:
+    """Return the rows of some ranks, ascending, in a table ordered by `rank` (row,)."""
+    wanted = np.array(ranks, dtype=rank.dtype)  # another type would have all rows converted
+    low, high = (np.searchsorted(rank, wanted, side=side) for side in ("left", "right"))
     if len(ranks) and low[-1] - low[0] == (high - low)[:-1].sum():
-        return np.arange(low[0], high[-1])
-    return np.concatenate([np.arange(begin, end) for begin, end in zip(low, high, strict=True)])
+        return np.arange(low[0], high[-1], dtype=np.int32)
+    runs = zip(low.tolist(), high.tolist(), strict=True)
+    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
 
 
 def build_timeline(trace: Trace) -> Timeline:
@@ -391,7 +405,7 @@ def build_timeline(trace: Trace) -> Timeline:
 
 
 def _check_ranks(trace: Trace) -> None:
-    unknown = np.setdiff1d(numbers(trace.spans, "rank"), sorted(trace.headers))
+    unknown = np.setdiff1d(np.unique(narrow(trace.spans, "rank")), sorted(trace.headers))
     if len(unknown):
         raise InputError(
             f"run {trace.run_id!r} has spans of rank {unknown[0]}, which has no header; "

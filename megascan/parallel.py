@@ -14,7 +14,8 @@ handle for an argument finds the table in its place:
     results(write, kept)  table ◀─ the same                              bytes
 
 A table that stays does not cross a border of processes; of a pool it is an Arrow file that the
-worker maps into its memory, whichever worker that is.
+worker maps into its memory, whichever worker that is. Large bytes, too, come back from a pool as a
+file that is mapped: through a pipe, this process would copy them three times.
 
 `process_pool` and `in_order` are the two parts of which all this is made; `training.data.documents`
 uses them, too.
@@ -23,6 +24,7 @@ uses them, too.
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -41,7 +43,7 @@ from itertools import count as counting
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -52,6 +54,8 @@ Result = TypeVar("Result")
 
 _MOST_WORKERS = 32
 """Past this, the one process that matches, aligns and writes is the limit."""
+_LARGE_BYTES = 1 << 18
+"""Bytes from here on come back from a pool in a file."""
 _AHEAD = 2
 """Items a worker may hold beyond the one that is waited for, so that it need not wait itself."""
 
@@ -197,24 +201,49 @@ class _Filed:
         except (OSError, pa.ArrowException) as error:
             number = getattr(error, "errno", None)
             reason = os.strerror(number) if number else str(error)
-            raise MissingError(
-                f"{self.path}: spans that were kept there between the passes are gone or damaged "
-                f"({reason}): something clears that folder, or its disk fails; run again with "
-                "TMPDIR set to another one"
-            ) from error
+            raise _gone(self.path, reason) from error
 
     @classmethod
     def of(cls, table: pa.Table, path: Path) -> _Filed:
         table = table.unify_dictionaries().combine_chunks()
-        try:
-            with pa.ipc.new_file(str(path), table.schema) as sink:
-                sink.write_table(table)
-        except OSError as error:
-            raise OutputError(
-                f"{path}: cannot be written ({error.strerror or error}); spans are kept there "
-                "between the passes: free some space, or set TMPDIR to a folder that has it"
-            ) from error
+        with _put_down(path), pa.ipc.new_file(str(path), table.schema) as sink:
+            sink.write_table(table)
         return cls(path)
+
+
+@contextmanager
+def _put_down(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written ({error.strerror or error}); spans are kept there "
+            "between the passes: free some space, or set TMPDIR to a folder that has it"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _FiledBytes:
+    """Bytes in a file of this machine, for whoever takes them first."""
+
+    path: Path
+
+    def take(self) -> memoryview:
+        """Return the bytes, mapped; the file has no name from then on."""
+        try:
+            with self.path.open("rb") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self.path.unlink()
+            return view
+        except OSError as error:
+            raise _gone(self.path, error.strerror or str(error)) from error
+
+
+def _gone(path: Path, reason: str) -> MissingError:
+    return MissingError(
+        f"{path}: spans that were kept there between the passes are gone or damaged ({reason}): "
+        "something clears that folder, or its disk fails; run again with TMPDIR set to another one"
+    )
 
 
 @dataclass(frozen=True)
@@ -231,8 +260,9 @@ class Pool:
         return list(paths)
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """Yield what the work returns."""
-        return self._run(_work, ((work, task) for task in tasks))
+        """Yield what the work returns; large bytes in a tuple as a view of a file."""
+        done = self._run(_work, ((work, task, self._path()) for task in tasks))
+        return (_with_bytes(result) for result in done)
 
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
@@ -252,8 +282,29 @@ class Pool:
         return _in_turn(submitted, most_waiting=(1 + _AHEAD) * self.count)
 
 
-def _work(work: Callable[..., Result], task: Task) -> Result:
-    return work(*opened(task))
+def _work(work: Callable[..., Result], task: Task, path: Path) -> Result | tuple[object, ...]:
+    """Return what the work returns, of a tuple the large bytes in a file."""
+    result: object = work(*opened(task))
+    if type(result) is not tuple:
+        return cast("Result", result)
+    return tuple(
+        _filed_bytes(one, path.with_suffix(f".{place}"))
+        if isinstance(one, bytes) and len(one) >= _LARGE_BYTES
+        else one
+        for place, one in enumerate(cast("tuple[object, ...]", result))
+    )
+
+
+def _filed_bytes(content: bytes, path: Path) -> _FiledBytes:
+    with _put_down(path):
+        path.write_bytes(content)
+    return _FiledBytes(path)
+
+
+def _with_bytes(result: Result | tuple[object, ...]) -> Result:
+    if type(result) is tuple:
+        result = tuple(one.take() if isinstance(one, _FiledBytes) else one for one in result)
+    return cast("Result", result)
 
 
 def _keep(

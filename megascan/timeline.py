@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import Flags, Integers
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers
 from megascan.schema import COMMUNICATION_KINDS, SPAN_COLUMNS, TIMELINE_COLUMNS, Column, Kind
@@ -85,7 +84,7 @@ class Shard:
     spans: Kept
     num_spans: int
     ranks: tuple[int, ...]
-    ends: Integers
+    ends: Narrow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +234,13 @@ def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
     )
 
 
-def integer_column(values: Integers) -> pa.ChunkedArray:
+def integer_column(values: Narrow) -> pa.ChunkedArray:
     """Make a column of integers; where all are equal, one short piece repeated."""
     if not len(values) or (values != values[0]).any():
-        return pa.chunked_array([pa.array(values)], pa.int64())
+        return pa.chunked_array([pa.array(values)])
     piece = pa.array(values[:_PIECE_ROWS].copy())
     num_whole, rest = divmod(len(values), _PIECE_ROWS)
-    return pa.chunked_array([piece] * num_whole + [piece.slice(0, rest)], pa.int64())
+    return pa.chunked_array([piece] * num_whole + [piece.slice(0, rest)])
 
 
 def numbers(table: pa.Table, name: str) -> Integers:
@@ -249,6 +248,11 @@ def numbers(table: pa.Table, name: str) -> Integers:
     return np.asarray(
         table.column(name).combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64
     )
+
+
+def narrow(table: pa.Table, name: str) -> Narrow:
+    """Return an integer column as wide as it is stored, where it stands if it is in one piece."""
+    return np.asarray(table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
 
 
 def with_column(table: pa.Table, name: str, values: Integers) -> pa.Table:
@@ -286,11 +290,12 @@ def first_rows(code: Integers, num_codes: int) -> Integers:
 
 def codes(table: pa.Table, name: str) -> tuple[Integers, list[str]]:
     """Return a text column as (code of each row, text of each code)."""
-    row_codes, texts = _narrow_codes(table, name)
+    row_codes, texts = narrow_codes(table, name)
     return row_codes.astype(np.int64), texts
 
 
-def _narrow_codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int32], list[str]]:
+def narrow_codes(table: pa.Table, name: str) -> tuple[RowNumbers, list[str]]:
+    """Return a text column as `codes` does, as wide as it is stored."""
     column = table.column(name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -299,7 +304,7 @@ def _narrow_codes(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int32], li
 
 def equals(table: pa.Table, name: str, *values: str) -> Flags:
     """Mark the rows whose text column is one of `values`."""
-    row_codes, texts = _narrow_codes(table, name)
+    row_codes, texts = narrow_codes(table, name)
     wanted = np.array([text in values for text in texts] or [False], dtype=np.bool_)
     return wanted[row_codes]
 

@@ -82,6 +82,7 @@ def aggregate_folder(
 
 def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple[Trace, list[Kept]]:
     """Read the rank files of `path` as recorded, the ends only; warn of missing ranks."""
+    from aggregate import load_solver
     from megascan.reader import read_ends
 
     with stage(f"reading rank files of {path}"):
@@ -90,6 +91,7 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
             workers,
             run=arguments.run,
             allow_missing_ranks=arguments.allow_missing_ranks,
+            meanwhile=load_solver,
         )
     if trace.completeness.missing_ranks:
         missing, number = trace.completeness.missing_ranks, trace.completeness.world_size

@@ -55,6 +55,8 @@ from megascan.arrays import (
     Flags,
     Floats,
     Integers,
+    Narrow,
+    RowNumbers,
     TimeAxis,
     group_lengths,
     group_numbers,
@@ -66,7 +68,15 @@ from megascan.export.chain import Hop, shown_hops
 from megascan.header import Json, RankHeader
 from megascan.parallel import Kept
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
-from megascan.timeline import ShardedTimeline, Timeline, codes, equals, is_end, numbers
+from megascan.timeline import (
+    ShardedTimeline,
+    Timeline,
+    codes,
+    equals,
+    is_end,
+    narrow,
+    numbers,
+)
 from megascan.topology import Layout
 
 AXES = ("dp", "pp", "cp", "ep", "tp")
@@ -341,9 +351,9 @@ class Arrows:
     `group` numbers the matched operations from 0; arrows of one operation have one source.
     """
 
-    group: Integers
-    source: Integers
-    target: Integers
+    group: RowNumbers
+    source: RowNumbers
+    target: RowNumbers
 
     def within(self, chosen: Flags) -> Arrows:
         """Return the arrows whose both ends are among the chosen rows."""
@@ -356,21 +366,16 @@ def find_arrows(spans: pa.Table) -> Arrows:
 
     Spans of no length take part in none: no time lies inside them.
     """
-    spans = spans.select(["kind", "op", "match", "start_ns", "duration_ns"])
-    match = numbers(spans, "match")
-    rows = np.flatnonzero(
-        (match != NOT_APPLICABLE)
-        & (numbers(spans, "duration_ns") > 0)
-        & equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
-    )
-    taken = spans.take(pa.array(rows))
-    p2p = equals(taken, "kind", str(Kind.P2P))
-    lateness = np.where(p2p, equals(taken, "op", "send"), numbers(taken, "start_ns"))
-    order = np.lexsort((lateness, match[rows]))
-    rows, match = rows[order], match[rows][order]
-    first = group_starts(match)
-    group = group_numbers(first, len(match))
-    source = rows[(first + group_lengths(first, len(match)) - 1)[group]]
+    match, start_ns = narrow(spans, "match"), numbers(spans, "start_ns")
+    drawn = (match != NOT_APPLICABLE) & (numbers(spans, "duration_ns") > 0)
+    drawn &= equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
+    rows = np.flatnonzero(drawn).astype(np.int32)
+    p2p, sends = equals(spans, "kind", str(Kind.P2P))[rows], equals(spans, "op", "send")[rows]
+    order = np.lexsort((np.where(p2p, sends, start_ns[rows]), match[rows]))
+    rows = rows[order]
+    first = group_starts(match[rows])
+    group = group_numbers(first, len(rows)).astype(np.int32)
+    source = rows[(first + group_lengths(first, len(rows)) - 1)[group]]
     is_target = rows != source
     return Arrows(group=group[is_target], source=source[is_target], target=rows[is_target])
 
@@ -385,9 +390,9 @@ class BoundArrows:
     """
 
     start: Integers
-    start_row: Integers
+    start_row: RowNumbers
     start_ns: Integers
-    finish_row: Integers
+    finish_row: RowNumbers
     finish_ns: Integers
     turned: Flags
 
@@ -639,9 +644,10 @@ class Drawing:
     texts: Mapping[str, list[str]]
     chain: tuple[Hop, ...] = ()
 
-    def by_shard(self, ends: Integers) -> Iterator[tuple[DrawnShard, Integers, Integers]]:
+    def by_shard(self, ends: Narrow) -> Iterator[tuple[DrawnShard, Integers, Integers]]:
         """Yield, for each shard, which of some ends are its own and their rows there."""
-        shard = self.end_shard[ends]
+        number = np.uint16 if len(self.shards) < 2**16 else np.int64
+        shard = self.end_shard[ends].astype(number)  # 16 bits: sorted by radix
         order = np.argsort(shard, kind="stable")
         bounds = np.searchsorted(shard[order], np.arange(len(self.shards) + 1))
         for each, (low, high) in zip(self.shards, pairwise(bounds.tolist()), strict=True):

@@ -37,7 +37,7 @@ def gzip_member(block: bytes | memoryview) -> bytes:
 
 def make_block(
     make: Callable[..., bytes | memoryview], gzipped: bool, num_events: int, *arguments: object
-) -> tuple[int, bytes]:
+) -> tuple[int, bytes | memoryview]:
     """Make the bytes of a block and encode them; return its number of events with them."""
     return num_events, encoded(make(*arguments), gzipped)
 
@@ -123,14 +123,14 @@ def write_timeline(
 
 def _made(
     head: Head, blocks: Iterable[Block], workers: Workers, gzipped: bool
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, bytes | memoryview]]:
     """Yield number of events and bytes of each piece, in order; workers make what is not made.
 
     The head of thousands of ranks takes seconds: it is made when the workers have begun.
     """
     heads = [head]
     for is_made, some in groupby(blocks, lambda block: isinstance(block.made, bytes)):
-        made = _encoded_here(some, gzipped)
+        made: Iterator[tuple[int, bytes | memoryview]] = _encoded_here(some, gzipped)
         if not is_made:
             tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
             made = workers.results(make_block, tasks)
@@ -140,7 +140,9 @@ def _made(
         yield from made
 
 
-def _encoded_here(blocks: Iterable[Block], gzipped: bool) -> Iterator[tuple[int, bytes]]:
+def _encoded_here(
+    blocks: Iterable[Block], gzipped: bool
+) -> Iterator[tuple[int, bytes | memoryview]]:
     for block in blocks:
         if isinstance(block.made, bytes):
             yield block.num_events, encoded(block.made, gzipped)

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import translate
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from megascan.errors import InputError, listed
@@ -33,7 +34,7 @@ from megascan.parallel import Here, Kept, Workers, num_workers
 from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, settled_shard
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, Trace, codes, in_order, without
+from megascan.timeline import Completeness, Trace, codes, in_order, numbers, without
 from megascan.topology import RANK_FILE_PATTERNS
 from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
@@ -348,10 +349,7 @@ _SHORT_ROWS = 1 << 10
 def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     header = next(iter(by_rank.values())).header
     ranks = tuple(by_rank)
-    tables = [one.spans if one.stay else in_order(one.spans) for one in by_rank.values()]
-    spans = pa.concat_tables(tables).unify_dictionaries()
-    if spans.num_rows < _SHORT_ROWS * len(tables):
-        spans = spans.combine_chunks()
+    spans = _joined(tuple(by_rank.values()))
     return Trace(
         run_id=header.run_id,
         layout=header.layout,
@@ -370,7 +368,29 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
     )
 
 
+def _joined(segments: Sequence[Segment]) -> pa.Table:
+    """Return the spans of some ranks, in their order, each rank's in the order of time."""
+    shards = [-1 if one.stay is None else one.stay.shard for one in segments]
+    tables = [one.spans if one.stay else in_order(one.spans) for one in segments]
+    are_short = sum(table.num_rows for table in tables) < _SHORT_ROWS * len(tables)
+    if -1 in shards or not are_short:
+        spans = pa.concat_tables(tables).unify_dictionaries()
+        return spans if -1 in shards and not are_short else spans.combine_chunks()
+    by_shard = np.argsort(shards, kind="stable").tolist()
+    parts = [
+        pa.concat_tables([tables[place] for place in places]).combine_chunks()
+        for _, places in groupby(by_shard, key=shards.__getitem__)
+    ]  # ranks of a shard share their texts: one look at these a shard, not one a rank
+    spans = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    if by_shard == sorted(by_shard):
+        return spans
+    rank = numbers(spans, "rank")
+    return spans.take(pa.array(np.argsort(rank, kind="stable")))
+
+
 _LOOK_BYTES = 1 << 16
+_FIRST_EVENT_BYTES = 1 << 10
+"""Where a rank file of ours names itself; thousands of them are looked at."""
 _EXPECTED = (
     "expected rank files of MegaScan (schema 1), rank files or a timeline of the original "
     "MegaScan, PyTorch profiler JSON or a timeline of megascan aggregate"
@@ -499,7 +519,9 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def _sniff_named(path: Path) -> Format | None:
     """Find a rank file's format; None for an empty one, which a rank killed at its start leaves."""
-    start = read_start(path, _LOOK_BYTES)
+    start = read_start(path, _FIRST_EVENT_BYTES)
+    if _OWN_SIGN.search(start) is None:
+        start = read_start(path, _LOOK_BYTES)
     return _format_of(path, start) if start else None
 
 
@@ -612,6 +634,7 @@ class _ShardLoader:
     """Reads files by shards that stay with the workers; `kept` is filled meanwhile."""
 
     workers: Workers
+    meanwhile: Callable[[], None]
     kept: list[Kept] = field(default_factory=list)
 
     def __call__(self, found: Format, files: Sequence[Path]) -> list[Segment]:
@@ -635,7 +658,9 @@ class _ShardLoader:
             return
         num_threads = max(num_workers() // max(len(shards), 1), 1)
         tasks = ((found, part, num_threads, number) for number, part in enumerate(shards))
-        yield from self.workers.keep(read_shard, tasks)
+        reading = self.workers.keep(read_shard, tasks)
+        self.meanwhile()
+        yield from reading
 
 
 def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
@@ -650,14 +675,24 @@ def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         yield part
 
 
+def _nothing() -> None:
+    """Do nothing while the workers read."""
+
+
 def read_ends(
-    path: Path, workers: Workers, *, run: str | None = None, allow_missing_ranks: bool = False
+    path: Path,
+    workers: Workers,
+    *,
+    run: str | None = None,
+    allow_missing_ranks: bool = False,
+    meanwhile: Callable[[], None] = _nothing,
 ) -> tuple[Trace, list[Kept]]:
     """Read a trace as `read_trace` does, of its spans the ends only; the shards stay with workers.
 
-    Where the spans of each rank are stands in `Trace.stays`.
+    Where the spans of each rank are stands in `Trace.stays`. `meanwhile` is done here when the
+    workers have begun to read rank files.
     """
-    load = _ShardLoader(workers)
+    load = _ShardLoader(workers, meanwhile)
     trace = _read(path, run, load, allow_missing_ranks=allow_missing_ranks)
     return trace, load.kept
 

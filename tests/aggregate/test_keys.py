@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from megascan.arrays import by_name, combine, group_lengths, group_starts, order_within
+from megascan.arrays import by_name, combine, group_lengths, group_starts, linked_sets, order_within
 
 integers = st.integers(min_value=-(2**62), max_value=2**62)
 
@@ -43,3 +49,25 @@ def test_an_order_within_keys_is_that_of_a_sort_by_both_columns(rows, many_keys)
     order, expected = order_within(key, value), np.lexsort((value, key))
     assert sorted(order.tolist()) == list(range(len(rows)))
     assert (key[order] == key[expected]).all() and (value[order] == value[expected]).all()
+
+
+@pytest.mark.parametrize("num_links", [0, 5, 40, 100, 400])
+def test_linked_sets_are_those_of_a_library_by_their_smallest_members(num_links):
+    random = np.random.default_rng(num_links)
+    one, other = random.integers(0, 100, (2, num_links))
+    graph = coo_array((np.ones(num_links), (one, other)), (100, 100))
+    expected = connected_components(graph, directed=False)[1]
+    assert linked_sets(one, other, 100).tolist() == expected.tolist()
+
+
+def test_a_long_chain_is_one_set():
+    order = np.random.default_rng(0).permutation(5_000)
+    assert not linked_sets(order[:-1], order[1:], 5_000).any()
+
+
+def test_what_only_the_fit_needs_is_loaded_when_it_is_asked_for():
+    code = (
+        "import sys, aggregate; before = 'scipy' in sys.modules; aggregate.load_solver(); "
+        "sys.exit(before or 'scipy.sparse' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

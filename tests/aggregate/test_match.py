@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from aggregate import decompose
+from aggregate.clocks import align_clocks
 from aggregate.match import match_spans
 from megascan.timeline import numbers
 from megascan.topology import Layout
@@ -173,3 +175,58 @@ def test_every_event_of_a_large_job_matches_exactly_once(build):
 def test_nothing_to_match_is_no_error(build):
     found = matched(build, [build.span(0, "compute", "forward", 0, 5)])
     assert (found.match.tolist(), found.num_matches) == ([-1], 0)
+
+
+def many_iterations(build):
+    """Rows with all that can go wrong: a missed event, one twice, microbatches that contradict."""
+    rows = []
+    for iteration in (3, 1, 7, 2, 5):
+        at = 1_000_000 * iteration
+        for rank in (0, 1):
+            common = {"iteration": iteration}
+            rows += [
+                build.collective(rank, "tp@0", at + 90 * n + 9 * rank, at + 90 * n + 70,
+                                 sequence=n, **common)
+                for n in range(4) if (rank, n, iteration) != (1, 2, 7)
+            ]  # fmt: skip
+            rows.append(
+                build.collective(rank, "tp@0", at + 400, at + 460, op="broadcast", **common)
+            )
+        rows.append(build.collective(0, "tp@0", at + 500, at + 510, sequence=0, **common))
+        rows.append(build.send(1, 0, at + 600, at + 650, microbatch=0, **common))
+        rows.append(build.receive(0, 1, at + 605, at + 660, microbatch=iteration // 5, **common))
+    return rows
+
+
+def test_iterations_matched_in_parts_give_what_they_give_together(build, monkeypatch):
+    trace = build.trace(many_iterations(build), PAIR)
+    together = match_spans(trace.spans, trace.headers)
+    clocks = align_clocks(trace.spans, together, trace.headers)
+    waits = decompose.split_waits(trace.spans, together, clocks)
+    assert together.num_duplicates == 5
+    assert together.num_unmatched == {"collective": 1, "p2p": 4}
+    assert together.match.max() > 0 and (waits > 0).any()
+    monkeypatch.setattr("aggregate.match._BLOCK_ENDS", 7)
+    monkeypatch.setattr(decompose, "_BLOCK_ENDS", 3)
+    apart = match_spans(trace.spans, trace.headers)
+    for name in ("match", "members"):
+        assert getattr(apart, name).tolist() == getattr(together, name).tolist()
+    for name in (
+        "num_matches",
+        "num_collective_members",
+        "num_unmatched",
+        "num_duplicates",
+        "notes",
+    ):
+        assert getattr(apart, name) == getattr(together, name)
+    assert decompose.split_waits(trace.spans, apart, clocks).tolist() == waits.tolist()
+
+
+def test_members_stand_in_the_order_of_matches_also_when_rows_are_reordered(build):
+    trace = build.trace(many_iterations(build), PAIR)
+    found = match_spans(trace.spans, trace.headers)
+    order = np.random.default_rng(0).permutation(trace.spans.num_rows)
+    turned = found.reordered(order)
+    assert turned.match.tolist() == found.match[order].tolist()
+    assert order[turned.members].tolist() == found.members.tolist()
+    assert (np.diff(turned.match[turned.members]) >= 0).all()

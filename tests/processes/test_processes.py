@@ -19,7 +19,7 @@ import pytest
 
 from megascan import parallel
 from megascan.errors import InputError, MissingError, OutputError
-from megascan.parallel import Here, Pool, can_fork, workers_here
+from megascan.parallel import Here, Pool, can_fork, process_pool, workers_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -329,3 +329,35 @@ def test_kill_9_in_the_middle_of_a_pass(megascan, tmp_path, victim):
     if victim == "worker":
         assert command.returncode == 1
         assert len(errors.strip().splitlines()) == 1 and "was killed" in errors
+
+
+def bytes_of(number, size):
+    return number, bytes([number]) * size
+
+
+def test_large_bytes_come_back_from_a_pool_in_order_through_files_that_go(tmp_path):
+    with process_pool(2, "fork", "", tmp_path) as executor:
+        pool = Pool(executor, 2, tmp_path)
+        sizes = [10, 1 << 20, 3 << 20, 20, 1 << 20]
+        found = list(pool.results(bytes_of, enumerate(sizes)))
+        assert [number for number, _ in found] == [0, 1, 2, 3, 4]
+        for (number, content), size in zip(found, sizes, strict=True):
+            assert content == bytes([number]) * size
+        assert [isinstance(content, memoryview) for _, content in found] == [
+            size >= 1 << 20 for size in sizes
+        ]
+        assert not list(tmp_path.iterdir())
+
+
+def test_bytes_whose_file_is_gone_are_an_error_that_says_what_to_do(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with process_pool(2, "fork", "", scratch) as executor:
+        results = Pool(executor, 2, scratch).results(bytes_of, [(1, 1 << 20)])
+        ends = time.monotonic() + 20
+        while not list(scratch.iterdir()) and time.monotonic() < ends:
+            time.sleep(0.01)
+        (file,) = scratch.iterdir()
+        file.unlink()
+        with pytest.raises(MissingError, match=r"gone or damaged .*TMPDIR"):
+            next(results)
