@@ -22,7 +22,7 @@ from training.data.tokenizers import (
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
 from training.hf.config_json import end_ids, read_config
-from training.hf.families import read_family, sliding_window
+from training.hf.families import sliding_window
 from training.origin import hugging_face_tokenizer
 
 if TYPE_CHECKING:
@@ -236,7 +236,9 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
         folder, values, dtype, tokens = saved.folder, saved.model, saved.dtype, saved.tokenizer
         config, declaring = saved.hf_config, saved.folder / TOKENIZER_FOLDER
     else:
-        folder, values = None, read_family(given.load_hf)
+        from training.hf.loading import check_folder
+
+        folder, (_, _, values) = None, check_folder(given.load_hf)
         config, tokens = read_config(given.load_hf), hugging_face_tokenizer(given.load_hf)
         dtype, declaring = _dtype_of(config), given.load_hf
     if given.bf16 or given.fp32:
