@@ -182,8 +182,8 @@ def test_tensors_of_another_number_of_layers_are_no_model(
     ],
 )
 def test_a_configuration_of_more_than_the_files_hold_is_refused_before_a_model_is_built(
-    capsys: pytest.CaptureFixture[str], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    kind: str, key: str, value: int, sentence: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, models: Path,
+    tmp_path: Path, kind: str, key: str, value: int, sentence: str,
 ) -> None:  # fmt: skip
     """However many layers it claims: building them would end with the machine's memory."""
     monkeypatch.setattr("training.model.build_bare_model", lambda *_: pytest.fail("it was built"))
