@@ -25,7 +25,6 @@ from training.arguments import Settings, Sizes
 from training.model import padded_vocab_size
 
 if TYPE_CHECKING:
-    import torch
     from megatron.core.timers import Timers
     from torch.utils.tensorboard import SummaryWriter
 
