@@ -18,6 +18,8 @@ from megascan.errors import InputError
 from training.checkpoint_folder import SavedSettings, write_saved
 from training.checkpoint_tensors import CheckpointTensors
 from training.convert import main as convert
+from training.distributed import Launch
+from training.generation.job import open_job
 from training.hf.families import read_family
 from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
@@ -195,8 +197,12 @@ def test_a_configuration_of_more_than_the_files_hold_is_refused_before_a_model_i
     assert convert(["--from-hf", str(folder), "--save", str(tmp_path / "out")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(sentence, line), line
-    with pytest.raises(InputError, match=sentence):  # what trainer and server do at the start
+    with pytest.raises(InputError, match=sentence):  # what the trainer reads at its start
         hugging_face_defaults(folder)
+    words = ["--load-hf", str(folder), "--tokenizer-type", "NullTokenizer", "--vocab-size", "50"]
+    alone = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    with pytest.raises(InputError, match=sentence):
+        open_job([*words, "--distributed-backend", "gloo"], alone)
 
 
 def test_tensors_that_are_something_else_are_said_in_one_sentence(checkpoint: Path) -> None:

@@ -22,7 +22,7 @@ from training.data.tokenizers import (
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
 from training.hf.config_json import end_ids, read_config
-from training.hf.families import sliding_window
+from training.hf.families import read_family, sliding_window
 from training.origin import hugging_face_tokenizer
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class Source:
         folder = self.hugging_face or self.checkpoint
         assert folder is not None  # one of them is given
         return (folder.parent if folder.name.startswith("iter_") else folder).resolve().name
+
+    def check(self) -> None:
+        """Raise InputError for a Hugging Face folder that does not hold what it describes."""
+        if self.hugging_face is not None:
+            from training.hf.loading import check_folder
+
+            check_folder(self.hugging_face)
 
     def load(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Fill this rank's part of the model."""
@@ -205,6 +212,8 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
             f"the tokenizer has {tokenizer.vocab_size} ids and the model knows {vocab_size}; "
             "choose the model's own tokenizer"
         )
+    limits = _limits(given, settings, sizes, device, source.window)
+    source.check()
     return GenerationJob(
         launch=launch,
         source=source,
@@ -214,7 +223,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         stop_ids=tuple(dict.fromkeys((tokenizer.eod, *source.end_ids))),
-        limits=_limits(given, settings, sizes, device, source.window),
+        limits=limits,
         device=device,
         # Experts are chosen, and stages wait for one another, on the host.
         has_graphs=given.cuda_graph_impl == "local"
@@ -236,9 +245,7 @@ def _source(given: argparse.Namespace) -> tuple[Source, TokenizerSettings | None
         folder, values, dtype, tokens = saved.folder, saved.model, saved.dtype, saved.tokenizer
         config, declaring = saved.hf_config, saved.folder / TOKENIZER_FOLDER
     else:
-        from training.hf.loading import check_folder
-
-        folder, (_, _, values) = None, check_folder(given.load_hf)
+        folder, values = None, read_family(given.load_hf)
         config, tokens = read_config(given.load_hf), hugging_face_tokenizer(given.load_hf)
         dtype, declaring = _dtype_of(config), given.load_hf
     if given.bf16 or given.fp32:
