@@ -18,8 +18,8 @@ from tests.failures import NamedFailures
 settings.register_profile("megascan", deadline=None)
 settings.load_profile("megascan")
 
-# As scripts/test.sh has it, for `pytest tests/…` as well: threads of torch that share a core wait for
-# one another by spinning. It is read when torch or numpy is loaded.
+# As scripts/test.sh has it, for `pytest tests/…` as well: threads of torch that share a core spin
+# while they wait for one another. It is read when torch or numpy is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
