@@ -48,7 +48,7 @@ class Sight(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor with its bias, which is added anew each time."""
+        """Return the tensor with its bias, which is added anew each time."""
         return self.without_bias if self.bias is None else self.without_bias + self.bias
 
 
@@ -230,12 +230,12 @@ def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _is_loss(output: object) -> bool:
-    """Whether a model has returned losses `(row, token)` and neither logits nor hidden states."""
+    """Tell whether a model has returned losses `(row, token)`, no logits and no hidden states."""
     return isinstance(output, torch.Tensor) and output.dim() == 2
 
 
 def _num_own_rows(module: torch.nn.Module) -> int:
-    """The features that this rank's part of a column-parallel layer puts out."""
+    """Return how many features this rank's part of a column-parallel layer puts out."""
     return int(getattr(module, "output_size_per_partition", 0))
 
 

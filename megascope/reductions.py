@@ -348,7 +348,7 @@ def join_table(
 
 
 def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Array:
-    """One stage's numbers `(layer, …)` out of its tensor-parallel ranks' partial ones."""
+    """Join the partial numbers of a stage's tensor-parallel ranks into the stage's `(layer, …)`."""
     ordered = sorted(shares, key=lambda one: one[0])
     item = ordered[0][1]
     arrays, widths = [one[2] for one in ordered], [one[1]["width"] for one in ordered]

@@ -53,7 +53,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the model is called unless somebody names it."""
+        """Return what the model is called unless somebody names it."""
         folder = self.hugging_face or self.checkpoint
         assert folder is not None  # one of them is given
         return (folder.parent if folder.name.startswith("iter_") else folder).resolve().name

@@ -69,7 +69,7 @@ class Stage:
 
     @property
     def is_watched(self) -> bool:
-        """Whether hooks of others look at any module, or change what it computes."""
+        """Tell whether hooks of others look at any module, or change what it computes."""
         return sum(map(len, self._hooks)) != self._num_own_hooks
 
     def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:
