@@ -60,6 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     if any(run.is_deterministic for run in runs):
         be_deterministic()
     jobs = [parse_job(run.arguments(), launch) for run in runs]
+    # A trainer freezes all objects there are: no later run could let its model go. To unfreeze them
+    # afterwards would have each collection look through every module's objects again.
+    gc.freeze = lambda: None
     with jobs[0].joined():
         from megatron.core import parallel_state
 
@@ -69,7 +72,6 @@ def main(arguments: Sequence[str]) -> int:
             chunks = job.sizes.virtual_pipeline_size
             parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
             job.train()
-            gc.unfreeze()  # the trainer froze the model that is to go now
             gc.collect()
     return 0
 

@@ -251,7 +251,7 @@ def _speaking(device: str) -> Iterator[Figure]:
     """Decoding with strips beside decoding alone, through the server's engine."""
     import torch
 
-    from megascope.attention import probabilities
+    from megascope.capture import probabilities
     from megascope.frames import encode
     from megascope.session import Session
 

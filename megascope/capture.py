@@ -7,6 +7,9 @@ A hook looks and changes nothing: what the model computes is the same bits with 
 computed again in the backward pass (activation recomputation) is not shown twice. Each sight says
 which call of its module it was: in training the microbatch, for every chunk computes its
 microbatches in order, whatever the pipeline schedule.
+
+Fused kernels do not return attention probabilities: `probabilities` computes them again from the
+queries and keys that a hook has seen, for the heads and rows that were asked for.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Sight(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor with its bias, which is added anew each time."""
+        """Return the tensor with its bias, which is added anew each time."""
         return self.without_bias if self.bias is None else self.without_bias + self.bias
 
 
@@ -227,12 +230,12 @@ def _value_and_bias(output: Output) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _is_loss(output: object) -> bool:
-    """Whether a model has returned losses `(row, token)` and neither logits nor hidden states."""
+    """Tell whether a model has returned losses `(row, token)`, no logits and no hidden states."""
     return isinstance(output, torch.Tensor) and output.dim() == 2
 
 
 def _num_own_rows(module: torch.nn.Module) -> int:
-    """The features that this rank's part of a column-parallel layer puts out."""
+    """Return how many features this rank's part of a column-parallel layer puts out."""
     return int(getattr(module, "output_size_per_partition", 0))
 
 
@@ -247,3 +250,37 @@ def in_order(place: str, tensor: torch.Tensor) -> torch.Tensor:
     if place == "loss":
         return tensor.t().unsqueeze(-1)
     return tensor.unsqueeze(1) if tensor.dim() == 2 else tensor
+
+
+def probabilities(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    *,
+    heads: Sequence[int] = (),
+    rows: Sequence[int] = (),
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Return the causal attention `(head, query, key)` of one row of a batch, in float32.
+
+    `queries` are `(query, head, channel)`, `keys` `(key, group, channel)`; the queries are the last
+    ones of the keys' positions. `heads` and `rows` (positions among the queries) choose some, none
+    means all. `scale` is that of the products, by default one over the root of the channels.
+    """
+    num_queries, num_heads, num_channels = queries.shape
+    chosen = torch.tensor(list(heads) or range(num_heads), device=queries.device)
+    at = torch.tensor(list(rows) or range(num_queries), device=queries.device)
+    heads_of_group = num_heads // keys.shape[1]
+    queries = queries[at][:, chosen].float()
+    keys = keys[:, chosen // heads_of_group].float()
+    scores = torch.einsum("qhc,khc->hqk", queries, keys)
+    scores = scores * (num_channels**-0.5 if scale is None else scale)
+    positions = at + keys.shape[0] - num_queries
+    hidden = torch.arange(keys.shape[0], device=keys.device) > positions[:, None]
+    weights: torch.Tensor = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return weights
+
+
+def entropy(weights: torch.Tensor) -> torch.Tensor:
+    """Return the entropy over the last axis in nats: 0 looks at one token, log n at n alike."""
+    found: torch.Tensor = torch.special.entr(weights).sum(-1)
+    return found

@@ -11,7 +11,6 @@ from typing import Any
 
 from megascan.errors import ConfigError, OutputError
 from megascope.frames import encode
-from megascope.parquet import to_parquet
 from megascope.replay import Recordings
 from megascope.request import (
     CHANGEABLE,
@@ -22,7 +21,7 @@ from megascope.request import (
     read_request,
     write_request,
 )
-from megascope.server import Answer
+from megascope.server import Answer, to_parquet
 
 _AHEAD = 2
 """Iterations that a request lies in the future, so that every rank has seen it."""

@@ -47,7 +47,7 @@ class Intervening:
     """Changes that hold inside the `with`.
 
     `moment` is the iteration, or the position of the first token that is computed; set it before
-    each pass. In training give `calls` of `restart` at each iteration (`restart`).
+    each pass. In training call `restart` at each iteration.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class Intervening:
         grid = _Grid(spot, ordered, self._shares, self.moment)
         changed = ordered
         for one in active:
-            changed = self._one(one, spot, changed, grid, call)
+            changed = self._carry_out(one, spot, changed, grid, call)
         return changed.view(tensor.shape)
 
-    def _one(
+    def _carry_out(
         self, one: Intervention, spot: Spot, x: torch.Tensor, grid: _Grid, call: int
     ) -> torch.Tensor:
         key = f"{one.seed}/{spot.layer}/{spot.place.name}/{self.moment}/{call}"

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from megascan.errors import ConfigError
-from megascope.parquet import to_parquet
 from megascope.request import CHANGEABLE, Kind
-from megascope.server import Answer
+from megascope.server import Answer, to_parquet
 from megascope.session import MOST_TOKENS, MOST_WEIGHTS, STRIP_PLACES, read_command
 
 _MOST_WAITING = 8

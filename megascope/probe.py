@@ -53,7 +53,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:
-    """The same bytes as words of 64 bits, zeros behind the last ones where they do not fill one."""
+    """Return the same bytes as words of 64 bits, the last one filled up with zeros."""
     missing = -flat.nbytes % 8 // flat.element_size()
     if missing:
         flat = torch.nn.functional.pad(flat, (0, missing))
@@ -74,7 +74,7 @@ class Probe:
         """Known after the first run, the same for all runs."""
 
     def run(self, forward: Callable[[], object]) -> tuple[str, ...]:
-        """Let `forward` compute, without gradients; returns a word a point.
+        """Let `forward` compute, without gradients; return a checksum a point, in hex.
 
         `forward` may run several microbatches of the same tokens; their checksums are added.
         """
@@ -111,7 +111,7 @@ class Probe:
 
 
 def _last_layer(spots: Sequence[Spot]) -> int:
-    """A number behind all layers, for what follows them."""
+    """Return a layer number behind all layers, for what follows them."""
     layers = [spot.module for spot in spots if spot.place.name == "residual"]
     total = [int(cast(Any, layer).config.num_layers) for layer in layers]
     return max(total, default=0) + 1
@@ -120,7 +120,7 @@ def _last_layer(spots: Sequence[Spot]) -> int:
 def _parameters(
     chunks: Sequence[torch.nn.Module], last: int
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """All parameters of this rank with the layer that they belong to."""
+    """Yield all parameters of this rank with the layer that they belong to."""
     from megatron.core.utils import unwrap_model
 
     for chunk in unwrap_model(list(chunks)):

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from megascan.errors import ConfigError
-from megascope.attention import entropy, probabilities
-from megascope.capture import Capture, Sight
+from megascope.capture import Capture, Sight, entropy, probabilities
 from megascope.frames import encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.places import Spot, find_spots

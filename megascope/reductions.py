@@ -3,14 +3,16 @@
 A rank reduces its own share to a few partial numbers; whoever has the shares of all tensor-parallel
 ranks joins them (`join`) and finishes. So ranks exchange nothing for the sake of a picture.
 Example: for the rms of 4 features, rank 0 has (1, 3) and sends 1 + 9 = 10, rank 1 has (1, 5) and
-sends 26; the viewer adds them and takes the root of the mean: √(36 / 4) = 3.
+sends 26; the viewer adds them and takes the root of the mean: √(36 / 4) = 3. `join_table` puts the
+joined shares of all stages, one after the other, into one table.
 
-`finish` uses numpy alone: the viewer needs no torch.
+`finish` and `join_table` use numpy alone: the viewer needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -18,8 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from megascan.errors import ConfigError
+from megascope.frames import Array, Frame
+from megascope.request import BY_EXPERT, BY_HEAD
+
 if TYPE_CHECKING:
     import torch
+
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -288,3 +295,70 @@ def join_shares(shares: Sequence[Numbers], share: str) -> Numbers:
         halves = [np.split(one, 2, axis=2) for one in shares]
         return np.concatenate([half[side] for side in (0, 1) for half in halves], axis=2)
     return np.concatenate(shares, axis=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's frame, and where the rank sits."""
+
+    tp: int
+    pp: int
+    frame: Frame
+
+
+_Share = tuple[int, Mapping[str, Any], Array]
+
+
+def join_table(
+    parts: Sequence[Part],
+    place: str,
+    reduction: str,
+    *,
+    num_shares: int,
+    gradient: bool = False,
+) -> tuple[list[int], Array]:
+    """Return layers and `(layer, microbatch, token, row, number)` of one data-parallel replica.
+
+    `num_shares` is the tensor-parallel size: a stage of which a share is still missing (a rank that
+    has not written yet) is left out. ConfigError when nothing is left.
+    """
+    stages: dict[int, list[_Share]] = defaultdict(list)
+    per_token = False
+    for part in parts:
+        per_token = bool(part.frame.header["per_token"])
+        for number, item in enumerate(part.frame.header["items"]):
+            if (
+                item["place"] == place
+                and item["reduction"] == reduction
+                and item["gradient"] == gradient
+            ):
+                stages[part.pp].append((part.tp, item, part.frame.arrays[str(number)]))
+    found = [
+        (shares[0][1]["layers"], _joined(shares, reduction, per_token=per_token))
+        for shares in stages.values()
+        if len(shares) >= num_shares
+    ]
+    if not found:
+        raise ConfigError(f"{reduction} of {place[:40]} was not captured then")
+    if len(found) == 1:
+        return found[0]
+    rows = {layer: row for own, table in found for layer, row in zip(own, table, strict=True)}
+    layers = sorted(rows)
+    return layers, np.stack([rows[layer] for layer in layers])
+
+
+def _joined(shares: Sequence[_Share], reduction: str, *, per_token: bool) -> Array:
+    """Join the partial numbers of a stage's tensor-parallel ranks into the stage's `(layer, …)`."""
+    ordered = sorted(shares, key=lambda one: one[0])
+    item = ordered[0][1]
+    arrays, widths = [one[2] for one in ordered], [one[1]["width"] for one in ordered]
+    if item["place"] == BY_HEAD or item["place"] in BY_EXPERT:  # side by side
+        return np.concatenate(arrays, axis=-1)
+    if item["share"] == "whole":
+        made = join(reduction, arrays[:1], widths[:1])
+    elif item["share"] == "tokens":
+        made = join_tokens(reduction, arrays, widths, per_token=per_token)
+    else:
+        made = join(reduction, arrays, widths)
+    # The last axis counts numbers, also where there is one number a token.
+    return made if made.ndim == arrays[0].ndim else made[..., None]

@@ -23,15 +23,13 @@ import numpy as np
 import torch
 
 from megascan.errors import ConfigError
-from megascope.attention import probabilities
-from megascope.capture import in_order
+from megascope.capture import in_order, probabilities
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
-from megascope.joining import Part, join_table
-from megascope.notes import Notes
 from megascope.places import Spot, find_spots
+from megascope.reductions import Part, join_table
 from megascope.request import PLACES, Intervention, Kind, read_interventions
-from megascope.strips import Strip, tables_of
+from megascope.strips import Notes, Strip, tables_of
 
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024

@@ -1,21 +1,87 @@
-"""Strips: one number, or some, of each token and layer at some places, many tensors at once.
+"""Strips: one number, or some, of each token and layer at some places, many steps at once.
 
-For one token an operation takes as long as it takes to begin it. So the tensors of all steps that
-wait, of all layers and of all places of one shape are put together and reduced as one.
+    notes = Notes(spots)
+    model(…); model(…)
+    for spot, tensors in notes.take():      # one tensor a pass
+        …                                   # a Strip of each spot
+    tables_of(reduction, strips)            # all of one shape reduced as one
+    notes.close()
+
+For one token of a small model each operation is short, and whatever Python does between two of them
+empties caches: looking on the spot costs several times as much as looking afterwards at all that
+passed. Nobody writes to a step's tensors again, so they may wait. An operation on a device takes as
+long as it takes to begin it: what waits is put together, over steps, layers and places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from megascope.capture import in_order
+from megascope.capture import Output, in_order, value_of
 from megascope.frames import Array
-from megascope.places import ATTENTION_INPUTS, Share
+from megascope.places import ATTENTION_INPUTS, Share, Side, Spot
 from megascope.reductions import reduce, width_of
+
+_Pass: TypeAlias = tuple[tuple[Any, ...], Output | None]
+
+
+@dataclass
+class _Noted:
+    """One module's spots, and what it was given and put out since they were last looked at."""
+
+    spots: list[Spot]
+    passed: list[_Pass] = field(default_factory=list)
+
+
+class Notes:
+    """Hooks on some spots, at most one a module, until `close`."""
+
+    def __init__(self, spots: Sequence[Spot]) -> None:
+        by_module: dict[torch.nn.Module, _Noted] = {}
+        for spot in spots:
+            by_module.setdefault(spot.module, _Noted([])).spots.append(spot)
+        self._noted = list(by_module.values())
+        self._handles = [_watch(module, noted) for module, noted in by_module.items()]
+
+    def take(self) -> Iterator[tuple[Spot, list[torch.Tensor]]]:
+        """Yield each spot with its tensors since the last time, one a pass, as the model had them:
+        put them in order (`capture.in_order`) when they are one.
+        """
+        for noted in self._noted:
+            passed = noted.passed.copy()
+            noted.passed.clear()
+            for spot in noted.spots:
+                yield spot, _tensors(spot, passed)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _watch(module: torch.nn.Module, noted: _Noted) -> RemovableHandle:
+    passed = noted.passed
+
+    def note(
+        module: torch.nn.Module, inputs: tuple[Any, ...], output: Output | None = None
+    ) -> None:
+        passed.append((inputs, output))
+
+    if any(spot.place.side is Side.OUT for spot in noted.spots):
+        return module.register_forward_hook(note)
+    return module.register_forward_pre_hook(note)
+
+
+def _tensors(spot: Spot, passed: Sequence[_Pass]) -> list[torch.Tensor]:
+    if spot.place.side is Side.IN:
+        index = spot.place.index
+        return [inputs[index] for inputs, _ in passed]
+    return [value_of(output) for _, output in passed if output is not None]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,25 @@ import pytest
 from hypothesis import settings
 
 from tests import ranks
+from tests.failures import NamedFailures
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("megascan", deadline=None)
 settings.load_profile("megascan")
 
+# As scripts/test.sh has it, for `pytest tests/…` as well: threads of torch that share a core spin
+# while they wait for one another. It is read when torch or numpy is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.hookimpl(trylast=True)  # once the terminal's reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    """Name failures at once: here, not in xdist's workers, whose reports all come here."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NamedFailures(terminal))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,6 +25,8 @@ _LOST = re.compile(
     r"remote process exited",
     re.IGNORECASE,
 )
+# What gloo says when the other side is there and says nothing.
+_TIMED_OUT = re.compile(r"timed out waiting (\d+)ms for (send|recv) operation", re.IGNORECASE)
 
 
 def end_alike(launch: Launch, error: MegaScanError) -> int:
@@ -61,9 +63,16 @@ def carry_out(launch: Launch, work: Callable[[], object]) -> int:
     except MegaScanError as error:
         return end_alone(launch, error)
     except RuntimeError as error:
-        if not is_lost_connection(error):
+        if is_lost_connection(error):
+            return end_left_alone(launch)
+        waited = _TIMED_OUT.search(str(error))
+        if waited is None:
             raise
-        return end_left_alone(launch)
+        _say(
+            f"rank {launch.rank}: another rank has said nothing for {int(waited[1]) / 60e3:g} min "
+            "(--distributed-timeout-minutes) and stands still; see what it wrote, or its host"
+        )
+        return 1
     return 0
 
 

@@ -25,7 +25,6 @@ from training.arguments import Settings, Sizes
 from training.model import padded_vocab_size
 
 if TYPE_CHECKING:
-    import torch
     from megatron.core.timers import Timers
     from torch.utils.tensorboard import SummaryWriter
 
@@ -58,7 +57,7 @@ _BYTES_PER_MB = 1024 * 1024
 
 
 def memory_line(rank: int, iteration: int) -> str:
-    """Say what memory is allocated and reserved on the GPU; on the CPU what is resident."""
+    """Return what memory is allocated and reserved on the GPU; on the CPU what is resident."""
     if torch.cuda.is_available():
         values = {
             "allocated": torch.cuda.memory_allocated(),
@@ -308,7 +307,7 @@ def print_summary(
 
 
 def layout_line(sizes: Sizes, device: str) -> str:
-    """Say the parallel sizes; those that only some jobs have are left out where they are 1."""
+    """Return the parallel sizes in words, without those of 1 that only some jobs set."""
     parts = [
         f"using world size: {sizes.world_size}",
         f"data-parallel size: {sizes.data_size}",

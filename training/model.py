@@ -16,7 +16,6 @@ from megascan.errors import MissingError
 from training.arguments import Settings, Sizes
 
 if TYPE_CHECKING:
-    import torch
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt import GPTModel
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig

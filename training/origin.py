@@ -62,10 +62,11 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
     """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
-    from training.hf.families import read_family
+    from training.hf.loading import check_folder
 
+    _, _, values = check_folder(folder)
     tokenizer = hugging_face_tokenizer(folder)
-    return {**read_family(folder), **({} if tokenizer is None else asdict(tokenizer))}
+    return {**values, **({} if tokenizer is None else asdict(tokenizer))}
 
 
 def hugging_face_tokenizer(folder: Path) -> TokenizerSettings | None:

@@ -29,6 +29,7 @@ from megascan.header import Json
 from megascan.parallel import Kept, Workers, workers_here
 from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import ShardedTimeline, Timeline, equals, numbers
+from megascan.topology import RANK_FILE_PATTERNS
 
 if TYPE_CHECKING:
     from aggregate import Sums
@@ -80,19 +81,32 @@ def aggregate_folder(
         return build_shards(trace, kept, workers, summed=summed)
 
 
+def _holds_probes_only(path: Path) -> bool:
+    """Tell whether a folder has files of probes, and none that is named as a rank's."""
+    from megascan.probes import probe_files
+
+    named = (file for pattern in RANK_FILE_PATTERNS for file in path.glob(pattern))
+    return bool(probe_files(path)) and next(named, None) is None
+
+
 def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple[Trace, list[Kept]]:
     """Read the rank files of `path` as recorded, the ends only; warn of missing ranks."""
     from aggregate import load_solver
     from megascan.reader import read_ends
 
-    with stage(f"reading rank files of {path}"):
-        trace, kept = read_ends(
-            path,
-            workers,
-            run=arguments.run,
-            allow_missing_ranks=arguments.allow_missing_ranks,
-            meanwhile=load_solver,
-        )
+    try:
+        with stage(f"reading rank files of {path}"):
+            trace, kept = read_ends(
+                path,
+                workers,
+                run=arguments.run,
+                allow_missing_ranks=arguments.allow_missing_ranks,
+                meanwhile=load_solver,
+            )
+    except InputError as error:
+        if _holds_probes_only(path):
+            raise InputError(f"{error}; megascan probe {path} compares its probes") from error
+        raise
     if trace.completeness.missing_ranks:
         missing, number = trace.completeness.missing_ranks, trace.completeness.world_size
         print(

@@ -237,7 +237,7 @@ def _endpoint(arguments: argparse.Namespace, watcher: Watcher) -> Iterator[None]
     if arguments.prometheus is None:
         yield
         return
-    from megascan.watch.endpoint import Endpoint
+    from megascan.watch.metrics import Endpoint
 
     endpoint = Endpoint(
         arguments.prometheus_host, arguments.prometheus, watcher.gauges, watcher.pulse

@@ -12,7 +12,7 @@ core, `aggregate` and `detect`: the verdict is theirs, unchanged.
     state.py        what survives a restart
     payloads.py     events and verdicts as records, in the shapes of those who take them
     delivery.py     webhooks and commands, told at least once
-    metrics.py      Prometheus; endpoint.py serves it, and the health of the watch
+    metrics.py      what Prometheus is told, and the server that it asks
     policy.py       what an operator's rules would drain
     history.py      findings of many jobs by host and device
     screen.py       the terminal view

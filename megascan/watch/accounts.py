@@ -35,7 +35,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from megascan.header import Json, RankHeader
-from megascan.watch.windows import JobWindow
+from megascan.watch.windows import JobWindow, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -307,14 +307,6 @@ class _Sight:
     def end_unix_ns(self) -> int:
         return self.windows[-1].end_unix_ns
 
-    @property
-    def headers(self) -> Mapping[int, RankHeader]:
-        return {
-            rank: segment.header
-            for window in self.windows
-            for rank, segment in window.segments.items()
-        }
-
     def start_of(self, iteration: int) -> int:
         """Return the Unix time, in ns, at which the window with an iteration began."""
         within = [w.start_unix_ns for w in self.windows if w.last_iteration >= iteration]
@@ -343,7 +335,7 @@ class _Sight:
         """Return the account with the cost counted until the last slow iteration."""
         begin = max(account.counted_unix_ns, self.start_of(finding.first_iteration))
         end = max(begin, self.end_of(finding.last_iteration))
-        num_devices = next(iter(self.headers.values())).world_size
+        num_devices = next(iter(headers_of(self.windows).values())).world_size
         wasted = num_devices * (end - begin) / _NS_PER_HOUR * self.lost_share(finding)
         return replace(account, counted_unix_ns=end, cost_gpu_hours=account.cost_gpu_hours + wasted)
 
@@ -392,7 +384,7 @@ def _opened(finding: Finding, seen: _Sight) -> Account:
 
 def _renewed(account: Account, finding: Finding, seen: _Sight) -> Account:
     """Return the account with what the newest finding says."""
-    headers = seen.headers
+    headers = headers_of(seen.windows)
     return replace(
         seen.counted(account, finding),
         run_id=seen.windows[-1].run_id,

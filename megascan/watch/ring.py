@@ -22,7 +22,7 @@ from megascan.header import RankHeader
 from megascan.probes import Probes
 from megascan.reader.segments import Segment
 from megascan.timeline import Trace
-from megascan.watch.windows import JobWindow
+from megascan.watch.windows import JobWindow, headers_of
 
 if TYPE_CHECKING:
     from detect import DetectorSettings, Report
@@ -92,11 +92,7 @@ class Ring:
     @property
     def headers(self) -> dict[int, RankHeader]:
         """Return the newest header of each rank."""
-        return {
-            rank: segment.header
-            for window in self.windows
-            for rank, segment in window.segments.items()
-        }
+        return headers_of(self.windows)
 
     def judge(self) -> Judgement:
         """Align, observe and judge all windows. Raises InputError for ranks that contradict."""

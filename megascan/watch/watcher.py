@@ -26,15 +26,14 @@ from megascan.header import Json
 from megascan.reader.growing import Wanted
 from megascan.watch import payloads
 from megascan.watch.delivery import Outbox
-from megascan.watch.endpoint import Pulse
 from megascan.watch.glance import Glance
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
-from megascan.watch.metrics import Gauges
+from megascan.watch.metrics import Gauges, Pulse
 from megascan.watch.policy import Decision, Rule, decisions
 from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring
 from megascan.watch.state import State, StateFile
-from megascan.watch.windows import JobFiles, JobWindow
+from megascan.watch.windows import JobFiles, JobWindow, headers_of
 
 if TYPE_CHECKING:
     from detect import DetectorSettings
@@ -225,8 +224,7 @@ class Watcher:
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
         if state.run_id:
-            headers = {rank: part.header for rank, part in window.segments.items()}
-            self._tell_all(state.accounts.end_run(headers, time.time()))
+            self._tell_all(state.accounts.end_run(headers_of([window]), time.time()))
         self.glance.clear()
         before = window.first_iteration - 1 if state.run_id else -1
         state.run_id, state.judged_iteration, state.ring_iteration = window.run_id, before, before

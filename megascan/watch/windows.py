@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,11 @@ class JobWindow:
     def num_spans(self) -> int:
         """Return the number of spans of all ranks."""
         return sum(segment.spans.num_rows for segment in self.segments.values())
+
+
+def headers_of(windows: Iterable[JobWindow]) -> dict[int, RankHeader]:
+    """Return the newest header of each rank in some windows, the oldest window first."""
+    return {rank: segment.header for window in windows for rank, segment in window.segments.items()}
 
 
 def _extent(segment: Segment) -> tuple[int, int]:

@@ -21,7 +21,7 @@ shared_usage='  --num-gpus N      ranks on this node (default: one a GPU; withou
   --pipeline-model-parallel-size N, --pp N   (default: 1)
   --context-parallel-size N, --cp N          (default: 1)
   --use-dpp         plan in which order the pipeline works (docs/dynamic-pipeline.md); needs --pp 2 or more
-  --model NAME      small (default: 1.7 B parameters on GPUs, 2 M on the CPU) or 8b (the shape of Llama 3 8B)
+  --model NAME      small (default: 1.7 B parameters on GPUs, 0.5 M on the CPU) or 8b (the shape of Llama 3 8B)
   --train-iters N   iterations (default: 20)
   --micro-batch-size N, --global-batch-size N   (default: 4 micro-batches a replica)
   --data-path PREFIX   a .bin/.idx pair without its ending (default: mock data), with its tokenizer:

@@ -9,8 +9,8 @@ choose_model() {
             --max-position-embeddings 2048 --bf16) ;;
     small:cpu)
         micro_batch_size=${micro_batch_size:-2}
-        model_flags=(--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128
-            --max-position-embeddings 128) ;;
+        model_flags=(--num-layers 2 --hidden-size 128 --num-attention-heads 4 --seq-length 64
+            --max-position-embeddings 64) ;;
     8b:*) # the shape of Llama 3 8B
         micro_batch_size=${micro_batch_size:-1}
         model_flags=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336

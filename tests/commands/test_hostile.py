@@ -51,6 +51,18 @@ def test_a_full_standard_output_is_one_line(healthy, tmp_path):
     assert line.startswith("error: standard output cannot be written (No space left on device)")
 
 
+@pytest.mark.parametrize("command", [("detect",), ("aggregate", "-b")])
+def test_a_folder_of_probes_points_to_the_command_that_compares_them(tmp_path, capsys, command):
+    (tmp_path / "scope-probe-0.jsonl").touch()
+    assert report_errors(lambda: main([*command, str(tmp_path)])) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: no rank files in {tmp_path}; ")
+    assert line.endswith(f"; megascan probe {tmp_path} compares its probes")
+    (tmp_path / "scope-probe-0.jsonl").unlink()
+    assert report_errors(lambda: main([*command, str(tmp_path)])) == 1
+    assert "probe" not in capsys.readouterr().err.replace(str(tmp_path), "")
+
+
 def test_a_current_folder_that_is_gone_is_one_line(healthy, tmp_path):
     done = shell(f"mkdir gone; cd gone; rmdir ../gone; $MEGASCAN aggregate -b {healthy}", tmp_path)
     assert done.returncode == 1

@@ -18,10 +18,13 @@ from megascan.errors import InputError
 from training.checkpoint_folder import SavedSettings, write_saved
 from training.checkpoint_tensors import CheckpointTensors
 from training.convert import main as convert
+from training.distributed import Launch
+from training.generation.job import open_job
 from training.hf.families import read_family
 from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
 from training.hf.weights import open_weights, plan, publish_model, writing
+from training.origin import hugging_face_defaults
 
 HERE = Path(__file__).parent
 WITH_TOKENIZER, TOKENIZER_FILES = "llama2", ("tokenizer.json", "tokenizer_config.json")
@@ -171,6 +174,37 @@ def test_tensors_of_another_number_of_layers_are_no_model(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "sentence"),
+    [
+        ("gpt2", "n_layer", 5, "has no tensor transformer.h.4.ln_1.weight, which its config.json"),
+        ("gpt2", "n_layer", 10**9, "has no tensor transformer.h.4.ln_1.weight"),
+        ("mixtral", "num_local_experts", 10**9, r"has no tensor model.layers.0.+experts.\d+.w1"),
+        ("llama2", "hidden_size", 48 * 10**6, r"embed_tokens.weight of \(203, 48\), and its conf"),
+    ],
+)
+def test_a_configuration_of_more_than_the_files_hold_is_refused_before_a_model_is_built(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, models: Path,
+    tmp_path: Path, kind: str, key: str, value: int, sentence: str,
+) -> None:  # fmt: skip
+    """However many layers it claims: building them would end with the machine's memory."""
+    monkeypatch.setattr("training.model.build_bare_model", lambda *_: pytest.fail("it was built"))
+    folder = tmp_path / kind
+    shutil.copytree(models / kind, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config[key] < value
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    assert convert(["--from-hf", str(folder), "--save", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(sentence, line), line
+    with pytest.raises(InputError, match=sentence):  # what the trainer reads at its start
+        hugging_face_defaults(folder)
+    words = ["--load-hf", str(folder), "--tokenizer-type", "NullTokenizer", "--vocab-size", "50"]
+    alone = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    with pytest.raises(InputError, match=sentence):
+        open_job([*words, "--distributed-backend", "gloo"], alone)
+
+
 def test_tensors_that_are_something_else_are_said_in_one_sentence(checkpoint: Path) -> None:
     (checkpoint / "iter_0000000" / ".metadata").write_bytes(pickle.dumps(1))
     with pytest.raises(InputError, match="cannot read the checkpoint"):
@@ -242,7 +276,7 @@ def test_torchs_own_format_with_other_things_than_tensors_is_refused(
 @pytest.mark.parametrize(
     ("name", "tensor", "sentence"),
     [
-        ("transformer.wte.weight", torch.tensor(1.0), "for 0 ids, and its config.json says"),
+        ("transformer.wte.weight", torch.tensor(1.0), r"of \(\), and its config.json says"),
         ("transformer.h.1.mlp.c_fc.weight", torch.tensor(1.0), r"of \(\), which its config"),
         ("transformer.h.1.ln_1.weight", torch.ones(48, dtype=torch.int64), "in int64, expected a"),
         ("transformer.h.1.ln_1.weight", torch.ones(48) > 0, "in bool, expected a floating-point"),
@@ -262,7 +296,7 @@ def test_a_tensor_that_is_no_weight_is_refused_and_nothing_is_left(
     assert convert(["--from-hf", str(tmp_path / "gpt2"), "--save", str(tmp_path / "out")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(sentence, line)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 def test_files_are_divided_at_the_size_that_is_asked_for(models: Path, tmp_path: Path) -> None:

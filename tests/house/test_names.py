@@ -11,7 +11,6 @@ COMMANDS = ROOT / "megascan" / "cli"
 """A command's file is named as it is typed, and so is the module that does its work."""
 
 MEAN_THE_SAME = {
-    "attention": "attention probabilities: computed for a page, and while text is generated",
     "callback": "the seam between a loop and what watches it: of training, of generation",
     "compute": "slow computing: planted as a fault, found as a cause",
     "job": "one whole job: simulated, trained, generating",

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from megascope import reductions
-from megascope.attention import entropy, probabilities
-from megascope.capture import Capture, Sight
+from megascope.capture import Capture, Sight, entropy, probabilities
 from megascope.interventions import flip_bits
 from megascope.places import PLACES, Share, find_spots
 from megascope.probe import Probe

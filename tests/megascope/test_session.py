@@ -13,9 +13,9 @@ import torch
 
 from megascan.errors import ConfigError
 from megascope.capture import Capture, in_order
-from megascope.notes import Notes
 from megascope.places import find_spots
 from megascope.session import STRIP_PLACES, principal_axes, read_command
+from megascope.strips import Notes
 
 from .conftest import Written, run_ranks
 

@@ -167,6 +167,9 @@ def main(runs_path: str, out: str) -> None:
 
         device_for = channels.device_for
         even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
+        # A trainer freezes all objects there are: the next run would keep this one's. To unfreeze
+        # them would let loose those that this process was forked with, too: half a second a run.
+        gc.freeze = lambda: None
         _watch()
         shares: list[float] = []
         helped: dict[str, list[float]] = {}
@@ -192,7 +195,6 @@ def main(runs_path: str, out: str) -> None:
             job.train()
             results[name] = _FOUND | {"children": len(multiprocessing.active_children())}
             helped[name] = list(shares)
-            gc.unfreeze()
             gc.collect()
     if launch.rank == 0:
         Path(f"{out}.helped").write_text(json.dumps(helped), encoding="utf-8")

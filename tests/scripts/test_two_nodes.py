@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "scripts"
-SMALLER = ["--num-layers", "2", "--hidden-size", "128", "--seq-length", "64"]
 LIMIT_S = 200
 
 
@@ -174,7 +173,7 @@ def test_a_fault_on_the_second_machine_is_named_with_its_host(
     """The worker finds its rank by its address; nothing but the wire joins the two."""
     first, second = two_machines
     words = ["--multi-node", "--node-ips", f"{first.address},{second.address}", "--num-gpus", "2",
-             "--master-port", str(free_port()), "--train-iters", "22", "--", *SMALLER,
+             "--master-port", str(free_port()), "--train-iters", "22", "--",
              "--inject-fault", "rank=3,kind=compute,factor=4"]  # fmt: skip
     rank = [] if second.prefix else ["--node-rank", "1"]  # one machine has both addresses
     worker = start(second, "run_worker_gpt.sh", *rank, *words)  # before the first: it waits
@@ -197,7 +196,7 @@ def test_a_killed_rank_restarts_the_job_and_both_attempts_can_be_read(
     words = ["--elastic", "--nnodes", "2", "--max-restarts", "1", "--num-gpus", "1", "--tp", "1",
              "--rdzv-endpoint", f"localhost:{free_port()}", "--train-iters", "40",
              "--save", "checkpoints", "--save-interval", "5"]  # fmt: skip
-    launchers = [start(node, f"run_{role}_gpt.sh", *words, "--", *SMALLER)
+    launchers = [start(node, f"run_{role}_gpt.sh", *words)
                  for role in ("master", "worker")]  # fmt: skip
     marker = node.disk / "checkpoints" / "latest_checkpointed_iteration.txt"
     wait_for(lambda: marker.exists() and int(marker.read_text()) >= 10, launchers)

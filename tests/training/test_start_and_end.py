@@ -14,7 +14,13 @@ from training import pretrain_gpt
 from training.arguments import parse_settings, resolve_sizes
 from training.checkpoint import reason_of
 from training.distributed import Launch, choose_device, read_launch, silence
-from training.failure import end_alike, end_alone, is_lost_connection, refusals_as_errors
+from training.failure import (
+    carry_out,
+    end_alike,
+    end_alone,
+    is_lost_connection,
+    refusals_as_errors,
+)
 from training.log import Share, layout_line, parameter_lines
 
 FLAGS = (
@@ -142,6 +148,22 @@ def test_a_lost_connection_is_told_from_other_failures() -> None:
     lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     assert is_lost_connection(RuntimeError(lost))
     assert not is_lost_connection(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_a_rank_whose_peer_stands_still_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As gloo says it: of a message and of a collective alike."""
+
+    def wait() -> None:
+        raise RuntimeError(
+            "[third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+            "180000ms for recv operation to complete"
+        )
+
+    assert carry_out(launch_of(1), wait) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: rank 1: another rank has said nothing for 3 min (--distributed-")
 
 
 def test_a_launcher_that_speaks_nonsense_is_one_sentence() -> None:

@@ -19,8 +19,16 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from megascan.errors import ConfigError
-from megascan.watch.endpoint import MOST_SILENT_S, Endpoint, Pulse
-from megascan.watch.metrics import METRICS, MOST_RANKS, PREFIX, Gauges, exposition
+from megascan.watch.metrics import (
+    METRICS,
+    MOST_RANKS,
+    MOST_SILENT_S,
+    PREFIX,
+    Endpoint,
+    Gauges,
+    Pulse,
+    exposition,
+)
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "scripts" / "monitoring"

@@ -7,7 +7,7 @@ Owns everything between a prompt's token ids and the answer's. Fed by `training.
     engine.py     the loop on every rank: requests in, answers out
     scheduler.py  which rows a batch holds, what each step computes; request.py what a row asks for
     stage.py      one pipeline stage, run step by step; lightening.py its modules without training's
-    layout.py     where the tokens of a step stand; cache.py keys and values; attention.py over them
+    layout.py     where the tokens of a step stand; attention.py keys, values, and attention to them
     sampling.py   tokens from logits; detokenizing.py text from tokens
     service.py    between a server's event loop and the thread that computes; web/ the endpoints
 

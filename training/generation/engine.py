@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of this rank's keys and values."""
+        """Return the memory of this rank's keys and values."""
         return self.stage.cache.num_bytes
 
     def run(self, inbox: Inbox | None = None) -> Iterator[list[Answer]]:
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def num_recorded(self) -> int:
-        """Sizes of steps that can be replayed now."""
+        """Return of how many sizes steps can be replayed now."""
         return 0 if self._replay is None else self._replay.num_recorded
 
     def close(self) -> None:

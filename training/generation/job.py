@@ -53,10 +53,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the model is called unless somebody names it."""
+        """Return what the model is called unless somebody names it."""
         folder = self.hugging_face or self.checkpoint
         assert folder is not None  # one of them is given
         return (folder.parent if folder.name.startswith("iter_") else folder).resolve().name
+
+    def check(self) -> None:
+        """Raise InputError for a Hugging Face folder that does not hold what it describes."""
+        if self.hugging_face is not None:
+            from training.hf.loading import check_folder
+
+            check_folder(self.hugging_face)
 
     def load(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Fill this rank's part of the model."""
@@ -205,6 +212,8 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
             f"the tokenizer has {tokenizer.vocab_size} ids and the model knows {vocab_size}; "
             "choose the model's own tokenizer"
         )
+    limits = _limits(given, settings, sizes, device, source.window)
+    source.check()
     return GenerationJob(
         launch=launch,
         source=source,
@@ -214,7 +223,7 @@ def read_job(given: argparse.Namespace, launch: Launch) -> GenerationJob:
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         stop_ids=tuple(dict.fromkeys((tokenizer.eod, *source.end_ids))),
-        limits=_limits(given, settings, sizes, device, source.window),
+        limits=limits,
         device=device,
         # Experts are chosen, and stages wait for one another, on the host.
         has_graphs=given.cuda_graph_impl == "local"

@@ -32,7 +32,7 @@ class Share:
 
     @property
     def end(self) -> int:
-        """The position after the last token."""
+        """Return the position after the last token."""
         return self.start + len(self.tokens)
 
 

@@ -27,7 +27,7 @@ _Output = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def lighten(model: torch.nn.Module) -> None:
-    """Let the modules of a model run without the needs of training, those of known kinds.
+    """Give each module of a known kind (`_MAKERS`) a forward pass that serves generation alone.
 
     Call it when the model has its modules and their number format; weights may be filled later.
     """
@@ -84,14 +84,14 @@ def _layer(layer: Any) -> _Forward:
     normalize_first, normalize_second = map(
         caller, (layer.input_layernorm, layer.pre_mlp_layernorm)
     )
-    attend, think = caller(layer.self_attention), caller(layer.mlp)
+    attend, transform = caller(layer.self_attention), caller(layer.mlp)
     select = layer.self_attention.core_attention.select
 
     def forward(hidden_states: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
         output, bias = attend(normalize_first(hidden_states))
         hidden_states = select(hidden_states)
         hidden_states = hidden_states + (output if bias is None else output + bias)
-        output, bias = think(normalize_second(hidden_states))
+        output, bias = transform(normalize_second(hidden_states))
         return hidden_states + (output if bias is None else output + bias), None
 
     return forward
@@ -136,10 +136,8 @@ def _mlp(mlp: Any) -> _Forward:
     """Run the two linear layers with the activation, gated or not, between them."""
     widen, narrow = caller(mlp.linear_fc1), caller(mlp.linear_fc2)
     activate, is_gated = mlp.activation_func, mlp.config.gated_linear_unit
-    first, hooks = (
-        mlp.linear_fc1,
-        (mlp.linear_fc1._forward_pre_hooks, mlp.linear_fc1._forward_hooks),
-    )
+    first = mlp.linear_fc1
+    hooks = first._forward_pre_hooks, first._forward_hooks
 
     def widened(hidden_states: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor

@@ -134,7 +134,7 @@ class Looking(GenerationCallback):
 
     @property
     def has_work(self) -> bool:
-        """Whether a command waits or a run is under way."""
+        """Tell whether a command waits or a run is under way."""
         return self._session is not None and self._session.has_work
 
     def receive(self, aside: str) -> None:

@@ -11,8 +11,7 @@ from megatron.core import parallel_state
 from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes
 from training.failure import refusals_as_errors
-from training.generation.attention import CachedAttention, Rotation, StepState
-from training.generation.cache import KeyValueCache
+from training.generation.attention import CachedAttention, KeyValueCache, Rotation, StepState
 from training.generation.layout import Layout
 from training.generation.lightening import lighten
 from training.generation.request import Limits
@@ -70,7 +69,7 @@ class Stage:
 
     @property
     def is_watched(self) -> bool:
-        """Whether hooks of others look at any module, or change what it computes."""
+        """Tell whether hooks of others look at any module, or change what it computes."""
         return sum(map(len, self._hooks)) != self._num_own_hooks
 
     def _build(self, settings: Settings, sizes: Sizes, vocab_size: int) -> GPTModel:

@@ -47,21 +47,40 @@ def fillings(
     """
     from megatron.core.utils import unwrap_model
 
-    config = read_config(folder)
-    values = describe(folder / "config.json", config)
-    rules = rules_of(str(config["model_type"]), values)
-    weights = open_weights(folder)
-    check_names(weights, rules, values)
+    weights, rules, values = check_folder(folder)
     found: dict[torch.Tensor, Callable[[], None]] = {}
     for chunk in unwrap_model(list(chunks)):
         found |= dict(_fillings_of(chunk, weights, rules, cast(int, values["model_vocab_size"])))
     return found
 
 
+def check_folder(folder: Path) -> tuple[Weights, tuple[Rule, ...], Mapping[str, object]]:
+    """Return a folder's weights, the rules of its family and the values of its configuration.
+
+    Raises InputError where its tensors are not those of the model that its config.json describes.
+    Called before the model is built: with a wrong number of layers that would end with the memory.
+    """
+    config = read_config(folder)
+    values = describe(folder / "config.json", config)
+    rules = rules_of(str(config["model_type"]), values)
+    weights = open_weights(folder)
+    check_names(weights, rules, values)
+    (source,) = next(rule for rule in rules if rule.form is Form.VOCABULARY).sources
+    shape = weights.read([source])[0].shape
+    if shape[1:] != (values["hidden_size"],):
+        raise InputError(
+            f"{folder} has {source} of {tuple(shape)}, and its config.json says hidden size "
+            f"{values['hidden_size']}; mend the one that is wrong"
+        )
+    return weights, rules, values
+
+
 def check_names(weights: Weights, rules: Sequence[Rule], values: Mapping[str, object]) -> None:
-    """Raise InputError for a tensor that no rule reads: the model would be another without it."""
+    """Raise InputError for a tensor that is missing, and for one that no rule reads: the model
+    would be another without it.
+    """
     known = {
-        weights.name_here(source)
+        weights.require(source)
         for rule in rules
         for layer, expert in _places(rule, values)
         for source in rule.sources_of(layer, expert)

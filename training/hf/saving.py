@@ -18,7 +18,7 @@ from megascan.errors import InputError
 from training.checkpoint_folder import TOKENIZER_FOLDER, SavedSettings, copy_tokenizer_files
 from training.checkpoint_tensors import CheckpointTensors, Wanted
 from training.data.tokenizers import SubwordTokenizer, build_tokenizer
-from training.hf.describing import config_of
+from training.hf.families import config_of
 from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
 from training.hf.weights import CONFIG, plan, writing
 

@@ -48,6 +48,16 @@ class Weights:
         bare = name.partition(".")[2]
         return bare if name not in self.file_of and bare in self.file_of else name
 
+    def require(self, name: str) -> str:
+        """Return a tensor's name in this folder; InputError where it is missing."""
+        here = self.name_here(name)
+        if here not in self.file_of:
+            raise InputError(
+                f"{self.folder} has no tensor {here}, which its config.json asks for; "
+                "copy the folder anew"
+            )
+        return here
+
     def dtype(self) -> str:
         """Return the one number format that holds all weights as they are, by torch's name."""
         found: set[str] = set()
@@ -64,13 +74,8 @@ class Weights:
     def read(self, names: Iterable[str]) -> list[torch.Tensor]:
         """Return some tensors, mapped as long as they are kept; InputError for a missing one."""
         by_file: dict[str, list[str]] = {}
-        wanted = [self.name_here(name) for name in names]
+        wanted = [self.require(name) for name in names]
         for name in wanted:
-            if name not in self.file_of:
-                raise InputError(
-                    f"{self.folder} has no tensor {name}, which its config.json asks for; "
-                    "copy the folder anew"
-                )
             by_file.setdefault(self.file_of[name], []).append(name)
         found: dict[str, torch.Tensor] = {}
         for file, there in by_file.items():

@@ -266,7 +266,7 @@ class HelpedDriver:
 
     @property
     def meeting(self) -> Address:
-        """Where helpers find this rank."""
+        """Return the address at which helpers find this rank."""
         return self._reception.address
 
     @property

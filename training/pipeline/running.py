@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def split(self) -> Callable[[torch.nn.Module], None] | None:
-        """What is to be done with each chunk before it is wrapped, if anything."""
+        """Return what is to be done with each chunk before it is wrapped, if anything."""
         if not self._plans or not self._plan_of(self._own_share()).splits_backward:
             return None
         return self._split

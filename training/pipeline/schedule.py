@@ -81,16 +81,7 @@ def deal_for(settings: Settings, sizes: Sizes) -> Deal | None:
 def check_schedule(settings: Settings, sizes: Sizes) -> None:
     """Raise ConfigError or InputError for flags whose plan this trainer cannot carry out."""
     pipeline = settings.pipeline
-    group_size = pipeline.microbatch_group_size_per_vp_stage
-    option = "--microbatch-group-size-per-virtual-pipeline-stage"
-    if group_size is not None and sizes.virtual_pipeline_size is None:
-        raise ConfigError(f"{option} needs several chunks on a rank; "
-                          "add --num-virtual-stages-per-pipeline-rank 2")  # fmt: skip
-    if group_size is not None and not sizes.pipeline_size <= group_size <= sizes.num_microbatches:
-        raise ConfigError(
-            f"{option} is {group_size}, expected between the pipeline size {sizes.pipeline_size} "
-            f"and the {sizes.num_microbatches} microbatches of a step"
-        )
+    _check_group_size(settings, sizes)
     _check_order(settings, sizes)
     _check_shares(settings, sizes)
     _check_helpers(settings, sizes)
@@ -112,6 +103,26 @@ def check_schedule(settings: Settings, sizes: Sizes) -> None:
         if pipeline.dpp_memory_limit is not None:
             raise ConfigError("--dpp-memory-limit needs --pipeline-schedule or --use-dpp; add one")
         return
+    _check_plan(settings, sizes)
+
+
+def _check_group_size(settings: Settings, sizes: Sizes) -> None:
+    """Raise ConfigError for groups of microbatches that a rank's chunks cannot take in turn."""
+    group_size = settings.pipeline.microbatch_group_size_per_vp_stage
+    option = "--microbatch-group-size-per-virtual-pipeline-stage"
+    if group_size is not None and sizes.virtual_pipeline_size is None:
+        raise ConfigError(f"{option} needs several chunks on a rank; "
+                          "add --num-virtual-stages-per-pipeline-rank 2")  # fmt: skip
+    if group_size is not None and not sizes.pipeline_size <= group_size <= sizes.num_microbatches:
+        raise ConfigError(
+            f"{option} is {group_size}, expected between the pipeline size {sizes.pipeline_size} "
+            f"and the {sizes.num_microbatches} microbatches of a step"
+        )
+
+
+def _check_plan(settings: Settings, sizes: Sizes) -> None:
+    """Raise ConfigError for a plan that this job's pipeline, replicas or layers do not allow."""
+    pipeline = settings.pipeline
     if sizes.pipeline_size == 1 and (pipeline.pipeline_schedule is not None or pipeline.use_dpp):
         option = "--use-dpp" if pipeline.use_dpp else "--pipeline-schedule"
         raise ConfigError(f"{option} needs --pipeline-model-parallel-size 2 or more; add it")

@@ -4,9 +4,9 @@ Owns requests and responses as clients know them. Hands token ids and a sampling
 `training.generation.service`, and gets tokens back as they come; knows nothing of the model. Start
 reading at app.py, then completions.py.
 
-    app.py           which path is answered by what; guard.py stands before all of them
+    app.py           which path is answered by what, and the guard before all of them
     completions.py   POST /v1/completions          chat.py     POST /v1/chat/completions
     megatron_api.py  PUT /api of Megatron-LM       chat_template.py  a chat as one prompt
-    asking.py        from a connection to rows for the engine; fields.py checks each field
+    asking.py        from a body, whose fields are checked one by one, to rows for the engine
     choices.py       the texts of one response while they grow; responses.py sends them
 """

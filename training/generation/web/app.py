@@ -1,7 +1,8 @@
-"""The application: which path is answered by what."""
+"""The application: who may ask, from where, and which path is answered by what."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 
@@ -10,14 +11,55 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from megascan.listening import Gate
 from training.generation.metrics import Outcome
 from training.generation.service import EndedError
 from training.generation.web import chat, completions, megatron_api
 from training.generation.web.asking import Model
-from training.generation.web.guard import Guard
 from training.generation.web.responses import RequestError, json_response
+
+_LOG = logging.getLogger(__name__)
+# Says only whether the server runs; those who look after it ask without a token.
+_OPEN_PATHS = frozenset({"/health"})
+_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+class Guard:
+    """Checks Host, Origin and token of a request before the application sees it.
+
+    With a token, which a page of another site does not have, any Host will do: servers are known
+    by many names.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._gate = Gate(hosts if token is None else None, token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        is_open = scope["path"] in _OPEN_PATHS
+        refusal = self._gate.refusal(scope["headers"], asks_token=not is_open)
+        if refusal is not None:
+            code = "invalid_api_key" if refusal.status == 401 else None
+            error = RequestError(refusal.reason, status=refusal.status, code=code)
+            await error.response()(scope, receive, guarded)
+            return
+        try:
+            await self._app(scope, receive, guarded)
+        except Exception:  # answered by the application already
+            _LOG.exception("an endpoint failed")
+
 
 __all__ = ["Model", "build_app"]
 

@@ -16,6 +16,7 @@ from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
 from training.generation.web.asking import (
     MOST_CHOICES,
+    Fields,
     Model,
     Wish,
     read_fields,
@@ -24,7 +25,6 @@ from training.generation.web.asking import (
     tokens_of,
 )
 from training.generation.web.choices import Change, Choice, respond, usage_of
-from training.generation.web.fields import Fields
 from training.generation.web.responses import (
     RequestError,
 )

@@ -11,6 +11,7 @@ from training.generation.detokenizing import token_text
 from training.generation.request import Request, Sampling
 from training.generation.web.asking import (
     MOST_CHOICES,
+    Fields,
     Model,
     Wish,
     read_fields,
@@ -19,7 +20,6 @@ from training.generation.web.asking import (
     tokens_of,
 )
 from training.generation.web.choices import choices_of, follow
-from training.generation.web.fields import Fields
 from training.generation.web.responses import RequestError, json_response, respond_while_connected
 
 
