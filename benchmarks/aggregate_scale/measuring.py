@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
+
+from megascan import native
 
 _REST = 20
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,8 @@ class Measurement:
     peak_bytes: int
     output_bytes: int
     stages: dict[str, float]
+    cpu_stages: dict[str, float] = field(default_factory=dict)
+    """Of the one process that the command is: all of its work only where it is done by threads."""
 
 
 def measure(
@@ -41,12 +45,14 @@ def measure(
     suffix: str,
     by: str = "processes",
     checkout: Path = ROOT,
+    *,
     cores: Collection[int] | None = None,
+    is_compiled: bool = True,
 ) -> Measurement:
     """Aggregate a trace folder to a file of that suffix, by `processes` or `threads`.
 
-    `checkout` is the MegaScan that does it, `cores` those it may use if not all. Raises
-    RuntimeError with the command's words on failure.
+    `checkout` is the MegaScan that does it, with its compiled part or without; `cores` are those it
+    may use if not all. Raises RuntimeError with the command's words on failure.
     """
     words = [sys.executable, "-m", "benchmarks.aggregate_scale.worker"]
     if cores is not None:
@@ -55,10 +61,16 @@ def measure(
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
         words += [str(report), by, "-b", str(folder), "-o", str(output)]
-        measured = _measured(words, output, checkout)
+        switch = {} if is_compiled else {native.SWITCH: "0"}
+        measured = _measured(words, output, checkout, switch)
         timed = json.loads(report.read_text())
         peak_bytes = max(timed["peak_bytes"], measured.peak_bytes)
-        return replace(measured, peak_bytes=peak_bytes, stages=timed["seconds"])
+        return replace(
+            measured,
+            peak_bytes=peak_bytes,
+            stages=timed["seconds"],
+            cpu_stages=timed.get("cpu_seconds", {}),  # an older checkout does not say
+        )
 
 
 def measure_original(folder: Path, command: Sequence[str]) -> Measurement:
@@ -68,12 +80,15 @@ def measure_original(folder: Path, command: Sequence[str]) -> Measurement:
         return _measured([*command, "-b", str(folder), "-o", str(output)], output, Path(place))
 
 
-def _measured(words: Sequence[str], output: Path, inside: Path) -> Measurement:
+def _measured(
+    words: Sequence[str], output: Path, inside: Path, switch: Mapping[str, str] | None = None
+) -> Measurement:
     """Run a command in a folder; RuntimeError with its words when it fails."""
+    environment = {**os.environ, **(switch or {})}
     log = output.parent / "log.txt"
     began = time.perf_counter()
     with log.open("wb") as file:
-        process = subprocess.Popen(words, cwd=inside, stdout=file, stderr=file)
+        process = subprocess.Popen(words, cwd=inside, stdout=file, stderr=file, env=environment)
         with Watch(process.pid) as watch:
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

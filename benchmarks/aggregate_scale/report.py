@@ -63,8 +63,8 @@ class CoresRow:
     measured: Measurement
 
 
-def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
-    """All tables and what they were measured on."""
+def to_markdown(rows: Sequence[Row], reference_seconds: float, other: str) -> str:
+    """All tables and what they were measured on; `other` is what was measured in turns."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = os.getloadavg()[0]
     head = [
@@ -74,7 +74,7 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
         "",
     ]
     tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
-    return "\n".join([*head, *tables, *_against_other(rows)])
+    return "\n".join([*head, *tables, *_against_other(rows, other)])
 
 
 def to_cores(rows: Sequence[CoresRow], reference_seconds: float) -> str:
@@ -168,14 +168,15 @@ def _against_original(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _against_other(rows: Sequence[Row]) -> list[str]:
-    """How this checkout compares with the other: ratios above 1 are better here."""
+def _against_other(rows: Sequence[Row], other: str) -> list[str]:
+    """How this checkout compares with what ran in turns: ratios above 1 are better here."""
     compared = [row for row in rows if row.turns]
     if not compared:
         return []
     lines = [
         "",
-        f"The other checkout over this one, {len(compared[0].turns)} turns: median (extremes).",
+        f"{other[0].upper()}{other[1:]} over this one, {len(compared[0].turns)} turns: median "
+        "(extremes).",
         "",
         "| source | ranks | events | output | wall s | CPU s | peak memory |",
         "|---" * 7 + "|",
@@ -187,6 +188,31 @@ def _against_other(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
             f"| {cells} |"
+        )
+    return [*lines, *_cpu_by_stage(compared, other)]
+
+
+def _cpu_by_stage(rows: Sequence[Row], other: str) -> list[str]:
+    """CPU µs an event of the command's own process by stage, what ran in turns first."""
+    stages = ("import", *STAGES)
+    lines = [
+        "",
+        f"CPU µs an event of the process that is the command, {other} → this one, medians.",
+        "",
+        f"| source | ranks | events | output | {' | '.join(stages)} |",
+        "|---" * (len(stages) + 4) + "|",
+    ]
+    for row in rows:
+        cells = []
+        for stage in stages:
+            pair = (
+                median(one.cpu_stages.get(stage, float("nan")) for one in side)
+                for side in zip(*((theirs, own) for own, theirs in row.turns), strict=True)
+            )
+            cells.append(" → ".join(f"{each / row.num_events * 1e6:.2f}" for each in pair))
+        lines.append(
+            f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
+            f"| {' | '.join(cells)} |"
         )
     return lines
 
