@@ -4,14 +4,12 @@ Writes synthetic traces (a simulated job's spans, in our format and in the origi
 aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto protobuf, and prints
 speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
 temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
-in turns, and prints how the two compare. --cores runs the jobs on so many of the machine's cores
-in turn, and prints speed, parallel efficiency and memory of all processes. --original runs the
-original MegaScan's aggregator in turns with ours on the trace in its format. --native runs each
-job in turns with the compiled part and without; by threads on one core it says which stage's CPU
-time that is.
+in turns, and prints how the two compare, also CPU time by stage (of all work with --by threads,
+else of the one process that aligns and writes). --cores runs the jobs on so many of the machine's
+cores in turn, and prints speed, parallel efficiency and memory of all processes. --original runs
+the original MegaScan's aggregator in turns with ours on the trace in its format.
 
     python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
-    taskset -c 0 python -m benchmarks.aggregate_scale --native --by threads --only 64,original
     python -m benchmarks.aggregate_scale --only original --original "python3.12 aggregate.py -d"
 """
 
@@ -36,7 +34,6 @@ from benchmarks.aggregate_scale.measuring import (
     reference_seconds,
 )
 from benchmarks.aggregate_scale.report import CoresRow, Row, to_cores, to_markdown
-from megascan import native
 from megascan.errors import UsageError, report_errors
 
 QUICK_SPANS = 200_000
@@ -59,11 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         "--against", type=Path, metavar="DIR", help="compare with the MegaScan checked out there"
     )
     parser.add_argument(
-        "--native",
-        action="store_true",
-        help="compare with the same without its compiled part, in turns",
-    )
-    parser.add_argument(
         "--original",
         type=shlex.split,
         metavar="COMMAND",
@@ -74,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=3,
         metavar="N",
-        help="runs of each with --against, --native and --original (default 3)",
+        help="runs of each with --against and --original (default 3)",
     )
     parser.add_argument("--cores", metavar="LIST", help="on how many cores in turn (1,2,4,8,16)")
     parser.add_argument(
@@ -90,12 +82,6 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; tables on stdout."""
     chosen = _parser().parse_args(arguments)
-    if chosen.native and (chosen.against or native.library() is None):
-        raise UsageError(
-            "--native compares with this checkout without its compiled part: leave out --against"
-            if chosen.against
-            else "--native needs the compiled part: build it with `python hatch_build.py`"
-        )
     largest = QUICK_SPANS if chosen.quick else sys.maxsize
     largest = chosen.max_spans or largest
     reference = reference_seconds()
@@ -113,8 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 by_cores += _on_cores(case, Path(place) / "trace", chosen)
             else:
                 rows += _measured(case, Path(place) / "trace", chosen)
-    other = "without the compiled part" if chosen.native else "the other checkout"
-    print(to_cores(by_cores, reference) if chosen.cores else to_markdown(rows, reference, other))
+    print(to_cores(by_cores, reference) if chosen.cores else to_markdown(rows, reference))
     if chosen.json:
         chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
     return 0
@@ -180,11 +165,9 @@ def _in_turns(
     ours: list[Measurement] = []
     theirs: list[Measurement] = []
     original: list[Measurement] = []
-    for _ in range(chosen.turns if chosen.against or chosen.native or beside else 1):
+    for _ in range(chosen.turns if chosen.against or beside else 1):
         ours.append(measure(folder, suffix, chosen.by))
-        if chosen.native:
-            theirs.append(measure(folder, suffix, chosen.by, is_compiled=False))
-        elif chosen.against:
+        if chosen.against:
             theirs.append(measure(folder, suffix, chosen.by, chosen.against.resolve()))
         if beside:
             original.append(measure_original(folder, beside))

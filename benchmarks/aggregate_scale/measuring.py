@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
-
-from megascan import native
 
 _REST = 20
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,14 +43,12 @@ def measure(
     suffix: str,
     by: str = "processes",
     checkout: Path = ROOT,
-    *,
     cores: Collection[int] | None = None,
-    is_compiled: bool = True,
 ) -> Measurement:
     """Aggregate a trace folder to a file of that suffix, by `processes` or `threads`.
 
-    `checkout` is the MegaScan that does it, with its compiled part or without; `cores` are those it
-    may use if not all. Raises RuntimeError with the command's words on failure.
+    `checkout` is the MegaScan that does it, `cores` those it may use if not all. Raises
+    RuntimeError with the command's words on failure.
     """
     words = [sys.executable, "-m", "benchmarks.aggregate_scale.worker"]
     if cores is not None:
@@ -61,8 +57,7 @@ def measure(
     with TemporaryDirectory(dir=folder.parent) as place:
         output, report = Path(place) / f"timeline{suffix}", Path(place) / "report.json"
         words += [str(report), by, "-b", str(folder), "-o", str(output)]
-        switch = {} if is_compiled else {native.SWITCH: "0"}
-        measured = _measured(words, output, checkout, switch)
+        measured = _measured(words, output, checkout)
         timed = json.loads(report.read_text())
         peak_bytes = max(timed["peak_bytes"], measured.peak_bytes)
         return replace(
@@ -80,15 +75,12 @@ def measure_original(folder: Path, command: Sequence[str]) -> Measurement:
         return _measured([*command, "-b", str(folder), "-o", str(output)], output, Path(place))
 
 
-def _measured(
-    words: Sequence[str], output: Path, inside: Path, switch: Mapping[str, str] | None = None
-) -> Measurement:
+def _measured(words: Sequence[str], output: Path, inside: Path) -> Measurement:
     """Run a command in a folder; RuntimeError with its words when it fails."""
-    environment = {**os.environ, **(switch or {})}
     log = output.parent / "log.txt"
     began = time.perf_counter()
     with log.open("wb") as file:
-        process = subprocess.Popen(words, cwd=inside, stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(words, cwd=inside, stdout=file, stderr=file)
         with Watch(process.pid) as watch:
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -63,8 +63,8 @@ class CoresRow:
     measured: Measurement
 
 
-def to_markdown(rows: Sequence[Row], reference_seconds: float, other: str) -> str:
-    """All tables and what they were measured on; `other` is what was measured in turns."""
+def to_markdown(rows: Sequence[Row], reference_seconds: float) -> str:
+    """All tables and what they were measured on."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     load = os.getloadavg()[0]
     head = [
@@ -74,7 +74,7 @@ def to_markdown(rows: Sequence[Row], reference_seconds: float, other: str) -> st
         "",
     ]
     tables = [*_speed(rows), "", *_shares(rows), "", *_against_original(rows)]
-    return "\n".join([*head, *tables, *_against_other(rows, other)])
+    return "\n".join([*head, *tables, *_against_other(rows)])
 
 
 def to_cores(rows: Sequence[CoresRow], reference_seconds: float) -> str:
@@ -168,15 +168,14 @@ def _against_original(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _against_other(rows: Sequence[Row], other: str) -> list[str]:
-    """How this checkout compares with what ran in turns: ratios above 1 are better here."""
+def _against_other(rows: Sequence[Row]) -> list[str]:
+    """How this checkout compares with the other: ratios above 1 are better here."""
     compared = [row for row in rows if row.turns]
     if not compared:
         return []
     lines = [
         "",
-        f"{other[0].upper()}{other[1:]} over this one, {len(compared[0].turns)} turns: median "
-        "(extremes).",
+        f"The other checkout over this one, {len(compared[0].turns)} turns: median (extremes).",
         "",
         "| source | ranks | events | output | wall s | CPU s | peak memory |",
         "|---" * 7 + "|",
@@ -189,15 +188,16 @@ def _against_other(rows: Sequence[Row], other: str) -> list[str]:
             f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
             f"| {cells} |"
         )
-    return [*lines, *_cpu_by_stage(compared, other)]
+    return [*lines, *_cpu_by_stage(compared)]
 
 
-def _cpu_by_stage(rows: Sequence[Row], other: str) -> list[str]:
-    """CPU µs an event of the command's own process by stage, what ran in turns first."""
+def _cpu_by_stage(rows: Sequence[Row]) -> list[str]:
+    """CPU µs an event of the command's own process by stage, the other checkout's first."""
     stages = ("import", *STAGES)
     lines = [
         "",
-        f"CPU µs an event of the process that is the command, {other} → this one, medians.",
+        "CPU µs an event of the process that is the command, the other checkout → this one, "
+        "medians.",
         "",
         f"| source | ranks | events | output | {' | '.join(stages)} |",
         "|---" * (len(stages) + 4) + "|",

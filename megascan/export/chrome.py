@@ -29,7 +29,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan import native
 from megascan.arrays import Floats, Integers
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
@@ -138,52 +137,6 @@ def fragments(columns: Sequence[Coded]) -> list[Fragments]:
     if pending:
         texts.append(_combined(pending))
     return texts
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A column of numbers, each followed by a comma; nanoseconds as microseconds if wanted."""
-
-    values: Integers
-    in_microseconds: bool = False
-
-    def of(self, rows: Integers) -> pa.StringArray:
-        """Return the texts of some rows."""
-        values = self.values[rows]
-        return microsecond_texts(values) if self.in_microseconds else number_texts(values)
-
-
-Piece = str | Fragments | Printed
-"""A part of a row's text: the same for all, or by row."""
-
-
-def joined(groups: Sequence[tuple[Integers, Sequence[Piece]]]) -> memoryview:
-    """Return the texts of the rows of each group, group after group; a row's pieces in a row."""
-    made = native.join([(rows, list(map(_native_part, pieces))) for rows, pieces in groups])
-    if made is not None:
-        return made
-    texts = []
-    for rows, pieces in groups:
-        parts = [piece if isinstance(piece, str) else piece.of(rows) for piece in pieces]
-        texts.append(pc.binary_join_element_wise(*parts, ""))
-    return text_of(texts)
-
-
-def _native_part(piece: Piece) -> native.Part:
-    if isinstance(piece, str):
-        return native.Part(piece.encode())
-    if isinstance(piece, Printed):
-        return native.Part(values=piece.values, in_microseconds=piece.in_microseconds)
-    _, ends, texts = piece.texts.buffers()
-    data = np.frombuffer(texts if texts is not None else b"", dtype=np.uint8)
-    return native.Part(values=piece.code, fragments=(data, np.frombuffer(ends, dtype=np.int32)))
-
-
-def text_of(pieces: Sequence[pa.StringArray]) -> memoryview:
-    """Return the texts of arrays, one after the other."""
-    whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
-    offsets = np.frombuffer(whole.buffers()[1], dtype=np.int32)
-    return memoryview(whole.buffers()[2])[: int(offsets[len(whole)])]
 
 
 def row_texts(columns: Sequence[Coded]) -> list[pa.StringArray]:
@@ -372,15 +325,17 @@ def _span_block(spans: pa.Table, laid: pa.Table, axes: _Axes, rows: slice) -> me
     head, tail = _few_valued(table, track + axes.first_tid)
     start_ns = numbers(table, "start_ns") - axes.origin_ns
     duration_ns = numbers(table, "duration_ns")
-    groups: list[tuple[Integers, list[Piece]]] = []
+    pieces = []
     for bits, alike in sorted((int(pattern[rows[0]]), rows) for rows in rows_alike(pattern)):
-        parts: list[Piece] = [*head, '"ts":', Printed(start_ns, in_microseconds=True)]
-        parts += ['"dur":', Printed(duration_ns, in_microseconds=True), '"args":{']
+        parts: list[pa.StringArray | str] = [text.of(alike) for text in head]
+        parts += ['"ts":', microsecond_texts(start_ns[alike])]
+        parts += ['"dur":', microsecond_texts(duration_ns[alike]), '"args":{']
         for bit, name in enumerate(_MANY_VALUED):
             if bits >> bit & 1:
-                parts += [f'"{name}":', Printed(values[name])]
-        groups.append((alike, parts + list(tail)))
-    return joined(groups)
+                parts += [f'"{name}":', number_texts(values[name][alike])]
+        parts += [text.of(alike) for text in tail]
+        pieces.append(_joined(parts))
+    return _text_of(pieces)
 
 
 def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[Fragments]]:
@@ -398,6 +353,16 @@ def _few_valued(table: pa.Table, tid: Integers) -> tuple[list[Fragments], list[F
 
 def _is_few_valued(column: Column) -> bool:
     return column.name not in _TOP_LEVEL | {_LAST} and column.name not in _MANY_VALUED
+
+
+def _joined(parts: list[pa.StringArray | str]) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _text_of(pieces: list[pa.StringArray]) -> memoryview:
+    whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+    offsets = np.frombuffer(whole.buffers()[1], dtype=np.int32)
+    return memoryview(whole.buffers()[2])[: int(offsets[len(whole)])]
 
 
 def _arrow_blocks(drawing: Drawing, axes: _Axes) -> Iterator[Block]:
@@ -432,9 +397,9 @@ def _arrow_block(spans: pa.Table, laid: pa.Table, axes: _Axes, ends: _ArrowEnds)
         coded_numbers(numbers(table, "rank"), lambda pid: f'"pid":{pid},'),
     ]
     opening = f',\n{{{ends.phase},"cat":"match","name":"match","id":'
-    times = Printed(ends.time_ns - axes.origin_ns, in_microseconds=True)
-    parts: list[Piece] = [opening, Printed(ends.ids), *fragments(place), '"ts":', times]
-    return joined([(np.arange(len(ends.ids)), [*parts, '"args":{}}'])])
+    times = microsecond_texts(ends.time_ns - axes.origin_ns)
+    parts = [opening, number_texts(ends.ids), *row_texts(place), '"ts":', times, '"args":{}}']
+    return _text_of([_joined(parts)])
 
 
 def _counter_block(origin_ns: int, curve: Counter) -> memoryview:
@@ -445,4 +410,4 @@ def _counter_block(origin_ns: int, curve: Counter) -> memoryview:
     stripped = pc.binary_slice(values.cast(pa.binary()), 0, -1).cast(pa.string())
     parts = [opening, *row_texts(place), '"ts":', times]
     parts += [f'"args":{{"{curve.unit}":', stripped, "}}"]
-    return text_of([pc.binary_join_element_wise(*parts, "")])
+    return _text_of([_joined(parts)])

@@ -612,11 +612,11 @@ def _span_block(
 def _end_packets(rows: _Rows, chosen: Integers, arriving: _BlockEnds) -> bytes | memoryview:
     """Make the ends of the chosen rows: in any order, they close what is innermost."""
     plain, reached = chosen[arriving.num[chosen] == 0], chosen[arriving.num[chosen] > 0]
-    with_arrow = [*end(rows.track, reached), *arriving_flow(arriving.of_rows(reached, 0))]
+    with_arrow = [*end(rows.track[reached]), *arriving_flow(arriving.of_rows(reached, 0))]
     return b"".join(
         [
-            packets(rows.end_ns, end(rows.track, plain), plain).tobytes(),
-            packets(rows.end_ns, with_arrow, reached).tobytes(),
+            packets(rows.end_ns[plain], end(rows.track[plain])).tobytes(),
+            packets(rows.end_ns[reached], with_arrow).tobytes(),
         ]
     )
 
@@ -635,17 +635,17 @@ def _begin_packets(
             event += leaving_flow(leaving.of_rows(part, place))
         for place in range(int(turned.num[part[0]])):
             event += arriving_flow(turned.of_rows(part, place))
-        pieces.append((part, packets(rows.start_ns, event, part)))
+        pieces.append((part, packets(rows.start_ns[part], event)))
     return interleaved(pieces)
 
 
 def _begin_event(interned: Interned, rows: _Rows, part: Integers) -> list[Part]:
     """Begin of rows to which the same arguments apply."""
-    event = begin(rows.track, rows.name, rows.category, part)
+    event = begin(rows.track[part], rows.name[part], rows.category[part])
     for name in SPAN_ARGUMENTS:
         if rows.applies[name][part[0]]:
             argument = text_argument if name in TEXT_ARGUMENTS else int_argument
-            event += argument(interned.arguments.number[name], rows.arguments[name], part)
+            event += argument(interned.arguments.number[name], rows.arguments[name][part])
     return event
 
 
@@ -657,8 +657,7 @@ def _summary_block(slices: SummarySlices, interned: Interned, origin_ns: int) ->
         real = values.dtype == np.float64
         event += real_argument(number, values) if real else int_argument(number, values)
     ends = packets(slices.end_ns - origin_ns, end(slices.track_uuid))
-    begins = packets(slices.start_ns - origin_ns, event)
-    return b"".join([ends.tobytes(), begins.tobytes()])
+    return ends.tobytes() + packets(slices.start_ns - origin_ns, event).tobytes()
 
 
 def _summary_names(slices: SummarySlices, interned: Interned) -> Integers:
@@ -671,4 +670,4 @@ def _counter_block(tree: TrackTree, curve: Counter, origin_ns: int) -> bytes:
     place, ranks = distinct(curve.rank)
     uuids = [tree.curves[rank, curve.name] for rank in ranks.tolist()]
     event = counter(np.array(uuids, dtype=np.int64)[place], curve.value)
-    return bytes(packets(curve.time_ns - origin_ns, event).tobytes())
+    return packets(curve.time_ns - origin_ns, event).tobytes()

@@ -22,13 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megascan import native
 from megascan.arrays import Bytes, Floats, Integers, Words
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
 _LONGEST_VARINT = 10
-_SHORT_VARINT = 4
-"""Varints of so many bytes hold numbers of 32 bits."""
 
 
 def varint(value: int) -> bytes:
@@ -48,21 +45,15 @@ def tag(field: int, wire_type: int) -> bytes:
 
 @dataclass(frozen=True)
 class Varints:
-    """A column of numbers as varints of one width; `rows` choose those that messages have."""
+    """A column of numbers as varints of one width."""
 
-    values: Words
+    values: npt.NDArray[np.uint32] | Words
     width: int
-    rows: Integers | None = None
 
     def fill(self, out: Bytes) -> None:
         """Write them into (message, width) bytes."""
-        values: npt.NDArray[np.unsignedinteger] = self.values
-        if self.rows is not None:
-            values = values[self.rows]
-        if self.width <= _SHORT_VARINT:
-            values = values.astype(np.uint32)
         for place in range(self.width):
-            septet = (values >> values.dtype.type(7 * place)).astype(np.uint8)
+            septet = (self.values >> self.values.dtype.type(7 * place)).astype(np.uint8)
             last = place == self.width - 1
             out[:, place] = septet & np.uint8(0x7F) if last else septet | np.uint8(0x80)
 
@@ -73,7 +64,6 @@ class Fixed64:
 
     values: Integers | Floats
     width: int = 8
-    rows: None = None
 
     def fill(self, out: Bytes) -> None:
         """Write them into (message, width) bytes."""
@@ -84,13 +74,12 @@ Part = bytes | Varints | Fixed64
 """Bytes that all messages share, or a column of them."""
 
 
-def varints(values: Integers, rows: Integers | None = None) -> Varints:
-    """Encode numbers (in some rows) as varints; negative ones take ten bytes, as protobuf wants."""
+def varints(values: Integers) -> Varints:
+    """Encode numbers as varints; negative ones take ten bytes, as protobuf wants."""
     numbers = values.view(np.uint64)
-    top = None if rows is None else native.top(numbers, rows)
-    if top is None:
-        top = int((numbers if rows is None else numbers[rows]).max(initial=0))
-    return Varints(numbers, min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT), rows)
+    top = int(numbers.max(initial=0))
+    width = min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT)
+    return Varints(numbers.astype(np.uint32) if top < 2**32 else numbers, width)
 
 
 def length_of(parts: Sequence[Part]) -> int:
@@ -103,37 +92,9 @@ def nested(field: int, parts: Sequence[Part]) -> list[Part]:
     return [tag(field, LENGTH) + varint(length_of(parts)), *parts]
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Messages of the same parts, one a row of their columns."""
-
-    num: int
-    parts: Sequence[Part]
-
-    def fill(self, out: Bytes, place: Integers | None = None) -> bool:
-        """Write them by compiled code, at places of `out` or one after the other; tell whether."""
-        columns, at = [], 0
-        for part in self.parts:
-            width = len(part) if isinstance(part, bytes) else part.width
-            if not isinstance(part, bytes):
-                values, is_fixed = part.values.view(np.uint64), isinstance(part, Fixed64)
-                columns.append(native.Column(values, part.rows, at, width, is_fixed))
-            at += width
-        return native.pack(_shared(self.parts), columns, self.num, out, place)
-
-    def tobytes(self) -> bytes | memoryview:
-        """Return their bytes one after the other."""
-        out = np.empty(self.num * length_of(self.parts), dtype=np.uint8)
-        return out.data if self.fill(out) else matrix(self.num, self.parts).tobytes()
-
-
-def _shared(parts: Sequence[Part]) -> bytes:
-    return b"".join(part if isinstance(part, bytes) else bytes(part.width) for part in parts)
-
-
 def matrix(num_messages: int, parts: Sequence[Part]) -> Bytes:
     """Put parts side by side, shape (message, byte): what is shared in one go, then columns."""
-    shared = _shared(parts)
+    shared = b"".join(part if isinstance(part, bytes) else bytes(part.width) for part in parts)
     out = np.empty((num_messages, len(shared)), dtype=np.uint8)
     out[:] = np.frombuffer(shared, dtype=np.uint8)
     place = 0
@@ -146,21 +107,14 @@ def matrix(num_messages: int, parts: Sequence[Part]) -> Bytes:
     return out
 
 
-def interleaved(pieces: Sequence[tuple[Integers, Messages]]) -> bytes | memoryview:
-    """Put messages of several kinds in the order of their row numbers, 0, 1, 2, …"""
+def interleaved(pieces: Sequence[tuple[Integers, Bytes]]) -> bytes | memoryview:
+    """Put messages of several matrices in the order of their row numbers, 0, 1, 2, …"""
     if len(pieces) == 1:
         return pieces[0][1].tobytes()
+    arrays = [_binary(piece) for _, piece in pieces]
     rows = np.concatenate([rows for rows, _ in pieces]) if pieces else np.empty(0, np.int64)
     if not len(rows):
         return b""
-    widths = np.empty(len(rows), dtype=np.int64)
-    for own, messages in pieces:
-        widths[own] = length_of(messages.parts)
-    place = np.cumsum(widths) - widths
-    out = np.empty(int(widths.sum()), dtype=np.uint8)
-    if all(messages.fill(out, place[own]) for own, messages in pieces):
-        return out.data
-    arrays = [_binary(matrix(messages.num, messages.parts)) for _, messages in pieces]
     order = np.empty_like(rows)
     order[rows] = np.arange(len(rows))
     whole = pa.concat_arrays(arrays).take(pa.array(order))
@@ -201,29 +155,23 @@ _IN_SEQUENCE = (
 )
 
 
-def packets(time_ns: Integers, event: Sequence[Part], rows: Integers | None = None) -> Messages:
-    """Make packets of one track event each, of some rows or all.
-
-    An event's parts are made with the same `rows` by the functions below.
-    """
-    body: list[Part] = [tag(_TIMESTAMP, VARINT), varints(time_ns, rows), _IN_SEQUENCE]
+def packets(time_ns: Integers, event: Sequence[Part]) -> Bytes:
+    """Make packets of one track event each, shape (packet, byte)."""
+    body: list[Part] = [tag(_TIMESTAMP, VARINT), varints(time_ns), _IN_SEQUENCE]
     body += nested(_TRACK_EVENT, event)
-    return Messages(len(time_ns if rows is None else rows), nested(_PACKET, body))
+    return matrix(len(time_ns), nested(_PACKET, body))
 
 
-def begin(
-    track: Integers, name: Integers, category: Integers, rows: Integers | None = None
-) -> list[Part]:
+def begin(track: Integers, name: Integers, category: Integers) -> list[Part]:
     """Return a slice's begin on a track, by the numbers of its interned name and category."""
-    parts = _event(EventType.BEGIN, track, rows)
-    parts += [tag(_NAME, VARINT), varints(name, rows)]
-    parts += [tag(_CATEGORY, VARINT), varints(category, rows)]
+    parts = _event(EventType.BEGIN, track)
+    parts += [tag(_NAME, VARINT), varints(name), tag(_CATEGORY, VARINT), varints(category)]
     return parts
 
 
-def end(track: Integers, rows: Integers | None = None) -> list[Part]:
+def end(track: Integers) -> list[Part]:
     """Return the end of the innermost open slice of a track."""
-    return _event(EventType.END, track, rows)
+    return _event(EventType.END, track)
 
 
 def counter(track: Integers, value: Floats) -> list[Part]:
@@ -231,13 +179,13 @@ def counter(track: Integers, value: Floats) -> list[Part]:
     return [*_event(EventType.COUNTER, track), tag(_COUNTER_VALUE, FIXED64), Fixed64(value)]
 
 
-def _event(kind: EventType, track: Integers, rows: Integers | None = None) -> list[Part]:
-    return [tag(_TYPE, VARINT) + varint(kind) + tag(_TRACK, VARINT), varints(track, rows)]
+def _event(kind: EventType, track: Integers) -> list[Part]:
+    return [tag(_TYPE, VARINT) + varint(kind) + tag(_TRACK, VARINT), varints(track)]
 
 
-def int_argument(name: int, value: Integers, rows: Integers | None = None) -> list[Part]:
+def int_argument(name: int, value: Integers) -> list[Part]:
     """Return an argument with whole numbers; `name` is that of its interned name."""
-    return _argument(name, tag(_INT, VARINT), varints(value, rows))
+    return _argument(name, tag(_INT, VARINT), varints(value))
 
 
 def real_argument(name: int, value: Floats) -> list[Part]:
@@ -245,9 +193,9 @@ def real_argument(name: int, value: Floats) -> list[Part]:
     return _argument(name, tag(_DOUBLE, FIXED64), Fixed64(value))
 
 
-def text_argument(name: int, value: Integers, rows: Integers | None = None) -> list[Part]:
+def text_argument(name: int, value: Integers) -> list[Part]:
     """Return an argument with texts, by their interned numbers."""
-    return _argument(name, tag(_TEXT, VARINT), varints(value, rows))
+    return _argument(name, tag(_TEXT, VARINT), varints(value))
 
 
 def _argument(name: int, wire_tag: bytes, value: Part) -> list[Part]:

@@ -31,7 +31,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.json
 
-from megascan import native
 from megascan.arrays import Integers
 from megascan.errors import InputError
 from megascan.parallel import across_threads
@@ -460,7 +459,7 @@ def parse_block(block: Block, parser: LineParser) -> EventBlock | None:
 def _rows_and_bounds(block: Block) -> tuple[range, Integers]:
     """Return which of a block's lines hold events, and where those begin and end."""
     if block.bounds is None:
-        return native.blank_separators(block.text) or _blank_separators(block.text)
+        return _blank_separators(block.text)
     return range(len(block.bounds) - 1), block.bounds
 
 

@@ -18,14 +18,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from megascan import native
 from megascan.arrays import Bytes, Flags, Floats, Integers, Words
 from megascan.reader.lines import GeneralParser
 from megascan.schema import NOT_APPLICABLE
@@ -37,15 +35,14 @@ _DIGITS = b"0123456789"
 _MARK = b"\1"
 """Stands in no JSON."""
 _WORD_BYTES = 8
+_LONGEST_WORDS = 24
+"""Bytes of the words that hold a value, and more than the runs that can stand in so many bytes."""
 _DIGIT_BITS = np.array(
     [0x0F0F0F0F0F0F0F0F << 8 * (8 - length) & 2**64 - 1 for length in range(9)], dtype=np.uint64
 )
 _PAIRINGS = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 _ZERO, _NUM_DIGITS = np.uint8(48), np.uint8(10)
 _NOTHING = np.zeros(1, dtype=np.int32)
-
-
-Made = TypeVar("Made")
 
 
 class UnfitError(Exception):
@@ -67,16 +64,17 @@ class Digits:
 
 
 def split_digits(text: bytes | bytearray, bounds: Integers) -> tuple[Digits, pa.BinaryArray]:
-    """Return a block's digits, and its lines with one mark in the place of each run of digits.
-
-    None stands among the block's first seven bytes.
-    """
+    """Return a block's digits, and its lines with one mark in the place of each run of digits."""
     view = np.frombuffer(text, dtype=np.uint8)
     is_digit = (view - _ZERO) < _NUM_DIGITS
+    if is_digit[0] or is_digit[-1] or _MARK in text:
+        raise UnfitError
     edges = np.flatnonzero(is_digit[1:] != is_digit[:-1])
     edges += 1
     begin, end = edges[::2], edges[1::2]
     length = (end - begin).astype(np.int32)
+    if (end < -(-length // _WORD_BYTES) * _WORD_BYTES)[:_LONGEST_WORDS].any():
+        raise UnfitError  # a word would begin before the block
     first = np.searchsorted(begin, bounds)
     marked = bytearray(text)
     np.frombuffer(marked, dtype=np.uint8)[end - 1] = _MARK[0]
@@ -161,9 +159,7 @@ class Filler:
     UnfitError for what only the general parser can tell.
     """
 
-    def __init__(
-        self, shapes: Sequence[Shape], code: Integers | native.Codes, digits: Digits
-    ) -> None:
+    def __init__(self, shapes: Sequence[Shape], code: Integers, digits: Digits) -> None:
         self._shapes, self._code, self._digits = shapes, code, digits
         self._first = digits.first[:-1]
         self._whole = np.stack([shape.whole for shape in shapes], axis=1)
@@ -173,7 +169,8 @@ class Filler:
 
     def _check_zeros(self) -> None:
         """Check that no number begins with a zero that another digit follows."""
-        runs, line = self._digits.leading_zero, self._leading_lines()
+        runs = self._digits.leading_zero
+        line = np.searchsorted(self._digits.first, runs, side="right") - 1
         place = runs - self._digits.first[line]
         size = max(len(shape.is_whole) for shape in self._shapes)
         is_whole = np.zeros((len(self._shapes), size), dtype=np.bool_)
@@ -181,11 +178,6 @@ class Filler:
             is_whole[number, : len(shape.is_whole)] = shape.is_whole
         if is_whole[self._code[line], place].any():
             raise UnfitError
-
-    def _leading_lines(self) -> Integers:
-        """Return the lines of the runs that begin with a zero."""
-        runs = self._digits.leading_zero
-        return np.searchsorted(self._digits.first, runs, side="right").astype(np.int64) - 1
 
     def column(self, column: int, kind: pa.DataType) -> pa.Array:
         """Return a column of the schema."""
@@ -196,7 +188,7 @@ class Filler:
         if pa.types.is_floating(kind):
             values = self._decimals(column)
         else:
-            values = self._integers(column, dtype)
+            values = _narrowed(self._integers(column), dtype)
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
     def _runs(self, place: Integers, lines: Integers | None = None) -> Integers:
@@ -218,12 +210,12 @@ class Filler:
                 raise UnfitError
         return runs
 
-    def _integers(self, column: int, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
+    def _integers(self, column: int) -> Integers:
         place = self._whole[column]
         if place.max() == NONE:
-            return np.full(len(self._code), NOT_APPLICABLE, dtype)
+            return np.full(len(self._code), NOT_APPLICABLE)
         values: Integers = self._digits.value.take(self._checked(self._runs(place)))
-        return _narrowed(self._signed(column, values), dtype)
+        return self._signed(column, values)
 
     def _signed(self, column: int, values: Integers) -> Integers:
         negative = self._negative[column]
@@ -272,42 +264,22 @@ class Filler:
             ],
             dtype=np.int32,
         )
-        codes = self._codes(column, of_shape, texts)
+        codes = of_shape.take(self._code)
+        if patterns:
+            lines = np.flatnonzero(codes < 0)
+            codes[lines] = self._numbered(column, lines, NONE - codes[lines].astype(int), texts)
         indices = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
         words = pa.array(list(texts), pa.string())
         return pa.DictionaryArray.from_arrays(indices, words, safe=False)
 
-    def _codes(
-        self, column: int, of_shape: npt.NDArray[np.int32], texts: dict[str, int]
+    def _numbered(
+        self, column: int, lines: Integers, pattern: Integers, texts: dict[str, int]
     ) -> npt.NDArray[np.int32]:
-        """Return the text of each line; those that hold digits are added to `texts`."""
-        codes = of_shape.take(self._code)
-        if of_shape.min() > NONE:
-            return codes
-        lines = np.flatnonzero(codes < 0)
-        pattern = NONE - codes[lines].astype(int)
-        code, samples = self._numbered(self._places(column), lines, pattern)
-        codes[lines] = self._words(column, samples, texts)[code]
-        return codes
-
-    def _places(self, column: int) -> list[tuple[int, ...]]:
-        """Return where the digits of each shape's text stand."""
-        return [
+        """Code texts that hold digits; new ones are added to `texts`."""
+        places = [
             text.places if isinstance(text, Pattern) else ()
             for text in (shape.texts[column] for shape in self._shapes)
         ]
-
-    def _words(
-        self, column: int, samples: Integers, texts: dict[str, int]
-    ) -> npt.NDArray[np.int32]:
-        """Return the numbers of the texts of some lines; new ones are added."""
-        words = [self._text(column, line) for line in samples.tolist()]
-        return np.array([texts.setdefault(word, len(texts)) for word in words], dtype=np.int32)
-
-    def _numbered(
-        self, places: Sequence[tuple[int, ...]], lines: Integers, pattern: Integers
-    ) -> tuple[Integers, Integers]:
-        """Number texts that hold digits; return the number of each line's, and a line of each."""
         key = pattern
         for nth in range(max(map(len, places))):
             place = np.array([each[nth] if len(each) > nth else NONE for each in places])
@@ -316,7 +288,10 @@ class Filler:
             key = _combined(key, self._digits.value[runs] + 1)
             key = _combined(key, length.astype(np.int64))
         code, keys = distinct(key)
-        return code, lines[first_rows(code, len(keys))]
+        samples = lines[first_rows(code, len(keys))]
+        words = [self._text(column, line) for line in samples.tolist()]
+        found = [texts.setdefault(word, len(texts)) for word in words]
+        return np.array(found, dtype=np.int32)[code]
 
     def _text(self, column: int, line: int) -> str:
         """Return the text of one line, which has digits."""
@@ -326,44 +301,6 @@ class Filler:
         runs = [int(self._first[line]) + place for place in text.places]
         digits = [f"{self._digits.value[run]:0{self._digits.length[run]}d}" for run in runs]
         return "".join(map("".join, zip(text.pieces, [*digits, ""], strict=True)))
-
-
-class CompiledFiller(Filler):
-    """Fills columns as Filler does, each in one pass of compiled code."""
-
-    def __init__(self, shapes: Sequence[Shape], lines: native.Scanned, runs: native.Runs) -> None:
-        self._runs_of_lines, self._zero_line = runs, lines.zero_line
-        digits = Digits(lines.value, lines.length, lines.zero_run, lines.first, has_long=True)
-        super().__init__(shapes, lines.code, digits)
-
-    def _leading_lines(self) -> Integers:
-        return self._zero_line
-
-    def _integers(self, column: int, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
-        place, negative = self._whole[column], self._negative[column]
-        if place.max() == NONE:
-            return np.full(len(self._code), NOT_APPLICABLE, dtype)
-        return _fit(self._runs_of_lines.integers(place, negative, dtype))
-
-    def _decimals(self, column: int) -> Floats:
-        place, negative = self._whole[column], self._negative[column]
-        return _fit(self._runs_of_lines.decimals(place, self._fraction[column], negative))
-
-    def _codes(
-        self, column: int, of_shape: npt.NDArray[np.int32], texts: dict[str, int]
-    ) -> npt.NDArray[np.int32]:
-        codes, samples = _fit(self._runs_of_lines.texts(of_shape, self._places(column)))
-        if not len(samples):
-            return codes
-        rows = np.flatnonzero(codes < 0)
-        codes[rows] = self._words(column, samples, texts)[NONE - codes[rows]]
-        return codes
-
-
-def _fit(made: Made | None) -> Made:
-    if made is None:
-        raise UnfitError
-    return made
 
 
 def _narrowed(values: Integers, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
@@ -387,7 +324,7 @@ def _combined(key: Integers, values: Integers) -> Integers:
 _MOST_BYTES = 2**31 - 1
 _MOST_SHAPES = 4096
 """Lines of more kinds than this (texts full of other characters) are not worth templates."""
-_RUN, _DIGIT = re.compile(rb"[0-9]+"), re.compile(rb"[0-9]")
+_RUN = re.compile(rb"[0-9]+")
 _DIGITS_IN_TEXT = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?")
 _CONTINUES = re.compile(rb"(\.|[eE][+-]?)\Z")
@@ -424,44 +361,30 @@ class Templates:
         return pa.Table.from_arrays([_without_nulls(column) for column in flat.columns], names)
 
     def _parsed(self, text: bytes | bytearray, bounds: Integers) -> pa.Table:
-        if b"\\" in text or _MARK in text or len(text) > _MOST_BYTES:
+        if b"\\" in text or len(text) > _MOST_BYTES:
             raise UnfitError
-        if _DIGIT.search(text, 0, _WORD_BYTES - 1) or text[-1] in _DIGITS:
-            raise UnfitError  # a word of digits would begin before the block
-        filler = self._compiled(text, bounds) or self._filler(text, bounds)
-        columns = [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
-        return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
-
-    def _compiled(self, text: bytes | bytearray, bounds: Integers) -> Filler | None:
-        lines = native.scan(text, bounds)
-        runs = None if lines is None else native.runs_of(lines)
-        if lines is None or runs is None:
-            return None
-        shapes = self._shapes_of(lines.kinds, lines.kind_line, text, bounds)
-        return CompiledFiller(shapes, lines, runs)
-
-    def _filler(self, text: bytes | bytearray, bounds: Integers) -> Filler:
         digits, bare = split_digits(text, bounds)
         encoded = bare.dictionary_encode()
         code = encoded.indices.to_numpy().astype(np.int64)
         kinds = encoded.dictionary.to_pylist()
         if len(kinds) > _MOST_SHAPES:
             raise UnfitError
-        shapes = self._shapes_of(kinds, first_rows(code, len(kinds)), text, bounds)
-        return Filler(shapes, code, digits)
+        shapes = self._shapes_of(kinds, code, text, bounds)
+        filler = Filler(shapes, code, digits)
+        columns = [filler.column(place, kind) for place, (_, kind) in enumerate(self._columns)]
+        return pa.Table.from_arrays(columns, [".".join(path) for path, _ in self._columns])
 
     def _shapes_of(
-        self, kinds: Sequence[bytes], first: Integers, text: bytes | bytearray, bounds: Integers
+        self, kinds: Sequence[bytes], code: Integers, text: bytes | bytearray, bounds: Integers
     ) -> list[Shape]:
-        """Return the shapes of kinds of lines, `first` being the first line of each."""
-        shapes = []
-        for kind, line in zip(kinds, first.tolist(), strict=True):
-            shape = self._shapes.get(kind)
-            if shape is None:
-                learned = self._learned(bytes(text[bounds[line] : bounds[line + 1]]))
-                shape = self._shapes.setdefault(kind, learned)
-            shapes.append(shape)
-        return shapes
+        known = [self._shapes.get(kind) for kind in kinds]
+        if None in known:
+            first = first_rows(code, len(kinds))
+            for place, kind in enumerate(kinds):
+                if known[place] is None:
+                    line = bytes(text[bounds[first[place]] : bounds[first[place] + 1]])
+                    known[place] = self._shapes.setdefault(kind, self._learned(line))
+        return [shape for shape in known if shape is not None]
 
     def _learned(self, line: bytes) -> Shape:
         """Learn a kind of line from one that is of it."""

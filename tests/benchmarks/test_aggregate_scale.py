@@ -13,8 +13,6 @@ from benchmarks.aggregate_scale.__main__ import main
 from benchmarks.aggregate_scale.cases import cases
 from benchmarks.aggregate_scale.original_files import write_original_files
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated, write_rank_files
-from megascan import native
-from megascan.errors import UsageError
 from megascan.reader import Format, read_trace, sniff
 from megascan.timeline import numbers
 from megascan.topology import Layout
@@ -95,6 +93,7 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
     behind = text.partition("The other checkout over this one, 1 turns")[2]
     compared, _, by_stage = behind.partition("CPU µs an event")
     assert by_stage.count("| rank files |") == by_stage.count("| original |") == 2
+    assert by_stage.count(" → ") == 1 + 4 * 8 and "nan" not in by_stage
     assert compared.count("| rank files |") == compared.count("| original |") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
@@ -111,26 +110,6 @@ def test_the_original_runs_beside_ours(tmp_path, capsys):
     assert "| rank files |" not in text
     assert "took, times ours: wall 0." in text
     assert "the original's fastest 0." in text
-
-
-@pytest.mark.distributed
-def test_the_compiled_part_is_compared_with_going_without(tmp_path, capsys, monkeypatch):
-    words = ["--sizes", "0.004", "--only", "64", "--suffixes", ".json.gz", "--turns", "1"]
-    monkeypatch.setattr(native, "library", object)
-    assert main([*words, "--native", "--by", "threads", "--work-dir", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert "Without the compiled part over this one, 1 turns" in text
-    table = text.partition("CPU µs an event")[2]
-    (row,) = (line for line in table.splitlines() if line.startswith("| rank files |"))
-    assert row.count(" → ") == row.count("|") - 5 and "nan" not in row
-
-
-def test_what_is_not_there_is_not_compared(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda: None)
-    with pytest.raises(UsageError, match="build it with"):
-        main(["--native"])
-    with pytest.raises(UsageError, match="--against"):
-        main(["--native", "--against", "."])
 
 
 @pytest.mark.distributed

@@ -15,7 +15,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from megascan.export import write_timeline
 from megascan.export.chrome import coded_numbers, microsecond_texts, number_texts, row_texts
 from megascan.export.protobuf import (
-    Messages,
     begin,
     int_argument,
     interleaved,
@@ -83,10 +82,9 @@ def test_varints_are_padded_to_one_width():
 
 
 def test_interleaving_follows_the_row_numbers():
-    rows = np.array([1, 3])
-    odd = (rows, Messages(2, [varints(rows), b"o"]))
-    even = (rows - 1, Messages(2, [varints(rows - 1)]))
-    assert bytes(interleaved([odd, even])) == b"\0\1o\2\3o"
+    odd = (np.array([1, 3]), np.array([[1, 1], [3, 3]], dtype=np.uint8))
+    even = (np.array([0, 2]), np.array([[0], [2]], dtype=np.uint8))
+    assert bytes(interleaved([odd, even])) == bytes([0, 1, 1, 2, 3, 3])
     assert bytes(interleaved([])) == b""
 
 

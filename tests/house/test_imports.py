@@ -21,7 +21,7 @@ SEAMS = ("training/scope.py", "training/generation/scope.py")
 """Where the trainer and the server bring MegaScope in, by the flag --scope."""
 # Lower rooms never import higher ones; composers stand above all.
 LEVELS = (
-    {"errors", "arrays", "parallel", "native"},
+    {"errors", "arrays", "parallel"},
     {"schema", "overwriting", "listening"},
     {"vocabulary", "connection"},
     {"topology"},

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from megascan import native
 from megascan.export import write_timeline
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import (
@@ -25,17 +24,6 @@ from megascan.timeline import ClockFit, Timeline, Trace
 from megascan.topology import Layout
 
 ORIGIN_NS = 1_700_000_000_123_456_789
-
-
-@pytest.fixture(scope="module", params=["compiled", "in numpy"])
-def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the compiled part, where it was built, and without."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "in numpy":
-            patch.setattr(native, "library", lambda: None)
-        elif native.library() is None:
-            pytest.skip("MegaScan was installed without its compiled part")
-        yield
 
 
 @dataclass

@@ -16,8 +16,6 @@ from megascan.arrays import Integers
 from megascan.reader.lines import GeneralParser
 from megascan.reader.templates import Templates
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 SCHEMA = pa.schema(
     [
         ("name", pa.string()),
