@@ -4,9 +4,10 @@ Writes synthetic traces (a simulated job's spans, in our format and in the origi
 aggregates each in a process of its own to gzipped Chrome JSON and to Perfetto protobuf, and prints
 speed, memory, sizes and each stage's share as Markdown. The traces need up to 5 GB in the
 temporary folder. --quick takes a minute. --against measures another checkout in the same sitting,
-in turns, and prints how the two compare. --cores runs the jobs on so many of the machine's cores
-in turn, and prints speed, parallel efficiency and memory of all processes. --original runs the
-original MegaScan's aggregator in turns with ours on the trace in its format.
+in turns, and prints how the two compare, also CPU time by stage (of all work with --by threads,
+else of the one process that aligns and writes). --cores runs the jobs on so many of the machine's
+cores in turn, and prints speed, parallel efficiency and memory of all processes. --original runs
+the original MegaScan's aggregator in turns with ours on the trace in its format.
 
     python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
     python -m benchmarks.aggregate_scale --only original --original "python3.12 aggregate.py -d"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,6 +34,8 @@ class Measurement:
     peak_bytes: int
     output_bytes: int
     stages: dict[str, float]
+    cpu_stages: dict[str, float] = field(default_factory=dict)
+    """Of the one process that the command is: all of its work only where it is done by threads."""
 
 
 def measure(
@@ -58,7 +60,12 @@ def measure(
         measured = _measured(words, output, checkout)
         timed = json.loads(report.read_text())
         peak_bytes = max(timed["peak_bytes"], measured.peak_bytes)
-        return replace(measured, peak_bytes=peak_bytes, stages=timed["seconds"])
+        return replace(
+            measured,
+            peak_bytes=peak_bytes,
+            stages=timed["seconds"],
+            cpu_stages=timed.get("cpu_seconds", {}),  # an older checkout does not say
+        )
 
 
 def measure_original(folder: Path, command: Sequence[str]) -> Measurement:

@@ -188,6 +188,32 @@ def _against_other(rows: Sequence[Row]) -> list[str]:
             f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
             f"| {cells} |"
         )
+    return [*lines, *_cpu_by_stage(compared)]
+
+
+def _cpu_by_stage(rows: Sequence[Row]) -> list[str]:
+    """CPU µs an event of the command's own process by stage, the other checkout's first."""
+    stages = ("import", *STAGES)
+    lines = [
+        "",
+        "CPU µs an event of the process that is the command, the other checkout → this one, "
+        "medians.",
+        "",
+        f"| source | ranks | events | output | {' | '.join(stages)} |",
+        "|---" * (len(stages) + 4) + "|",
+    ]
+    for row in rows:
+        cells = []
+        for stage in stages:
+            pair = (
+                median(one.cpu_stages.get(stage, float("nan")) for one in side)
+                for side in zip(*((theirs, own) for own, theirs in row.turns), strict=True)
+            )
+            cells.append(" → ".join(f"{each / row.num_events * 1e6:.2f}" for each in pair))
+        lines.append(
+            f"| {row.case.source} | {row.case.num_ranks:,} | {row.num_events:,} | {row.suffix} "
+            f"| {' | '.join(cells)} |"
+        )
     return lines
 
 

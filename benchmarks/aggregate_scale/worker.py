@@ -3,8 +3,9 @@
     worker REPORT.json processes|threads -b DIR -o FILE
 
 runs the real command, its shards worked on by one or the other, with the functions of its stages
-timed, and writes to REPORT.json what they took on the wall. (What the processes of a pool compute
-counts when they have ended, behind the last stage.)
+timed, and writes to REPORT.json what they took on the wall, and of this process's CPU. (What the
+processes of a pool compute counts when they have ended, behind the last stage; threads are of this
+process.)
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ INSIDE = {"settle": ("match", "align", "waits"), "export": ("lay",)}
 
 
 class StopWatch:
-    """Seconds on the wall by stage."""
+    """Seconds on the wall by stage, and of this process's CPU."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
 
     def timed(
         self, stage: str, function: Callable[Parameters, Result]
@@ -48,22 +50,24 @@ class StopWatch:
         """The same function, its time added to a stage."""
 
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent = time.perf_counter() - began
+                spent, work = time.perf_counter() - began, time.process_time() - worked
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+                self.cpu_seconds[stage] = self.cpu_seconds.get(stage, 0.0) + work
 
         return run
 
-    def stages(self) -> dict[str, float]:
-        """Return seconds by stage, each less those inside it."""
-        return {
-            stage: self.seconds.get(stage, 0.0)
-            - sum(self.seconds.get(inner, 0.0) for inner in INSIDE.get(stage, ()))
-            for stage in ("import", *STAGES)
-        }
+
+def by_stage(seconds: dict[str, float]) -> dict[str, float]:
+    """Return seconds by stage, each less those inside it."""
+    return {
+        stage: seconds.get(stage, 0.0)
+        - sum(seconds.get(inner, 0.0) for inner in INSIDE.get(stage, ()))
+        for stage in ("import", *STAGES)
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -78,7 +82,8 @@ def main(arguments: list[str]) -> int:
         setattr(module, function, watch.timed(stage, getattr(module, function)))
     sys.argv = ["megascan", "aggregate", *words]
     code: int = command()
-    report.write_text(json.dumps({"seconds": watch.stages(), "peak_bytes": peak_bytes()}))
+    found = {"seconds": by_stage(watch.seconds), "cpu_seconds": by_stage(watch.cpu_seconds)}
+    report.write_text(json.dumps({**found, "peak_bytes": peak_bytes()}))
     return code
 
 

@@ -90,7 +90,10 @@ def test_the_benchmark_prints_its_tables(tmp_path, capsys):
         assert 0 < sum(row["stages"].values()) < row["seconds"]
         assert f"{row['num_events']:,}" in text
     assert "times faster than the original's 26.8 s" in text
-    compared = text.partition("The other checkout over this one, 1 turns")[2]
+    behind = text.partition("The other checkout over this one, 1 turns")[2]
+    compared, _, by_stage = behind.partition("CPU µs an event")
+    assert by_stage.count("| rank files |") == by_stage.count("| original |") == 2
+    assert by_stage.count(" → ") == 1 + 4 * 8 and "nan" not in by_stage
     assert compared.count("| rank files |") == compared.count("| original |") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
