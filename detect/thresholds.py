@@ -437,6 +437,10 @@ class _Hosts:
     least_share: float = limit(
         0.03, "share of an iteration", Origin.BENCHMARK, "that a slow host costs its ranks at least"
     )
+    least_apart_share: float = limit(
+        0.01, "share of an iteration", Origin.BENCHMARK,
+        "that each rank of a host loses beyond all others where they do not lose alike",
+    )  # fmt: skip
     least_doubtful_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
         "the same where stages are compared with each other, or another rank is named",

@@ -60,7 +60,7 @@ SHARED = (
     "show, may be the reason as well"
 )
 MATE = (
-    "a rank of its TP group stands still or computes slowly now and then as well, or recorded "
+    "a rank of its TP group stands still or computes slowly as well, or recorded "
     "nothing: waiting for it, which the trace does not show, may be the reason as well"
 )
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
@@ -117,7 +117,8 @@ class _Burst:
     is_shared: bool = False
     """Whether most rows of its stage have such bursts."""
     is_mates: bool = False
-    """Whether a row of its TP group has some as well, or recorded nothing in most of its hits."""
+    """Whether a row of its TP group has some as well, is known to be slow, or recorded nothing in
+    most of its hits."""
     is_one_speed: bool = False
     """Whether its slow passes are slow by one and the same factor, as of a device that has two
     speeds; noise has no such second level."""
@@ -128,7 +129,8 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
 
     `value` (row, iteration) is what each row loses itself, by its loader or collector; it is
     compared with rows of the same place, `places` (row,), as others may have nothing to load. One
-    row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise.
+    row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise. A
+    single pause is never sure.
     """
     excess = np.zeros_like(value)
     for place_number in np.unique(places):
@@ -144,7 +146,7 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
     others = np.arange(num_rows) != row
     num_hits, other_hits = int(hits[row].sum()), int(hits[others].sum())
     num_others = int(others.sum()) * num_iterations
-    is_heavy = lost[row].mean() >= OCCUPANCY.least_share and num_hits >= BURSTS.min_hits
+    is_heavy = lost[row].mean() >= OCCUPANCY.least_share
     alone = other_hits * num_iterations <= BURSTS.others_share * num_hits * num_others
     if not alone or not is_heavy:
         return None
@@ -156,7 +158,7 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> _Burst | None:
         q_value=q_value,
         others=others,
         other_hits=other_hits,
-        is_sure=q_value <= rate,
+        is_sure=q_value <= rate and num_hits >= BURSTS.min_hits,
     )
 
 
@@ -622,10 +624,10 @@ def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> l
     ]  # fmt: skip
 
 
-def _throttled(inquiry: Inquiry, known: Flags, paused: Sequence[_Burst]) -> list[_Burst]:
+def _throttled(inquiry: Inquiry, known: Flags) -> list[_Burst]:
     """Return rows whose passes are slow now and then; in these, by the floor of slowdowns.
 
-    `paused` rows stand still now and then, and others may wait for them.
+    `known` rows are slow or stand still now and then, and others may wait for them.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
@@ -642,18 +644,39 @@ def _throttled(inquiry: Inquiry, known: Flags, paused: Sequence[_Burst]) -> list
         replace(
             one,
             is_shared=2 * int((stage[rows] == at).sum()) > int((stage == at).sum()),
-            is_mates=_waits_for_mate(seen, one, [*found, *paused]),
+            is_mates=_waits_for_mate(seen, one, known, rows),
         )
         for one, at in zip(found, stage[rows], strict=True)
     ]
 
 
-def _waits_for_mate(seen: Observations, burst: _Burst, found: Sequence[_Burst]) -> bool:
-    """Return whether a row of the same TP group has bursts, too, or recorded nothing in most of
-    these iterations: which waits for which is not known, and who waits may lose more.
+def _too_few(seen: Observations, rate: float) -> Finding | None:
+    """Return the row that alone loses a tenth of all time to its host, or in slow passes, in too
+    few iterations for a proof: worth a look, and nobody's fault so far.
+    """
+    places = _places(seen)
+    values = {
+        Cause.HOST: _lost_share(seen, (Cause.HOST,)),
+        Cause.COMPUTE: np.nan_to_num(_compute_excess(seen, np.zeros(len(places), dtype=bool))),
+    }
+    lone = [
+        (cause, one)
+        for cause, value in values.items()
+        if (one := lone_pause(value, places, rate)) is not None
+    ]
+    if not lone:
+        return None
+    cause, burst = max(lone, key=lambda one: float(one[1].excess.mean()))
+    return _finding(seen, replace(burst, is_sure=False), cause)
+
+
+def _waits_for_mate(seen: Observations, burst: _Burst, known: Flags, found: list[int]) -> bool:
+    """Return whether a row of the same TP group has bursts, too (`found`), is `known` to be slow or
+    to pause, or recorded nothing in most of these iterations: which waits for which is not known,
+    and who waits may lose more.
     """
     mates = mates_of(seen.members, burst.row)
-    if np.isin(mates, [one.row for one in found]).any():
+    if known[mates].any() or np.isin(mates, found).any():
         return True
     absent = ~np.isfinite(seen.work.log_ns[mates][:, burst.hits]).any(axis=2)
     return bool((absent.mean(axis=1) > BURSTS.most_of_host_share).any())
@@ -671,7 +694,10 @@ def _search(inquiry: Inquiry) -> Answer:
     paused = _pauses(inquiry, known, named) if seen.lost_ns else []
     known = known.copy()
     known[[one.row for one in paused]] = True
-    throttled = _throttled(inquiry, known, paused)
+    throttled = _throttled(inquiry, known)
+    if not known.any() and not throttled:
+        doubtful = _too_few(seen, rate)
+        return Answer(findings=(doubtful,) if doubtful else ())
     return Answer(
         findings=(
             *((_host_finding(seen, host),) if host else ()),

@@ -171,6 +171,39 @@ def test_which_of_two_mates_waits_for_the_other_is_not_told(job):
     }
 
 
+def test_a_mate_that_is_slow_for_long_may_be_who_is_waited_for(job):
+    """Rank 3 is 1.2 times slower in the second half, in some of which its mate has bursts."""
+
+    def slowed(slot):
+        if slot.rank == 3 and slot.iteration >= 10:
+            return 1.2
+        hit = slot.iteration in (11, 13, 14, 16) and slot.microbatch in (2, 5)
+        return 1.5 if slot.rank == 2 and hit else 1.0
+
+    findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=slowed).report().findings
+    assert {one.ranks: one.owner for one in findings}[2,] is Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause", "owner"),
+    [
+        ("gc_ms", Cause.GC, Owner.UNDECIDED),
+        ("gap_ms", Cause.HOST, Owner.UNDECIDED),
+        ("work", Cause.COMPUTE, Owner.UNDECIDED),
+    ],
+)
+def test_one_heavy_pause_in_a_short_window_is_a_finding_of_nobodys(job, planted, cause, owner):
+    def once(slot):
+        hit = slot.rank == 5 and slot.iteration == 5
+        return (4.0 if hit else 1.0) if planted == "work" else (200.0 if hit else 0.0)
+
+    short = job(layout=Layout(dp=8), iterations=4)
+    (finding,) = short.but(**{planted: once}).report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (cause, owner, (5,))
+    assert "so few iterations may be chance" in " ".join(finding.evidence)
+    assert short.report().findings == ()
+
+
 def test_a_mate_that_recorded_nothing_may_be_who_is_waited_for(job):
     """Rank 3 is throttled; then its TP mate's file lacks the same iterations."""
     hit = (4, 7, 11, 13)
