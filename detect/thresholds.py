@@ -687,6 +687,19 @@ class _Imbalance:
         1.0 / 3.0, "share of the excess", Origin.CONVENTION,
         "that the layers of a heavy stage may show and still count as normal",
     )  # fmt: skip
+    least_late_ratio: float = limit(
+        1.2, "ratio", Origin.CONVENTION,
+        "by which a stage is slow whose two passes are asked whether its host launches late",
+    )  # fmt: skip
+    most_late_backward: float = limit(
+        0.95, "share of the forward's", Origin.PHYSICS,
+        "excess of the backward where launches come late: of more work it is 2 (input and weight "
+        "gradients), 1 where weights are frozen, 3 where the forward is computed again",
+    )  # fmt: skip
+    least_late_backward: float = limit(
+        0.25, "share of the forward's", Origin.PHYSICS,
+        "the same at least: a frozen encoder has no backward at all",
+    )  # fmt: skip
     min_sequence_spread_log: float = limit(
         0.06, "log", Origin.PHYSICS,
         "spread over microbatches; an even job shows 0.01 to 0.03, production skew 0.3 and more",
