@@ -17,6 +17,9 @@ other searches to judge; pauses of any size, 90 ms now and 570 ms then, are coun
 same is asked of the mean over the passes of an iteration: their median does not see a device
 that is throttled during a fifth of them, their mean does.
 
+A host that is short of memory stalls now this rank and now that one, between passes or inside
+them. Where one rank leads in all of the pauses, the others may only wait for it.
+
 Two rows show no rate of sound ones: each exceeds the other. But two sound ones do so equally often,
 so hits that all go one way are told by a coin, p = P(Binomial(hits of both, 1/2) >= hits); and the
 one whose own passes are longer in the hits than in its other iterations is the slow one.
@@ -38,7 +41,7 @@ from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.causes.starvation import HOST_ADVICE, starvation
-from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.observe.observations import BACKWARD, FORWARD, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.persistence import Course
@@ -50,7 +53,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS, SEARCH
+from detect.thresholds import BURSTS, HOSTS, IMBALANCE, OCCUPANCY, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -380,34 +383,71 @@ class _PausedHost:
     rows: Integers
     burst: _Burst
     """Of hosts in place of rows: the rank that loses most in each iteration."""
-    num_hit: int
-    """Ranks of the host that have pauses."""
+    lost: Floats
+    """(rank of the host, iteration): over the others in pauses, 0 elsewhere."""
+    in_backward: bool = False
+    """Whether backward passes alone show it: in those nobody loads, embeds or computes a loss."""
+
+    @property
+    def pauses(self) -> Flags:
+        """Flag the ranks of the host that have pauses."""
+        return np.asarray((self.lost > 0).any(axis=1))
 
 
 def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost | None:
     """Return the host whose ranks pause while those of the other hosts do not.
 
-    Memory pressure, or a job of somebody else, stalls whichever process it meets. Each rank has too
-    few pauses for a proof, the host has enough. Most ranks of the host, of several TP groups, must
-    have some: in one TP group all may wait for one, where they do not pause in turn, and one rank's
-    pauses are its own.
+    Memory pressure, or a job of somebody else, stalls whichever process it meets: between passes,
+    or, where no module tells, inside them. Each rank has too few pauses for a proof, the host has
+    enough. `known` rows are slow, or lose time: on other hosts they may be who is waited for.
     """
-    names, host = np.unique(seen.members.hosts, return_inverse=True)
-    if len(names) < 2 or Cause.HOST not in seen.lost_ns or known.any():
+    labels, host = np.unique(seen.members.hosts, return_inverse=True)
+    names = labels.tolist()
+    if len(names) < 2:
         return None
-    over = _over_own_level(_lost_share(seen, (Cause.HOST,)), known)
-    usual = float(robust.median(robust.spread(over, axis=1)))
+    if Cause.HOST in seen.lost_ns and not known.any():
+        over = _over_own_level(_lost_share(seen, (Cause.HOST,)), known)
+        paused = _pausing(over, names, host, rate)
+        if paused is not None and _by_themselves(seen, paused):
+            return paused
+    paused = _pausing_inside(seen, seen.work, names, host, rate)
+    if paused is None or (known & (host != paused.burst.row)).any():
+        return None
+    backward = cut(seen.work, "operation", seen.work.phase == BACKWARD)
+    again = _pausing_inside(seen, backward, names, host, rate)
+    return replace(paused, in_backward=again is not None and again.name == paused.name)
+
+
+def _pausing_inside(
+    seen: Observations, work: Work, names: Sequence[str], host: Integers, rate: float
+) -> _PausedHost | None:
+    """Return the host whose ranks pause inside their passes, not one of them alone."""
+    over = _over_quiet_passes(work)
+    share = over / (1.0 + over) * np.nan_to_num(np.exp(work.log_ns))
+    paused = _pausing(share.sum(axis=2) / float(np.median(seen.iteration_ns)), names, host, rate)
+    return paused if paused is not None and _leads_change(over, paused.rows) else None
+
+
+def _by_themselves(seen: Observations, paused: _PausedHost) -> bool:
+    """Return whether the ranks that pause are of several TP groups, or pause in turn: else all may
+    wait for one of them.
+    """
+    members, rows = seen.members, paused.rows[paused.pauses]
+    groups = set(zip(members.replica[rows], members.stage[rows], strict=True))
+    return len(groups) > 1 or in_turn(paused.lost)
+
+
+def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) -> _PausedHost | None:
+    """Return the host that loses most of `over`, (row, iteration), if most of its ranks do and
+    those of the other hosts, numbered by `host` (row,), do not.
+    """
+    usual = float(np.quantile(robust.spread(over, axis=1), BURSTS.quiet_share))
     hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
     lost = np.zeros((len(names), over.shape[1]))
     np.maximum.at(lost, host, np.where(hits, over, 0.0))
     row = int(np.argmax(lost.mean(axis=1)))
     rows = np.flatnonzero(host == row)
-    hit = hits[rows].any(axis=1)
-    members = seen.members
-    groups = set(zip(members.replica[rows[hit]], members.stage[rows[hit]], strict=True))
-    if hit.mean() < BURSTS.most_of_host_share:
-        return None
-    if len(groups) < 2 and not in_turn(np.where(hits, over, 0.0)[rows]):
+    if hits[rows].any(axis=1).mean() < BURSTS.most_of_host_share:
         return None
     if lost[row].mean() < BURSTS.least_host_share:
         return None
@@ -422,7 +462,41 @@ def _paused_host(seen: Observations, known: Flags, rate: float) -> _PausedHost |
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
-    return _PausedHost(name=str(names[row]), rows=rows, burst=burst, num_hit=int(hit.sum()))
+    lost_by_rank = np.where(hits, over, 0.0)[rows]
+    return _PausedHost(name=names[row], rows=rows, burst=burst, lost=lost_by_rank)
+
+
+def _over_quiet_passes(work: Work) -> Floats:
+    """Return how far each pass lies above its row's quiet ones, less what three quarters of all
+    rows exceed in it, as a share of the pass, (row, iteration, operation).
+    """
+    over = np.expm1(np.nan_to_num(work.log_ns - _low(work.log_ns, axis=1)))
+    return np.asarray(over - _low(over, axis=0))
+
+
+def _low(values: Floats, axis: int) -> Floats:
+    """Return the lower quartile along an axis, which stays; 0 where nothing is known."""
+    known = np.where(np.isfinite(values), values, np.inf)
+    low = np.quantile(known, BURSTS.quiet_share, axis=axis, keepdims=True, method="lower")
+    return np.where(np.isfinite(low), low, 0.0)
+
+
+def _leads_change(over: Floats, rows: Integers) -> bool:
+    """Return whether now this of the `rows` exceeds all others and now that one, in the passes of
+    (row, iteration, operation): most of them do at some time, and none has most of the lead.
+
+    Whoever waits for another one, where nobody records it, exceeds that one by noise at most.
+    """
+    if len(rows) < HOSTS.min_ranks:
+        return False
+    usual = robust.spread(over.reshape(len(over), -1), axis=1)
+    margin = BURSTS.margin_sigmas * float(np.quantile(usual, BURSTS.quiet_share))
+    second, first = np.sort(over[rows], axis=0)[-2:]
+    lead = np.where(first - second > max(BURSTS.margin_share, margin), first - second, 0.0)
+    leader = over[rows].argmax(axis=0)
+    total = np.bincount(leader.reshape(-1), weights=lead.reshape(-1), minlength=len(rows))
+    is_shared = total.max() <= BURSTS.most_of_host_share * total.sum()
+    return bool(is_shared and float(np.mean(total > 0)) > BURSTS.most_of_host_share)
 
 
 def in_turn(lost: Floats) -> bool:
@@ -446,7 +520,9 @@ def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
     stages = members.stage[paused.rows]
     alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
     ends = (int(members.stage.min()), int(members.stage.max()))
-    if np.isin(alone, ends).any():  # those between have layers only, as all others have
+    if (
+        np.isin(alone, ends).any() and not paused.in_backward
+    ):  # those between have layers only, as all others have
         doubt = (*doubt, ALONE)
     share = float(burst.excess.mean())
     reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
@@ -467,8 +543,8 @@ def _host_finding(seen: Observations, paused: _PausedHost) -> Finding:
             predicate=f"stalls one or another of its ranks in {num_hits} of {num_iterations} "
             f"iterations, {milliseconds(float(lost_ns[burst.hits].mean()))} each on the mean,",
             evidence=(
-                f"{paused.num_hit} of its {counted(len(paused.rows), 'rank')} stand still in some; "
-                f"on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "
+                f"{int(paused.pauses.sum())} of its {counted(len(paused.rows), 'rank')} stand still in "
+                f"some; on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "
                 "iterations lose as much",
                 *doubt,
             ),
@@ -698,12 +774,15 @@ def _search(inquiry: Inquiry) -> Answer:
     if not known.any() and not throttled:
         doubtful = _too_few(seen, rate)
         return Answer(findings=(doubtful,) if doubtful else ())
+    of_host = (_host_finding(seen, host),) if host else ()
+    ranks = {rank for finding in of_host for rank in finding.ranks}
     return Answer(
         findings=(
-            *((_host_finding(seen, host),) if host else ()),
+            *of_host,
             *(_finding(seen, one, _main_cause(seen.lost_ns, one)) for one in paused),
             *(_finding(seen, one, Cause.COMPUTE) for one in throttled),
-        )
+        ),
+        explains=lambda finding: finding.owner != Owner.NODE and set(finding.ranks) <= ranks,
     )
 
 

@@ -106,6 +106,53 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
     assert "4 of its 4 ranks" in finding.evidence[0]
 
 
+@pytest.fixture
+def paused_passes(job):
+    """A job whose ranks 4 to 7, one host of two, pause inside passes of some iterations: each for
+    itself, or all as long as rank 5.
+    """
+
+    def make(*, together=False, phases=("forward", "backward"), **settings):
+        random = np.random.default_rng(3)
+        longer = 1.0 + random.exponential(1.0, (8, 24, 8, 2)) * (random.random((8, 24, 8, 2)) < 0.2)
+
+        def pause(slot):
+            hit = slot.iteration in (5, 6, 9, 12, 13, 15) and slot.phase in phases
+            if slot.rank < 4 or not hit or slot.name == "optimizer":
+                return 1.0
+            rank = 5 if together else slot.rank
+            return float(
+                longer[rank, slot.iteration, slot.microbatch, int(slot.phase == "backward")]
+            )
+
+        layout = settings.pop("layout", Layout(dp=8))
+        return job(layout=layout, hosts=4, iterations=14, work=pause, noise=0.005, **settings)
+
+    return make
+
+
+def test_pauses_inside_passes_of_most_ranks_of_a_host_are_the_hosts(paused_passes):
+    (finding,) = paused_passes().report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+
+
+def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_passes):
+    mates = Layout(tp=4, dp=2)
+    apart, together = (paused_passes(layout=mates, together=one).report() for one in (False, True))
+    assert [(one.ranks, one.owner) for one in apart.findings] == [((4, 5, 6, 7), Owner.NODE)]
+    assert not any(one.cause == Cause.HOST for one in together.findings)
+
+
+def test_pauses_of_forward_passes_may_be_what_the_ends_of_a_pipeline_do(paused_passes):
+    """Ranks 4 to 7 are the last stage, which alone computes the loss."""
+    both, forward = (
+        paused_passes(layout=Layout(pp=2, dp=4), phases=one).report().findings[0]
+        for one in (("forward", "backward"), ("forward",))
+    )
+    assert both.ranks == forward.ranks == (4, 5, 6, 7)
+    assert (both.owner, forward.owner) == (Owner.NODE, Owner.UNDECIDED)
+
+
 def test_pauses_of_all_hosts_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
