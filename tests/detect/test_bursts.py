@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import _bursts_among, bursts, in_turn
+from detect.causes.bursts import _bursts_among, bursts
+from detect.causes.paused_hosts import in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.thresholds import BURSTS
