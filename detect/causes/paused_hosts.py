@@ -164,7 +164,7 @@ def _low(values: Floats, axis: int) -> Floats:
 
 def _leads_change(over: Floats, rows: Integers) -> bool:
     """Return whether now this of the `rows` exceeds all others and now that one, in the passes of
-    (row, iteration, operation): most of them do at some time, and none has most of the lead.
+    (row, iteration, operation): most of them do for a fair part, and none has most of the lead.
 
     Whoever waits for another one, where nobody records it, exceeds that one by noise at most.
     """
@@ -177,7 +177,8 @@ def _leads_change(over: Floats, rows: Integers) -> bool:
     leader = over[rows].argmax(axis=0)
     total = np.bincount(leader.reshape(-1), weights=lead.reshape(-1), minlength=len(rows))
     is_shared = total.max() <= BURSTS.most_of_host_share * total.sum()
-    return bool(is_shared and float(np.mean(total > 0)) > BURSTS.most_of_host_share)
+    leads = (total > 0) & (total >= BURSTS.others_share * total.mean())
+    return bool(is_shared and float(np.mean(leads)) > BURSTS.most_of_host_share)
 
 
 def in_turn(lost: Floats) -> bool:
