@@ -547,10 +547,14 @@ def _is_usual_there(rate: Floats, of_stage: Flags, row: int) -> bool:
     return bool(others.any() and rate[others].mean() > BURSTS.others_share * rate[row])
 
 
-def _too_few(seen: Observations, rate: float) -> Finding | None:
+def _too_few(inquiry: Inquiry) -> Finding | None:
     """Return the row that alone loses a tenth of all time to its host, or in slow passes, in too
     few iterations for a proof: worth a look, and nobody's fault so far.
+
+    Not in nearly all of them, and not below the floor of slowdowns: levels have had their search.
     """
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    floor, most = inquiry.settings.min_slowdown - 1.0, BURSTS.max_hit_share
     places = _places(seen)
     values = {
         Cause.HOST: lost_share(seen, (Cause.HOST,)),
@@ -560,6 +564,8 @@ def _too_few(seen: Observations, rate: float) -> Finding | None:
         (cause, one)
         for cause, value in values.items()
         if (one := lone_pause(value, places, rate)) is not None
+        and one.hits.mean() <= most
+        and one.excess.mean() >= floor
     ]
     if not lone:
         return None
@@ -581,7 +587,7 @@ def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: list[
 
 def _search(inquiry: Inquiry) -> Answer:
     """Count on GPUs only: on CPUs, processes take time from each other in bursts all the while."""
-    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    seen = inquiry.seen
     if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
         return Answer()
     known, named = inquiry.slow | inquiry.named, inquiry.named
@@ -590,7 +596,7 @@ def _search(inquiry: Inquiry) -> Answer:
     known[[one.row for one in paused]] = True
     throttled = _throttled(inquiry, known)
     if not known.any() and not throttled:
-        doubtful = _too_few(seen, rate)
+        doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
     return Answer(
         findings=(
