@@ -529,6 +529,10 @@ class _Bursts:
         0.9, "share of the iterations", Origin.CONVENTION,
         "with hits, above which it is a level, for the searches of levels to judge",
     )  # fmt: skip
+    short_window: int = limit(
+        8, "iterations", Origin.CONVENTION,
+        "at most, in which heavy pauses are worth a word that are too few for a proof",
+    )  # fmt: skip
     min_rows: int = limit(3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told")
     sure_others: int = limit(
         3, "rows", Origin.BENCHMARK,

@@ -595,7 +595,7 @@ def _search(inquiry: Inquiry) -> Answer:
     known = known.copy()
     known[[one.row for one in paused]] = True
     throttled = _throttled(inquiry, known)
-    if not known.any() and not throttled:
+    if not known.any() and not throttled and len(seen.iterations) <= BURSTS.short_window:
         doubtful = _too_few(inquiry)
         return Answer(findings=(doubtful,) if doubtful else ())
     return Answer(
