@@ -437,6 +437,10 @@ class _Hosts:
     least_share: float = limit(
         0.03, "share of an iteration", Origin.BENCHMARK, "that a slow host costs its ranks at least"
     )
+    least_apart_share: float = limit(
+        0.01, "share of an iteration", Origin.BENCHMARK,
+        "that each rank of a host loses beyond all others where they do not lose alike",
+    )  # fmt: skip
     least_doubtful_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
         "the same where stages are compared with each other, or another rank is named",
@@ -524,6 +528,10 @@ class _Bursts:
     max_hit_share: float = limit(
         0.9, "share of the iterations", Origin.CONVENTION,
         "with hits, above which it is a level, for the searches of levels to judge",
+    )  # fmt: skip
+    short_window: int = limit(
+        8, "iterations", Origin.CONVENTION,
+        "at most, in which heavy pauses are worth a word that are too few for a proof",
     )  # fmt: skip
     min_rows: int = limit(3, "rows", Origin.MATHEMATICS, "of which the odd one out can be told")
     sure_others: int = limit(
@@ -682,6 +690,19 @@ class _Imbalance:
     normal_layers_share: float = limit(
         1.0 / 3.0, "share of the excess", Origin.CONVENTION,
         "that the layers of a heavy stage may show and still count as normal",
+    )  # fmt: skip
+    least_late_ratio: float = limit(
+        1.2, "ratio", Origin.CONVENTION,
+        "by which a stage is slow whose two passes are asked whether its host launches late",
+    )  # fmt: skip
+    most_late_backward: float = limit(
+        0.95, "share of the forward's", Origin.PHYSICS,
+        "excess of the backward where launches come late: of more work it is 2 (input and weight "
+        "gradients), 1 where weights are frozen, 3 where the forward is computed again",
+    )  # fmt: skip
+    least_late_backward: float = limit(
+        0.25, "share of the forward's", Origin.PHYSICS,
+        "the same at least: a frozen encoder has no backward at all",
     )  # fmt: skip
     min_sequence_spread_log: float = limit(
         0.06, "log", Origin.PHYSICS,

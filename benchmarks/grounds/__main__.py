@@ -3,7 +3,9 @@
 Three generators of traced jobs, written from physics by people who have not read the detector:
 `kernels` (roofline costs), `original` (the original MegaScan's files) and `cluster` (hosts, NICs
 and loaders as shared resources). Development cases are judged by default; `--unseen` judges the
-third that is kept back until the detector is finished. Tables on stdout, one row a family.
+third that is kept back until the detector is finished. `--draw SEED` judges the same catalogues
+drawn anew with other seeds: learn on one such draw, and believe what holds on another one that was
+never looked at. Tables on stdout, one row a family.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ground", choices=GROUNDS, action="append", help="only this one; repeatable"
     )
-    parser.add_argument("--unseen", action="store_true", help="the third that was kept back")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--unseen", action="store_true", help="the third that was kept back")
+    which.add_argument(
+        "--draw",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="cases with other seeds, none of them unseen; with --every, other ones in each draw",
+    )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case")
     parser.add_argument("--only", metavar="TEXT", help="only cases whose family or name holds TEXT")
     parser.add_argument("--baselines", action="store_true", help="judge by other tools' rules, too")
@@ -54,16 +64,20 @@ def ground_named(name: str) -> Ground:
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the flags ask for, the same ones in every call."""
+    if arguments.draw < 0 or arguments.every < 1:
+        raise UsageError(
+            f"--draw {arguments.draw} --every {arguments.every}: want 0 or more, 1 or more"
+        )
     cases = [
         case
         for name in arguments.ground or GROUNDS
-        for case in ground_named(name).cases()
+        for case in ground_named(name).cases(arguments.draw)
         if case.unseen == arguments.unseen
         and (not arguments.only or arguments.only in f"{case.family} {case.name}")
-    ]
+    ][arguments.draw % arguments.every :: arguments.every]
     if not cases:
-        raise UsageError("no case is left; see --only and --ground")
-    return cases[:: arguments.every]
+        raise UsageError("no case is left; see --only, --every and --ground")
+    return cases
 
 
 def run_case(case: Case, with_baselines: bool) -> Outcome:

@@ -16,9 +16,9 @@ do the same work, in one channel after the other:
 
 with s the spread of the n other ranks (that of whole hosts where it is larger), n - 1 degrees of
 freedom. A host is named when its ranks are slower by at least half of the mean (most of them in
-computing, all in lost time), the effect reaches its floor and q stays below the false-discovery
-rate. The floor of lost time is higher where stages are compared with each other, or where another
-rank is named, whose slowness others may be waiting for.
+computing, all in lost time, or there each of them beyond every other rank), the effect reaches its
+floor and q stays below the false-discovery rate. The floor of lost time is higher where stages are
+compared with each other, or where another rank is named, whose slowness others may be waiting for.
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
@@ -556,7 +556,9 @@ def _test(sides: _Sides, name: str, level: Floats) -> _Test | None:
             error, degrees = by_hosts, len(means) - 1.0
     least = HOSTS.most_of_host_share if is_log else 1.0
     is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
-    p_value = float(special.stdtr(degrees, -effect / error)) if is_shared else 1.0
+    # pauses meet one rank more often than another, but those of other hosts next to never
+    is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
+    p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
     return _Test(effect, error, p_value)
 
 

@@ -10,6 +10,11 @@ that is alone on its host a slow host: they multiply what the stage has, whether
 itself or not. That is excluded by layers which take as long as those of the other stages, by
 replicas on several hosts that agree, or by other stages' ranks on the same host that are not slow.
 
+Between the ends of the pipeline the two passes tell more. Whatever a stage has more to compute
+takes twice as long backward as forward, and as long where its weights are frozen; a host that
+launches late delays the forward more, whose kernels are shorter. Example: stage 2 of 4, alone on
+its host, takes 4.0 ms longer forward and 1.5 ms longer backward: the host.
+
 Uneven sequences: the same microbatch takes different times on different replicas, on all ranks of a
 replica together, and other replicas are the longest in other iterations. Example: a spread of 12 %
 between replicas, rank correlation 0.9 within them, 0.05 from one iteration to the next.
@@ -31,6 +36,7 @@ from scipy import special
 from detect.causes.device import optimizer_residuals
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.starvation import HOST_ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -39,6 +45,7 @@ from detect.stats.residuals import data_effects, deviations, stage_groups
 from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import COMPUTE, IMBALANCE, SEARCH
 from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
 
 STAGE_ADVICE = (
     "give the heavy stage fewer layers (--decoder-first-pipeline-num-layers, "
@@ -57,6 +64,16 @@ SEQUENCE_ADVICE = (
 DEVICES_ADVICE = (
     "look at what else runs on the ranks' cores (top, taskset -p PID), or at the GPUs' clocks, "
     "while the job runs; record the lengths of the microbatches beside their times",
+)
+
+
+LONE_RANK = (
+    "no other rank shares the stage, so a slow device would show the same: a benchmark of "
+    "it and of another stage's, a second replica or granularity full decide"
+)
+UNKNOWN_HOST = (
+    "the trace does not say on which hosts its ranks run: were it one that no other stage "
+    "uses, a slow host would show the same"
 )
 
 
@@ -83,6 +100,17 @@ class HeavyStage:
     """Whether its layers were traced and take no longer than those of other stages."""
     doubt: str = ""
     """Why hardware may be the reason as well, as a sentence; empty where it is excluded."""
+    host: str = ""
+    """The one host of its ranks, where they share it with those of other heavy stages at most."""
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the forward is longer by more than the backward: launches come late."""
+        low, high = (
+            one * self.excess_forward_ns
+            for one in (IMBALANCE.least_late_backward, IMBALANCE.most_late_backward)
+        )
+        return self.ratio >= IMBALANCE.least_late_ratio and low <= self.excess_backward_ns <= high
 
     @property
     def is_multiplied(self) -> bool:
@@ -100,7 +128,17 @@ def _search_stages(inquiry: Inquiry) -> Answer:
         for one in _heavy_stages(seen, inquiry.slow, settings.min_stage_excess)
         if one.ratio >= settings.min_stage_excess and float(np.mean(one.saved_ns)) > least_ns
     ]
-    return Answer(findings=tuple(_stage_finding(seen, one) for one in heavy))
+    last = int(seen.members.stage.max())
+    late = {one.host: one for one in reversed(heavy) if one.is_late and 0 < one.stage < last}
+    late.pop("", None)
+    ranks = {rank for name in late for rank in _ranks_on(seen.members, name)}
+    return Answer(
+        findings=(
+            *(_late_host_finding(seen, one) for one in late.values()),
+            *(_stage_finding(seen, one) for one in heavy if one.host not in late),
+        ),
+        explains=lambda finding: finding.owner != Owner.NODE and set(finding.ranks) <= ranks,
+    )
 
 
 def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[HeavyStage]:
@@ -122,8 +160,7 @@ def _heavy_stages(seen: Observations, faulty: Flags, least: float) -> list[Heavy
         if heavy is not None:
             found.append(heavy)
     slow = {one.stage for one in found if one.ratio >= least}
-    found = [one if one.layers_are_normal
-             else replace(one, doubt=_hardware_doubt(seen.members, one, slow))
+    found = [one if one.layers_are_normal else _with_doubt(seen.members, one, slow)
              for one in found]  # fmt: skip
     return sorted(found, key=lambda one: -one.ratio)
 
@@ -182,9 +219,9 @@ def _heavy(
     )
 
 
-def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
-    """Say why slow hardware may make the whole stage slow, as others in `slow` are; empty where it
-    cannot be.
+def _with_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> HeavyStage:
+    """Say why slow hardware may make the whole stage slow, as others in `slow` are, and which host;
+    nothing where it cannot be.
 
     Unlike ratios of forward and backward acquit no host that is known: one that launches late
     delays the pass with the shorter kernels more. Of hosts that nobody knows they are all there is.
@@ -194,33 +231,20 @@ def _hardware_doubt(members: Members, heavy: HeavyStage, slow: set[int]) -> str:
     hosts = {members.hosts[row] for row in rows}
     num_ranks = sum(len(members.workers[row]) for row in rows)
     if num_ranks == 1:
-        return (
-            "no other rank shares the stage, so a slow device would show the same: a benchmark of "
-            "it and of another stage's, a second replica or granularity full decide"
-        )
+        return replace(heavy, doubt=LONE_RANK)
     if hosts == {""}:
-        if num_ranks > IMBALANCE.most_ranks_of_host or not heavy.is_multiplied:
-            return ""
-        return (
-            "the trace does not say on which hosts its ranks run: were it one that no other stage "
-            "uses, a slow host would show the same"
-        )
-    shared = any(
-        members.hosts[row] in hosts
-        for row in range(len(members))
-        if int(members.stage[row]) not in slow | {stage}
+        is_one_host = num_ranks <= IMBALANCE.most_ranks_of_host and heavy.is_multiplied
+        return replace(heavy, doubt=UNKNOWN_HOST if is_one_host else "")
+    there = {int(members.stage[row]) for row, host in enumerate(members.hosts) if host in hosts}
+    if len(hosts) > 1 or there - slow - {stage}:
+        return replace(heavy, doubt=_chance_doubt(members, heavy))
+    (host,) = hosts
+    beside = "" if there == {stage} else " but those of other slow stages"
+    doubt = (
+        f"its ranks run on host {host} and no others do{beside}, so a slow host would show the "
+        "same: a benchmark of that host and of another, or granularity full, decides"
     )
-    if len(hosts) > 1 or shared:
-        return _chance_doubt(members, heavy)
-    alone = all(
-        members.stage[row] == stage for row in range(len(members)) if members.hosts[row] in hosts
-    )
-    return (
-        f"its ranks run on host {members.hosts[rows[0]]} and no others do"
-        + ("" if alone else " but those of other slow stages")
-        + ", so a slow host would show the same: a benchmark of that host and of another, or "
-        "granularity full, decides"
-    )
+    return replace(heavy, doubt=doubt, host=host)
 
 
 def _chance_doubt(members: Members, heavy: HeavyStage) -> str:
@@ -467,6 +491,46 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             is_replayed=False,
         ),
     )
+
+
+def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
+    """Report the host of a stage whose passes are longer as those of late launches are."""
+    members = seen.members
+    ranks = _ranks_on(members, heavy.host)
+    rows = tuple(row for row, host in enumerate(members.hosts) if host == heavy.host)
+    longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.HOST,
+            owner=Owner.NODE,
+            slowdown=heavy.ratio,
+            interval=heavy.interval,
+            course=None,
+            q_value=min(1.0, heavy.p_value * len(np.unique(members.stage))),
+            num_peers=len(members) - len(rows),
+            saved_ns=heavy.saved_ns,
+            subject=f"host {heavy.host} (ranks {listed(ranks)})",
+            predicate=f"launches late: stage PP{heavy.stage}, which it holds, takes "
+            f"{times(heavy.ratio)} the time of the other stages",
+            evidence=(
+                f"the stage's forward is longer by {longer[0]} a microbatch, its backward by "
+                f"{longer[1]}: of whatever a stage has more to compute the backward takes as long "
+                "as the forward at least, and mostly twice as long",
+                "launches that come late delay the forward more, whose kernels are shorter",
+            ),
+            advice=HOST_ADVICE,
+            is_replayed=False,
+        ),
+    )
+
+
+def _ranks_on(members: Members, host: str) -> tuple[int, ...]:
+    workers = (ranks for ranks, name in zip(members.workers, members.hosts, strict=True)
+               if name == host)  # fmt: skip
+    return tuple(sorted(rank for ranks in workers for rank in ranks))
 
 
 def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:

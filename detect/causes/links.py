@@ -371,7 +371,8 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     def doubt(suspect: Suspect) -> str | None:
         if slow.any() and not slow[suspect.row]:
             return IN_DOUBT
-        return _late_as_all(seen, suspect) or _woken_late(seen, suspect.row)
+        doubts = _late_as_all(seen, suspect), _within_clocks(seen, suspect)
+        return next(filter(None, doubts), None) or _woken_late(seen, suspect.row)
 
     answer = lost_time(
         inquiry,
@@ -426,6 +427,18 @@ def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:
     return (
         "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
         "that agree badly, may be the reason as well as its connection"
+    )
+
+
+def _within_clocks(seen: Observations, suspect: Suspect) -> str | None:
+    """Return that the clocks may be off by as much as it is late; None where they are not."""
+    error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
+    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    if over > LINKS.clock_errors * error_ns:
+        return None
+    return (
+        f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
+        "makes its rank look late"
     )
 
 

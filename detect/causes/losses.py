@@ -66,17 +66,10 @@ def _search_loading(inquiry: Inquiry) -> Answer:
         return _awaited_loading(seen, int(groups[0][0]))
 
     def doubt(suspect: Suspect) -> str:
-        own = float(np.nanmedian(loading[suspect.row][suspect.course.active]))
-        over = suspect.course.effect * float(np.median(seen.iteration_ns))
-        if own < LOSSES.loader_ratio * (own - over):
-            return SHARDS
         rows = next(rows for rows in groups if suspect.row in rows)
-        others, active = rows[rows != suspect.row], suspect.course.active
-        waits = loading[others] >= own / LOSSES.loader_ratio
-        if float(np.mean(waits)) >= BURSTS.shared_storage_share:
-            return WAIT_TOO
-        if on_gpu and others_load_as_long(seen, suspect.row, others, active):
-            return WAIT_TOO
+        shared = _shared_loading(seen, suspect, rows[rows != suspect.row])
+        if shared:
+            return shared
         lasting = bool(suspect.course.active.all())
         if mates is not None and lasting and members.place["tp"][suspect.row] == 0:
             return OF_FIRST
@@ -100,6 +93,20 @@ def _search_loading(inquiry: Inquiry) -> Answer:
             advice=lambda suspect: LOADER_ADVICE,
         ),
     )
+
+
+def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:
+    """Return why what all load, or from where, may be the reason as well; empty where it is not."""
+    loading, active = seen.lost_ns[Cause.LOADER], suspect.course.active
+    own = float(np.nanmedian(loading[suspect.row][active]))
+    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    if own < LOSSES.loader_ratio * (own - over):
+        return SHARDS
+    waits = loading[others] >= own / LOSSES.loader_ratio
+    if float(np.mean(waits)) >= BURSTS.shared_storage_share:
+        return WAIT_TOO
+    on_gpu = seen.members.device_kind == "cuda"
+    return WAIT_TOO if on_gpu and others_load_as_long(seen, suspect.row, others, active) else ""
 
 
 def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list[Integers], bool]:
@@ -196,19 +203,10 @@ def _search_collecting(inquiry: Inquiry) -> Answer:
 def _search_hosts(inquiry: Inquiry) -> Answer:
     """Compare the ranks of a stage by the time in which their devices had nothing to do."""
     seen = inquiry.seen
-    is_bound = is_host_bound(seen)
-    notes = []
-    if is_bound and seen.starved_share is not None:
-        starved = float(np.nanmedian(seen.starved_share))
-        notes.append(
-            f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
-            "so device times partly show the hosts' speed"
-        )
+    notes = _bound_by_hosts(seen)
     if Cause.HOST not in seen.lost_ns:
-        return Answer(notes=tuple(notes))
-
+        return Answer(notes=notes)
     alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
-
     at_place: set[int] = set()  # rows whose like in other stages lose as much
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
@@ -237,7 +235,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             name="time outside operations",
             groups=stage_peers(seen),
             bursty=seen.members.device_kind == "cpu",
-            least_share=LOSSES.host_bound_share if is_bound or alone else 0.0,
+            least_share=LOSSES.host_bound_share if notes or alone else 0.0,
             excuses_slow=True,
             owner=owner,
             evidence=evidence,
@@ -247,7 +245,18 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
         ),
     )
     findings = tuple(_unless_it_waits(one) for one in answer.findings)
-    return replace(answer, findings=findings, notes=tuple(notes))
+    return replace(answer, findings=findings, notes=notes)
+
+
+def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
+    """Say that all devices wait for their hosts; nothing where they do not."""
+    if seen.starved_share is None or not is_host_bound(seen):
+        return ()
+    starved = float(np.nanmedian(seen.starved_share))
+    return (
+        f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
+        "so device times partly show the hosts' speed",
+    )
 
 
 def _unless_it_waits(finding: Finding) -> Finding:

@@ -17,6 +17,7 @@ from detect.causes import (
     losses,
     networks,
     occupancy,
+    paused_hosts,
 )
 from detect.causes.spec import CauseSpec
 
@@ -29,6 +30,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     links.LINK,
     networks.NETWORK,
     hosts.WHOLE_HOSTS,
+    paused_hosts.PAUSED_HOSTS,
     bursts.BURST,
     imbalance.STAGES,
     imbalance.SEQUENCES,

@@ -106,9 +106,7 @@ def _observations(
         Cause.GC: passes.collecting_ns,
         Cause.HOST: cells.gap_ns + stalled + stolen,
     }
-    notes = timeline.completeness.notes
-    if are_guessed(timeline.headers):
-        notes = (*notes, GUESSED)
+    guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
     return Observations(
         members=members,
         iterations=frame.iterations,
@@ -132,7 +130,7 @@ def _observations(
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
-        notes=notes,
+        notes=(*timeline.completeness.notes, *guessed),
         costs=costs,
     )
 

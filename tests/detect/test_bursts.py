@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import _bursts_among, bursts, in_turn
+from detect.causes.bursts import _bursts_among, bursts
+from detect.causes.paused_hosts import in_turn
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.thresholds import BURSTS
@@ -106,6 +107,53 @@ def test_pauses_of_most_ranks_of_a_host_are_the_hosts(job):
     assert "4 of its 4 ranks" in finding.evidence[0]
 
 
+@pytest.fixture
+def paused_passes(job):
+    """A job whose ranks 4 to 7, one host of two, pause inside passes of some iterations: each for
+    itself, or all as long as rank 5.
+    """
+
+    def make(*, together=False, phases=("forward", "backward"), **settings):
+        random = np.random.default_rng(3)
+        longer = 1.0 + random.exponential(1.0, (8, 24, 8, 2)) * (random.random((8, 24, 8, 2)) < 0.2)
+
+        def pause(slot):
+            hit = slot.iteration in (5, 6, 9, 12, 13, 15) and slot.phase in phases
+            if slot.rank < 4 or not hit or slot.name == "optimizer":
+                return 1.0
+            rank = 5 if together else slot.rank
+            return float(
+                longer[rank, slot.iteration, slot.microbatch, int(slot.phase == "backward")]
+            )
+
+        layout = settings.pop("layout", Layout(dp=8))
+        return job(layout=layout, hosts=4, iterations=14, work=pause, noise=0.005, **settings)
+
+    return make
+
+
+def test_pauses_inside_passes_of_most_ranks_of_a_host_are_the_hosts(paused_passes):
+    (finding,) = paused_passes().report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+
+
+def test_mates_that_wait_inside_their_passes_for_one_are_no_paused_host(paused_passes):
+    mates = Layout(tp=4, dp=2)
+    apart, together = (paused_passes(layout=mates, together=one).report() for one in (False, True))
+    assert [(one.ranks, one.owner) for one in apart.findings] == [((4, 5, 6, 7), Owner.NODE)]
+    assert not any(one.cause == Cause.HOST for one in together.findings)
+
+
+def test_pauses_of_forward_passes_may_be_what_the_ends_of_a_pipeline_do(paused_passes):
+    """Ranks 4 to 7 are the last stage, which alone computes the loss."""
+    both, forward = (
+        paused_passes(layout=Layout(pp=2, dp=4), phases=one).report().findings[0]
+        for one in (("forward", "backward"), ("forward",))
+    )
+    assert both.ranks == forward.ranks == (4, 5, 6, 7)
+    assert (both.owner, forward.owner) == (Owner.NODE, Owner.UNDECIDED)
+
+
 def test_pauses_of_all_hosts_name_no_host(job):
     everywhere = _pressed(range(16))
     report = job(layout=Layout(dp=16), hosts=4, iterations=40, gap_ms=everywhere).report()
@@ -169,6 +217,42 @@ def test_which_of_two_mates_waits_for_the_other_is_not_told(job):
         (3,): Owner.UNDECIDED,
         (2,): Owner.UNDECIDED,
     }
+
+
+def test_a_mate_that_is_slow_for_long_may_be_who_is_waited_for(job):
+    """Rank 3 is 1.2 times slower in the second half, in some of which its mate has bursts."""
+
+    def slowed(slot):
+        if slot.rank == 3 and slot.iteration >= 10:
+            return 1.2
+        hit = slot.iteration in (11, 13, 14, 16) and slot.microbatch in (2, 5)
+        return 1.5 if slot.rank == 2 and hit else 1.0
+
+    findings = job(layout=Layout(tp=2, dp=8), iterations=14, work=slowed).report().findings
+    assert {one.ranks: one.owner for one in findings}[2,] is Owner.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("planted", "cause", "owner"),
+    [
+        ("gc_ms", Cause.GC, Owner.UNDECIDED),
+        ("gap_ms", Cause.HOST, Owner.UNDECIDED),
+        ("work", Cause.COMPUTE, Owner.UNDECIDED),
+    ],
+)
+def test_one_heavy_pause_in_a_short_window_is_a_finding_of_nobodys(job, planted, cause, owner):
+    def once(slot):
+        hit = slot.rank == 5 and slot.iteration == 5
+        return (4.0 if hit else 1.0) if planted == "work" else (200.0 if hit else 0.0)
+
+    short = job(layout=Layout(dp=8), iterations=4)
+    (finding,) = short.but(**{planted: once}).report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (cause, owner, (5,))
+    assert "so few iterations may be chance" in " ".join(finding.evidence)
+    assert short.report().findings == ()
+    if planted != "gc_ms":  # what the job does itself has no floor
+        unasked = short.but(**{planted: once}).report(DetectorSettings(min_slowdown=3.0))
+        assert unasked.findings == ()
 
 
 def test_a_mate_that_recorded_nothing_may_be_who_is_waited_for(job):

@@ -36,6 +36,20 @@ def test_lost_time_that_some_ranks_do_not_share_is_not_the_hosts(job):
     assert sorted(one.ranks for one in report.findings) == [(5,), (6,)]
 
 
+def test_pauses_that_meet_ranks_of_one_host_unequally_are_the_hosts(job):
+    """Four iterations: one rank loses a tenth of what another does, all more than anybody else."""
+    pauses_ms = {4: (0, 0, 16, 0), 5: (40, 0, 78, 12), 6: (0, 15, 200, 20), 7: (160, 30, 165, 0)}
+
+    def pauses(slot):
+        return float(pauses_ms.get(slot.rank, (0, 0, 0, 0))[slot.iteration - 3])
+
+    stages = job(layout=Layout(tp=4, dp=2), hosts=4, iterations=4, gap_ms=pauses)
+    (finding,) = stages.report().findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
+    spared = stages.but(gap_ms=lambda slot: 0.0 if slot.rank == 4 else pauses(slot))
+    assert not any(len(one.ranks) == 4 for one in spared.report().findings)
+
+
 def test_hot_host_is_one_finding(job):
     hot = job(
         layout=Layout(dp=16), hosts=4, work=lambda slot: 1.1 if slot.rank in range(8, 12) else 1.0

@@ -52,6 +52,26 @@ def test_heavy_stage_of_lone_ranks_is_additive_work(job):
     ]
 
 
+@pytest.mark.parametrize(
+    ("stage", "backward", "owner"),
+    [
+        (1, 1.1, Owner.NODE),  # 5 ms forward, 2 ms backward: late launches
+        (1, 1.5, Owner.UNDECIDED),  # 10 ms: more work, or a slow device
+        (1, 1.0, Owner.UNDECIDED),  # none at all: work without a backward
+        (2, 1.1, Owner.UNDECIDED),  # of an end, which has passes of its own
+    ],
+)
+def test_a_stage_that_is_longer_forward_than_backward_has_a_late_host(job, stage, backward, owner):
+    def late(slot):
+        factor = {"forward": 1.5, "backward": backward}.get(slot.phase, 1.0)
+        return factor if slot.stage == stage and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(pp=3, dp=4), hosts=4, work=late).report()
+    (finding,) = report.findings
+    assert finding.owner is owner and finding.ranks == tuple(range(4 * stage, 4 * stage + 4))
+    assert (finding.cause is Cause.HOST) == (owner is Owner.NODE)
+
+
 def skewed(seed: int, spread: float):
     lengths = np.exp(spread * np.random.default_rng(seed).standard_normal((8, 64, 64)))
 

@@ -84,6 +84,18 @@ def test_a_late_rank_among_late_ones_is_not_named(job, others_ms, owner):
     assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
 
 
+@pytest.mark.parametrize(("error_ms", "owner"), [(0.1, Owner.NODE), (30.0, Owner.UNDECIDED)])
+def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, error_ms, owner):
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
+    late_ns = np.full((8, len(seen.iterations)), 1e6)
+    late_ns[1] = 40e6
+    alignment = replace(seen.alignment, residual_p99_ns=error_ms * 1e6)
+    lost_ns = {**seen.lost_ns, Cause.LINK: late_ns}
+    seen = replace(seen, lost_ns=lost_ns, alignment=alignment, costs=None)
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+
+
 @pytest.mark.parametrize(("hosts", "cause"), [(8, Cause.HOST), (4, Cause.LINK)])
 def test_where_all_processes_share_one_host_a_late_exit_is_no_connections(job, hosts, cause):
     """Processes on CPUs; with a second host a network lies between some of them."""

@@ -1,7 +1,7 @@
 """All cases of the ground: layouts, how each job is dressed, and one maker for each family.
 
 A case's numbers are drawn from its seed, which stands at the end of its name: adding cases to one
-family leaves all others as they are.
+family leaves all others as they are. Another draw has other seeds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -85,6 +85,7 @@ _SWITCHED = (
 _EXPERTS = ("ep4dp8", "ep4dp8pp2", "tp2ep2dp4")
 _UNSEEN_TP = ("tp2dp2", "tp2dp2pp2", "tp8dp2pp2", "tp4dp2n", "tp2")
 _UNSEEN = ("tp2dp2pp2", "tp8dp2pp2", "ep4dp8", "ep4dp8pp2")
+_SEEDS = 100_000  # of a draw
 _WINDOWS = (
     (5, 2, 8),
     (5, 2, 8),
@@ -138,37 +139,37 @@ class _Draft:
 Maker = Callable[[_Draft], tuple[Job, tuple[Trouble, ...]]]
 
 
-def cases() -> Iterable[Case]:
-    """Yield all cases, the same ones in every process, without simulating any of them."""
-    for scenario in _scenarios().values():
-        yield scenario.case()
+def cases(draw: int = 0) -> Iterable[Case]:
+    """Yield all cases of a draw, the same ones in every process, without simulating any."""
+    for scenario in _scenarios(draw).values():
+        yield replace(scenario.case(), draw=draw)
 
 
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Write the traced files of `case` into `directory`; return what was planted, with its cost."""
-    return _scenarios()[case.name].write(directory)
+    return _scenarios(case.draw)[case.name].write(directory)
 
 
 def slowness(case: Case) -> Floats:
     """Return how many times longer each rank's passes take than on equal chips, without a trouble,
     (rank, iteration).
     """
-    scenario = _scenarios()[case.name]
+    scenario = _scenarios(case.draw)[case.name]
     equal = scenario.varied(Variation(chip_spread_ratio=0.0))
     return scenario.pass_times_ns() / equal.pass_times_ns()
 
 
 def write_varied(case: Case, variation: Variation, directory: Path | None) -> Floats:
     """Simulate the sound job of a case, varied; return its pass times, (rank, iteration)."""
-    return _scenarios()[case.name].varied(variation).pass_times_ns(directory)
+    return _scenarios(case.draw)[case.name].varied(variation).pass_times_ns(directory)
 
 
 @cache
-def _scenarios() -> dict[str, Scenario]:
+def _scenarios(draw: int) -> dict[str, Scenario]:
     listed = [
         scenario
         for place, (family, layouts, count, maker) in enumerate(_families())
-        for scenario in _family(1000 * (place + 1), family, layouts, count, maker)
+        for scenario in _family(_SEEDS * draw + 1000 * (place + 1), family, layouts, count, maker)
     ]
     return {scenario.name: scenario for scenario in listed}
 

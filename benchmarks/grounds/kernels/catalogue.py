@@ -529,16 +529,18 @@ def _innocent() -> Iterator[tuple[Variant, tuple[str, ...], int]]:
 
 
 @cache
-def _plans() -> dict[str, tuple[Case, Plan]]:
-    """Return every case with what it is simulated from, by name."""
+def _plans(draw: int) -> dict[str, tuple[Case, Plan]]:
+    """Return every case of a draw with what it is simulated from, by name."""
+    drawn = f"draw {draw} " if draw else ""
     found: dict[str, tuple[Case, Plan]] = {}
     for variant, jobs, count in (*_faults(), *_innocent()):
-        order = sorted(jobs, key=lambda name: crc32(f"{variant.name} {name}".encode()))
+        order = sorted(jobs, key=lambda name: crc32(f"{drawn}{variant.name} {name}".encode()))
         for number in range(count):
             job_name = order[number % len(order)]
             name, repeat = "", number // len(order)
             while not name or name in found:
-                seed = crc32(f"{variant.family} {variant.name} {job_name} {repeat}".encode())
+                text = f"{drawn}{variant.family} {variant.name} {job_name} {repeat}"
+                seed = crc32(text.encode())
                 name = f"{variant.name}-{job_name}-s{seed % 100000}"
                 repeat += 1
             found[name] = _planned(variant, _NAMED[job_name], name, seed)
@@ -588,23 +590,23 @@ def _planted(trouble: Trouble, cost_ratio: float = 1.0) -> Planted:
     )
 
 
-def cases() -> Iterable[Case]:
-    """Return all cases; what each one's causes cost is known when it is written."""
-    return [case for case, _ in _plans().values()]
+def cases(draw: int = 0) -> Iterable[Case]:
+    """Return all cases of a draw; what a cause costs is known when its case is written."""
+    return [replace(case, draw=draw) for case, _ in _plans(draw).values()]
 
 
 def slowness(case: Case) -> Numbers:
     """Return how many times longer each rank's passes take than on equal chips, without a trouble,
     (rank, iteration).
     """
-    _, plan = _plans()[case.name]
+    _, plan = _plans(case.draw)[case.name]
     planted = plan.simulate(case.seed, plan.troubles).pass_times_ns
     return planted / write_varied(case, Variation(chip_spread_ratio=0.0), None)
 
 
 def write_varied(case: Case, variation: Variation, directory: Path | None) -> Numbers:
     """Simulate the sound job of a case, varied; return its pass times, (rank, iteration)."""
-    _, plan = _plans()[case.name]
+    _, plan = _plans(case.draw)[case.name]
     if variation.chip_spread_ratio is not None:
         noise = replace(plan.noise, chip_spread_ratio=variation.chip_spread_ratio)
         plan = replace(plan, noise=noise)
@@ -619,7 +621,7 @@ def write_varied(case: Case, variation: Variation, directory: Path | None) -> Nu
 
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Write the rank files of a case; return what was planted, with its cost."""
-    _, plan = _plans()[case.name]
+    _, plan = _plans(case.draw)[case.name]
     costs = plan.write(case.seed, directory)
     return tuple(
         _planted(trouble, cost) for trouble, cost in zip(plan.troubles, costs, strict=True)

@@ -112,6 +112,7 @@ TRACINGS = (
 SCHEDULED = tuple(tracing for tracing in TRACINGS if tracing.tracer is not Tracer.HEAD)
 STEPS = (10, 24, 4, 16, 8, 40, 12, 2, 20, 60, 6)
 SCALES = (1.0, 0.6, 1.6, 2.5)
+_SEEDS = 10_000  # of a draw
 MAX_CELLS = 900  # ranks, steps and copies of a step in one case
 
 
@@ -127,10 +128,10 @@ class Recipe:
 class Book:
     """Write down the recipes, with a seed of its own for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_seed: int) -> None:
         """Start with no recipe."""
         self.recipes: dict[str, Recipe] = {}
-        self._seeds = count(1)
+        self._seeds = count(first_seed)
 
     def draw(self, shape: Shape, tracings: tuple[Tracing, ...] = TRACINGS) -> Job:
         """Return a healthy job of this shape; its tracer, length and scale follow from its seed."""
@@ -331,30 +332,31 @@ FAMILIES: tuple[Callable[[Book], None], ...] = (
 
 
 @cache
-def recipes() -> dict[str, Recipe]:
-    """Return all recipes by name, in a fixed order."""
-    book = Book()
+def recipes(draw: int = 0) -> dict[str, Recipe]:
+    """Return all recipes of a draw by name, in a fixed order."""
+    book = Book(_SEEDS * draw + 1)
     for family in FAMILIES:
         family(book)
     return book.recipes
 
 
-def cases() -> Iterator[Case]:
-    """Yield all cases; what they cost is known once they are written."""
-    for recipe in recipes().values():
+def cases(draw: int = 0) -> Iterator[Case]:
+    """Yield all cases of a draw; what they cost is known once they are written."""
+    for recipe in recipes(draw).values():
         yield Case(
             ground=GROUND,
             name=recipe.name,
             family=recipe.family,
             num_ranks=recipe.job.shape.num_ranks,
             seed=recipe.job.seed,
+            draw=draw,
             planted=tuple(_truth(recipe.job, e) for e in recipe.job.effects if e.kind in CAUSES),
         )
 
 
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Simulate a case, write its files, and return what was planted with what it costs."""
-    job = recipes()[case.name].job
+    job = recipes(case.draw)[case.name].job
     calm_us = simulate(replace(job, effects=()), 1.0).step_us
     run = simulate(job, calm_us, records=True)
     write_files(job, run, directory)
@@ -372,7 +374,7 @@ def slowness(case: Case) -> Floats:
     """Return how many times longer each rank's passes take than on equal chips, without an effect,
     (rank, step).
     """
-    job = recipes()[case.name].job
+    job = recipes(case.draw)[case.name].job
     calm_us = simulate(replace(job, effects=()), 1.0).step_us
     planted = _pass_times(job, simulate(job, calm_us))
     return planted / write_varied(case, Variation(chip_spread_ratio=0.0), None)
@@ -380,7 +382,7 @@ def slowness(case: Case) -> Floats:
 
 def write_varied(case: Case, variation: Variation, directory: Path | None) -> Floats:
     """Simulate the sound job of a case, varied; return its pass times, (rank, step)."""
-    job = recipes()[case.name].job
+    job = recipes(case.draw)[case.name].job
     if variation.chip_spread_ratio is not None:
         noise = replace(job.noise, chip_spread_ratio=variation.chip_spread_ratio)
         job = replace(job, noise=noise)

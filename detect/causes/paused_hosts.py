@@ -1,0 +1,255 @@
+"""Find hosts that stall now this one of their ranks and now that one.
+
+Problem: a host that is short of memory, or shared with another job, stops whichever process it
+meets. Each rank has too few pauses for a proof, and where no module tells, they lie inside passes.
+
+Idea: count them by host, as `detect.causes.bursts` does by rank: in how many iterations some rank
+of it pauses, against the other hosts. Time between operations is asked first, then passes: how far
+each lies above the quiet quarter of its own rank's, less what three quarters of all ranks exceed.
+
+Ranks of one TP group may wait for one of them where nobody records it. But whoever waits exceeds
+that one by noise at most, so the lead must change: most ranks of the host have it in some pass, and
+none has it most of the time.
+
+Example: 4 hosts of 4 ranks, 10 iterations. On host 2 passes of every rank take up to 1.6 times as
+long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
+
+Limits: the first stage alone loads, the last one computes the loss. A host that holds one is named
+for pauses in backward passes only, in which neither happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from detect.causes.bursts import (
+    ADVICE,
+    FEW,
+    Burst,
+    chance,
+    course_of,
+    lost_share,
+    over_own_level,
+)
+from detect.causes.finding import Claim, build_finding
+from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.observe.observations import BACKWARD, Observations, Work, cut
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.text import counted, milliseconds
+from detect.thresholds import BURSTS, HOSTS, SEARCH
+from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
+
+ALONE = (
+    "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
+    "output layer) may be the reason as well"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PausedHost:
+    """A host whose ranks stand still now and then, now the one and now the other."""
+
+    name: str
+    rows: Integers
+    burst: Burst
+    """Of hosts in place of rows: the rank that loses most in each iteration."""
+    lost: Floats
+    """(rank of the host, iteration): over the others in pauses, 0 elsewhere."""
+    in_backward: bool = False
+    """Whether backward passes alone show it: in those nobody loads, embeds or computes a loss."""
+
+    @property
+    def pauses(self) -> Flags:
+        """Flag the ranks of the host that have pauses."""
+        return np.asarray((self.lost > 0).any(axis=1))
+
+
+def _paused_host(seen: Observations, known: Flags, rate: float) -> PausedHost | None:
+    """Return the host whose ranks pause while those of the other hosts do not.
+
+    Memory pressure, or a job of somebody else, stalls whichever process it meets: between passes,
+    or, where no module tells, inside them. Each rank has too few pauses for a proof, the host has
+    enough. `known` rows are slow, or lose time: on other hosts they may be who is waited for.
+    """
+    labels, host = np.unique(seen.members.hosts, return_inverse=True)
+    names = labels.tolist()
+    if len(names) < 2:
+        return None
+    if Cause.HOST in seen.lost_ns and not known.any():
+        over = over_own_level(lost_share(seen, (Cause.HOST,)), known)
+        paused = _pausing(over, names, host, rate)
+        if paused is not None and _by_themselves(seen, paused):
+            return paused
+    paused = _pausing_inside(seen, seen.work, names, host, rate)
+    if paused is None or (known & (host != paused.burst.row)).any():
+        return None
+    backward = cut(seen.work, "operation", seen.work.phase == BACKWARD)
+    again = _pausing_inside(seen, backward, names, host, rate)
+    return replace(paused, in_backward=again is not None and again.name == paused.name)
+
+
+def _pausing_inside(
+    seen: Observations, work: Work, names: Sequence[str], host: Integers, rate: float
+) -> PausedHost | None:
+    """Return the host whose ranks pause inside their passes, not one of them alone.
+
+    Where only some layers stand for the passes, what is lost is their share, not the iteration's.
+    """
+    over = _over_quiet_passes(work)
+    work_ns = np.nan_to_num(np.exp(work.log_ns))
+    lost_ns = (over / (1.0 + over) * work_ns).sum(axis=2)
+    has_passes = Cause.HOST in seen.lost_ns
+    whole_ns = np.median(seen.iteration_ns if has_passes else work_ns.sum(axis=2))
+    paused = _pausing(lost_ns / max(float(whole_ns), 1.0), names, host, rate)
+    return paused if paused is not None and _leads_change(over, paused.rows) else None
+
+
+def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
+    """Return whether the ranks that pause are of several TP groups, or pause in turn: else all may
+    wait for one of them.
+    """
+    members, rows = seen.members, paused.rows[paused.pauses]
+    groups = set(zip(members.replica[rows], members.stage[rows], strict=True))
+    return len(groups) > 1 or in_turn(paused.lost)
+
+
+def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) -> PausedHost | None:
+    """Return the host that loses most of `over`, (row, iteration), if most of its ranks do and
+    those of the other hosts, numbered by `host` (row,), do not.
+    """
+    usual = float(np.quantile(robust.spread(over, axis=1), BURSTS.quiet_share))
+    hits = over > max(BURSTS.margin_share, BURSTS.margin_sigmas * usual)
+    lost = np.zeros((len(names), over.shape[1]))
+    np.maximum.at(lost, host, np.where(hits, over, 0.0))
+    row = int(np.argmax(lost.mean(axis=1)))
+    rows = np.flatnonzero(host == row)
+    if hits[rows].any(axis=1).mean() < BURSTS.most_of_host_share:
+        return None
+    if lost[row].mean() < BURSTS.least_host_share:
+        return None
+    others, counts = np.arange(len(names)) != row, (lost > 0).sum(axis=1)
+    num_iterations, other_hits = lost.shape[1], int(counts[others].sum())
+    num_others = int(others.sum()) * num_iterations
+    if other_hits * num_iterations > BURSTS.others_share * int(counts[row]) * num_others:
+        return None
+    by_chance = chance(int(counts[row]), num_iterations, other_hits, num_others)
+    q_value = min(1.0, by_chance * len(names))
+    burst = Burst(
+        row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
+        other_hits=other_hits, is_sure=q_value <= rate,
+    )  # fmt: skip
+    lost_by_rank = np.where(hits, over, 0.0)[rows]
+    return PausedHost(name=names[row], rows=rows, burst=burst, lost=lost_by_rank)
+
+
+def _over_quiet_passes(work: Work) -> Floats:
+    """Return how far each pass lies above its row's quiet ones, less what three quarters of all
+    rows exceed in it, as a share of the pass, (row, iteration, operation).
+    """
+    over = np.expm1(np.nan_to_num(work.log_ns - _low(work.log_ns, axis=1)))
+    return np.asarray(over - _low(over, axis=0))
+
+
+def _low(values: Floats, axis: int) -> Floats:
+    """Return the lower quartile along an axis, which stays; 0 where nothing is known."""
+    known = np.where(np.isfinite(values), values, np.inf)
+    low = np.quantile(known, BURSTS.quiet_share, axis=axis, keepdims=True, method="lower")
+    return np.where(np.isfinite(low), low, 0.0)
+
+
+def _leads_change(over: Floats, rows: Integers) -> bool:
+    """Return whether now this of the `rows` exceeds all others and now that one, in the passes of
+    (row, iteration, operation): most of them do for a fair part, and none has most of the lead.
+
+    Whoever waits for another one, where nobody records it, exceeds that one by noise at most.
+    """
+    if len(rows) < HOSTS.min_ranks:
+        return False
+    usual = robust.spread(over.reshape(len(over), -1), axis=1)
+    margin = BURSTS.margin_sigmas * float(np.quantile(usual, BURSTS.quiet_share))
+    second, first = np.sort(over[rows], axis=0)[-2:]
+    lead = np.where(first - second > max(BURSTS.margin_share, margin), first - second, 0.0)
+    leader = over[rows].argmax(axis=0)
+    total = np.bincount(leader.reshape(-1), weights=lead.reshape(-1), minlength=len(rows))
+    is_shared = total.max() <= BURSTS.most_of_host_share * total.sum()
+    leads = (total > 0) & (total >= BURSTS.others_share * total.mean())
+    return bool(is_shared and float(np.mean(leads)) > BURSTS.most_of_host_share)
+
+
+def in_turn(lost: Floats) -> bool:
+    """Return whether now this row of (row, iteration) pauses and now that one, the others less.
+
+    Ranks that wait for one of them, where nobody records it, lose time together with it.
+    """
+    lost = lost[:, (lost > 0).any(axis=0)]
+    ordered = np.sort(lost, axis=0)
+    turns = np.bincount(lost.argmax(axis=0))
+    together = ordered[:-1].mean(axis=0) > BURSTS.others_share * ordered[-1]
+    return not together.any() and turns.max() <= BURSTS.most_of_host_share * turns.sum()
+
+
+def _finding(seen: Observations, paused: PausedHost) -> Finding:
+    members, burst = seen.members, paused.burst
+    ranks = tuple(sorted(rank for row in paused.rows for rank in members.workers[int(row)]))
+    num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
+    lost_ns = burst.excess * float(np.median(seen.iteration_ns))
+    doubt = () if burst.is_sure else (FEW,)
+    stages = members.stage[paused.rows]
+    alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
+    ends = (int(members.stage.min()), int(members.stage.max()))
+    if (
+        np.isin(alone, ends).any() and not paused.in_backward
+    ):  # those between have layers only, as all others have
+        doubt = (*doubt, ALONE)
+    share = float(burst.excess.mean())
+    reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(int(row) for row in paused.rows),
+            cause=Cause.HOST,
+            owner=Owner.UNDECIDED if doubt else Owner.NODE,
+            slowdown=1.0 + share,
+            interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
+            course=course_of(burst, share),
+            q_value=burst.q_value,
+            num_peers=len(members) - len(paused.rows),
+            saved_ns=lost_ns,
+            subject=f"host {paused.name} (ranks {listed(ranks)})",
+            predicate=f"stalls one or another of its ranks in {num_hits} of {num_iterations} "
+            f"iterations, {milliseconds(float(lost_ns[burst.hits].mean()))} each on the mean,",
+            evidence=(
+                f"{paused.pauses.sum()} of its {counted(len(paused.rows), 'rank')} stand still in "
+                f"some; on the other {counted(int(burst.others.sum()), 'host')} {burst.other_hits} "
+                "iterations lose as much",
+                *doubt,
+            ),
+            advice=ADVICE[Cause.HOST],
+            is_replayed=False,
+        ),
+    )
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    """Count on GPUs only, as for single ranks."""
+    seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    if seen.members.device_kind == "cpu" or len(seen.iterations) < BURSTS.min_hits:
+        return Answer()
+    paused = _paused_host(seen, inquiry.slow | inquiry.named, rate)
+    if paused is None:
+        return Answer()
+    finding = _finding(seen, paused)
+    ranks = set(finding.ranks)
+    return Answer(
+        findings=(finding,),
+        explains=lambda other: other.owner != Owner.NODE and set(other.ranks) <= ranks,
+    )
+
+
+PAUSED_HOSTS = CauseSpec(cause=Cause.HOST, search=_search)

@@ -1,0 +1,46 @@
+"""Another draw of the grounds is the same catalogue with other seeds, and none of it is unseen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases, ground_named
+from megascan.errors import UsageError
+
+
+def chosen(*words):
+    return chosen_cases(_parser().parse_args(words))
+
+
+@pytest.mark.parametrize("name", GROUNDS)
+def test_a_draw_shares_families_but_no_case_with_any_other(name):
+    reported, first, second = (list(ground_named(name).cases(draw)) for draw in range(3))
+    assert not any(case.unseen for case in (*first, *second))
+    names = [{case.name for case in each} for each in (reported, first, second)]
+    assert len(set.union(*names)) == sum(map(len, names))
+    assert len({case.seed for case in (*reported, *first, *second)}) == sum(map(len, names))
+    families = [Counter(case.family for case in each) for each in (reported, first, second)]
+    assert families[0] == families[1] == families[2]
+
+
+def test_a_drawn_case_is_written_as_it_was_listed(tmp_path):
+    for name in GROUNDS:
+        drawn = next(c for c in ground_named(name).cases(4) if c.num_ranks == 2 and c.at_fault)
+        planted = ground_named(name).write(drawn, tmp_path / name)
+        assert [one.ranks for one in planted] == [one.ranks for one in drawn.planted]
+        assert [one.kind for one in planted] == [one.kind for one in drawn.planted]
+
+
+def test_draws_of_a_part_take_other_places_of_the_catalogue_and_nothing_unseen():
+    first, second = chosen("--draw", "1", "--every", "4"), chosen("--draw", "2", "--every", "4")
+    everything = chosen("--draw", "1")
+    assert first == everything[1::4] and len(second) == len(everything[2::4])
+    assert len(everything) == sum(len(list(ground_named(name).cases())) for name in GROUNDS)
+    assert {case.draw for case in first} == {1}
+
+
+def test_seeds_that_are_none_are_refused():
+    with pytest.raises(UsageError, match="--draw -1 --every 1"):
+        chosen("--draw", "-1")
