@@ -79,7 +79,9 @@ def test_spans_are_taken_apart_where_they_end_whatever_their_texts_say():
         ("compute", name, 1, 5, 7, each) for name, each in zip(names, arguments, strict=True)
     ]
     events = [json.loads(line) for line in encode_spans(0, records)]
-    assert [(event["name"], event["args"]) for event in events] == list(zip(names, arguments, strict=True))
+    assert [(event["name"], event["args"]) for event in events] == list(
+        zip(names, arguments, strict=True)
+    )
     assert encode_spans(0, []) == []
 
 
