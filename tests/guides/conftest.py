@@ -61,8 +61,8 @@ REPOSITORY = Path(__file__).parents[2]
 GUIDES = REPOSITORY / "docs" / "guides"
 STAND_INS = (REPOSITORY / "tests/guides/stand_ins", REPOSITORY / "tests/scripts/stand_ins")
 COPIED = ("scripts", "docker", "docs")
-LINKED = ("megascan", "training", "aggregate", "detect", "benchmarks", "aggregate.py", "README.md",
-          "pyproject.toml", "constraints.txt", "LICENSE", "CHANGELOG.md")  # fmt: skip
+LINKED = ("megascan", "training", "aggregate", "detect", "megascope", "benchmarks", "aggregate.py",
+          "README.md", "pyproject.toml", "constraints.txt", "LICENSE", "CHANGELOG.md")  # fmt: skip
 
 OPTIONS = {
     "run": {"timeout", "exit", "distributed", "background", "needs"},
