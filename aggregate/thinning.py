@@ -2,16 +2,16 @@
 
 A line through a thousand ends is as good as one through a hundred thousand, as long as they are
 spread over the whole time and over all that ties a clock to others. So collectives are drawn as a
-whole, from each **sort** of them (group, operation, size; within one clock or between clocks) by
+whole, from each **kind** of them (group, operation, size; within one clock or between clocks) by
 itself:
 
-    sort's collectives, in order of time   ●●●●●●●● ●●●●●●●● ●●●●●●●● ●●●●●
+    kind's collectives, in order of time   ●●●●●●●● ●●●●●●●● ●●●●●●●● ●●●●●
     one of each stride, at a drawn place   ..●..... ●....... ......●. ...●.
 
-Every sort keeps as many, or all that it has: the few collectives that tie two hosts together are
+Every kind keeps as many, or all that it has: the few collectives that tie two hosts together are
 all kept beside the thousands within them. Within a stride the place is drawn, because work repeats:
 every eighth collective may be that of the same layer, every time. It is drawn from the numbers of
-sort and stride, so the same trace gives the same clocks anywhere.
+kind and stride, so the same trace gives the same clocks anywhere.
 
 Collectives within one clock tell nothing of clocks, only how much their ends scatter: a few do.
 Where the ends are no more than ENOUGH_ENDS, all are taken.
@@ -58,24 +58,24 @@ def drawn_members(
     starts = group_starts(match[rows])
     lengths = group_lengths(starts, len(rows))
     joins = np.minimum.reduceat(domain, starts) != np.maximum.reduceat(domain, starts)
-    sort = _sorts(spans, rows[starts], joins)
-    first = np.unique(sort, return_index=True)[1]
+    kind = _kinds(spans, rows[starts], joins)
+    first = np.unique(kind, return_index=True)[1]
     num_clocks = int(np.count_nonzero(np.bincount(domain)))
     budget = max(ENOUGH_ENDS, _ENDS_A_CLOCK * num_clocks)
     if not joins.any():
-        stride = _strides(sort, lengths, budget)
+        stride = _strides(kind, lengths, budget)
     else:
-        between, within = (np.where(joins == kind, lengths, 0) for kind in (True, False))
+        between, within = (np.where(joins == joined, lengths, 0) for joined in (True, False))
         stride = np.where(
             joins[first],
-            _strides(sort, between, budget),
-            _strides(sort, within, ENOUGH_ENDS // _SHARE_WITHIN),
+            _strides(kind, between, budget),
+            _strides(kind, within, ENOUGH_ENDS // _SHARE_WITHIN),
         )
-    return rows[np.repeat(_drawn(sort, stride), lengths)]
+    return rows[np.repeat(_drawn(kind, stride), lengths)]
 
 
-def _sorts(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
-    """Return (collective,) number of its sort, from 0; `rows` are those of first members."""
+def _kinds(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
+    """Return (collective,) number of its kind, from 0; `rows` are those of first members."""
     size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
     group, groups = narrow_codes(spans, "group")
     op, ops = narrow_codes(spans, "op")
@@ -88,13 +88,13 @@ def _sorts(spans: pa.Table, rows: RowNumbers, joins: Flags) -> Integers:
     return np.unique(key, return_inverse=True)[1].astype(np.int64)
 
 
-def _strides(sort: Integers, lengths: Integers, budget: int) -> Integers:
-    """Return (sort,) one of how many is drawn, so that all sorts keep as many within the budget.
+def _strides(kind: Integers, lengths: Integers, budget: int) -> Integers:
+    """Return (kind,) one of how many is drawn, so that all kinds keep as many within the budget.
 
     lengths  (collective,) members that count, 0 where they are not drawn from this budget
     """
-    count = np.bincount(sort)
-    length = np.bincount(sort, lengths) / count
+    count = np.bincount(kind)
+    length = np.bincount(kind, lengths) / count
     least, most = 1, int(count.max())
     while least < most:
         kept = (least + most + 1) // 2
@@ -103,17 +103,17 @@ def _strides(sort: Integers, lengths: Integers, budget: int) -> Integers:
     return -(-count // least)
 
 
-def _drawn(sort: Integers, stride: Integers) -> Flags:
+def _drawn(kind: Integers, stride: Integers) -> Flags:
     """Return (collective,) whether it is the one of its stride; collectives are in order of time.
 
     A last stride that is not full may have none.
     """
-    order = np.argsort(sort, kind="stable")
-    starts = group_starts(sort[order])
-    place = np.empty(len(sort), dtype=np.int64)
-    place[order] = np.arange(len(sort)) - starts[group_numbers(starts, len(sort))]
-    own = stride[sort]
-    drawn: Flags = place % own == _scattered(sort, place // own) % own
+    order = np.argsort(kind, kind="stable")
+    starts = group_starts(kind[order])
+    place = np.empty(len(kind), dtype=np.int64)
+    place[order] = np.arange(len(kind)) - starts[group_numbers(starts, len(kind))]
+    own = stride[kind]
+    drawn: Flags = place % own == _scattered(kind, place // own) % own
     return drawn
 
 
