@@ -15,7 +15,9 @@ handle for an argument finds the table in its place:
 
 A table that stays does not cross a border of processes; of a pool it is an Arrow file that the
 worker maps into its memory, whichever worker that is. Large bytes, too, come back from a pool as a
-file that is mapped: through a pipe, this process would copy them three times.
+file that is mapped: through a pipe, this process would copy them three times. So does whatever else
+a pipe would not take in one piece: of a worker that is killed in the middle of writing, the pool
+would wait for the rest for ever.
 
 `process_pool` and `in_order` are the two parts of which all this is made; `training.data.documents`
 uses them, too.
@@ -27,6 +29,8 @@ import gc
 import mmap
 import multiprocessing
 import os
+import pickle
+import select
 import shutil
 import signal
 import sys
@@ -55,7 +59,9 @@ Result = TypeVar("Result")
 _MOST_WORKERS = 32
 """Past this, the one process that matches, aligns and writes is the limit."""
 _LARGE_BYTES = 1 << 18
-"""Bytes from here on come back from a pool in a file."""
+"""Bytes from here on come back from a pool in a file of their own."""
+_ONE_PIECE_BYTES = select.PIPE_BUF - 1024 if hasattr(select, "PIPE_BUF") else 1024
+"""A pipe takes as much whole or not at all, with what the pool puts around it."""
 _AHEAD = 2
 """Items a worker may hold beyond the one that is waited for, so that it need not wait itself."""
 
@@ -239,6 +245,27 @@ class _FiledBytes:
             raise _gone(self.path, error.strerror or str(error)) from error
 
 
+@dataclass(frozen=True)
+class _FiledResult:
+    """What some work returned, pickled in a file."""
+
+    path: Path
+
+    def take(self) -> object:
+        """Return it; the file is gone from then on."""
+        return pickle.loads(_FiledBytes(self.path).take())
+
+    @classmethod
+    def where_large(cls, result: object, path: Path) -> object:
+        """Return a result as it is, or in a file where a pipe takes it in several pieces."""
+        content = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+        if len(content) <= _ONE_PIECE_BYTES:
+            return result
+        with _put_down(path):
+            path.write_bytes(content)
+        return cls(path)
+
+
 def _gone(path: Path, reason: str) -> MissingError:
     return MissingError(
         f"{path}: spans that were kept there between the passes are gone or damaged ({reason}): "
@@ -262,13 +289,14 @@ class Pool:
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield what the work returns; large bytes in a tuple as a view of a file."""
         done = self._run(_work, ((work, task, self._path()) for task in tasks))
-        return (_with_bytes(result) for result in done)
+        return (cast("Result", _with_bytes(result)) for result in done)
 
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
     ) -> Iterator[tuple[Kept, Result]]:
         """Yield what the work returns, its table as a file."""
-        return self._run(_keep, ((work, task, self._path()) for task in tasks))
+        done = self._run(_keep, ((work, task, self._path()) for task in tasks))
+        return ((kept, cast("Result", _taken(result))) for kept, result in done)
 
     def put(self, table: pa.Table) -> Kept:
         """Write a table for whichever worker may need it."""
@@ -282,17 +310,17 @@ class Pool:
         return _in_turn(submitted, most_waiting=(1 + _AHEAD) * self.count)
 
 
-def _work(work: Callable[..., Result], task: Task, path: Path) -> Result | tuple[object, ...]:
+def _work(work: Callable[..., object], task: Task, path: Path) -> object:
     """Return what the work returns, of a tuple the large bytes in a file."""
-    result: object = work(*opened(task))
-    if type(result) is not tuple:
-        return cast("Result", result)
-    return tuple(
-        _filed_bytes(one, path.with_suffix(f".{place}"))
-        if isinstance(one, bytes) and len(one) >= _LARGE_BYTES
-        else one
-        for place, one in enumerate(cast("tuple[object, ...]", result))
-    )
+    result = work(*opened(task))
+    if type(result) is tuple:
+        result = tuple(
+            _filed_bytes(one, path.with_suffix(f".{place}"))
+            if isinstance(one, bytes) and len(one) >= _LARGE_BYTES
+            else one
+            for place, one in enumerate(result)
+        )
+    return _FiledResult.where_large(result, path.with_suffix(".result"))
 
 
 def _filed_bytes(content: bytes, path: Path) -> _FiledBytes:
@@ -301,17 +329,22 @@ def _filed_bytes(content: bytes, path: Path) -> _FiledBytes:
     return _FiledBytes(path)
 
 
-def _with_bytes(result: Result | tuple[object, ...]) -> Result:
+def _taken(result: object) -> object:
+    return result.take() if isinstance(result, _FiledResult) else result
+
+
+def _with_bytes(result: object) -> object:
+    result = _taken(result)
     if type(result) is tuple:
         result = tuple(one.take() if isinstance(one, _FiledBytes) else one for one in result)
-    return cast("Result", result)
+    return result
 
 
 def _keep(
-    work: Callable[..., tuple[pa.Table, Result]], task: Task, path: Path
-) -> tuple[Kept, Result]:
+    work: Callable[..., tuple[pa.Table, object]], task: Task, path: Path
+) -> tuple[Kept, object]:
     table, result = work(*opened(task))
-    return _Filed.of(table, path), result
+    return _Filed.of(table, path), _FiledResult.where_large(result, path.with_suffix(".result"))
 
 
 @contextmanager

@@ -27,21 +27,29 @@ in none of 150: p = 2.2e-6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from scipy import special
 
 from detect.causes.device import mates_of
 from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.hits import (
+    ADVICE,
+    FEW,
+    Burst,
+    chance,
+    course_of,
+    lost_share,
+    over_own_level,
+)
 from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import HOST_ADVICE, starvation
+from detect.causes.starvation import starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.persistence import Course
 from detect.stats.residuals import (
     compare_within,
     data_of,
@@ -53,7 +61,6 @@ from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
-FEW = "so few iterations may be chance: trace more of them in a row"
 SHARED = (
     "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "
     "show, may be the reason as well"
@@ -80,43 +87,6 @@ WORDS = {
     Cause.HOST: "is held up by its host",
     Cause.LOADER: "waits for its data loader",
 }
-ADVICE = {
-    Cause.COMPUTE: (
-        "read that GPU's clock and throttle reasons while the job runs: nvidia-smi -i GPU -q -d "
-        "CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS",
-    ),
-    Cause.GC: ("collect on all ranks at the same iterations (gc.disable(), then gc.collect())",),
-    Cause.HOST: (
-        "read that host's memory pressure and swapping (vmstat 1, /proc/pressure/memory)",
-        *HOST_ADVICE,
-    ),
-    Cause.LOADER: ("time the data loader alone on that host; read its disk latency (iostat -x 1)",),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Burst:
-    """A row that loses time in some iterations."""
-
-    row: int
-    hits: Flags
-    """(iteration,)"""
-    excess: Floats
-    """(iteration,): over the peers as a share of what is compared; 0 outside hits."""
-    q_value: float
-    others: Flags
-    """(row,): with whom it was compared."""
-    other_hits: int
-    is_sure: bool = True
-    """Whether chance is excluded."""
-    is_shared: bool = False
-    """Whether most rows of its stage have such bursts."""
-    is_mates: bool = False
-    """Whether a row of its TP group has some as well, is known to be slow, or recorded nothing in
-    most of its hits."""
-    is_one_speed: bool = False
-    """Whether its slow passes are slow by one and the same factor, as of a device that has two
-    speeds; noise has no such second level."""
 
 
 def lone_pause(value: Floats, places: Integers, rate: float) -> Burst | None:
@@ -218,21 +188,6 @@ def _hits(value: Floats, known: Flags) -> tuple[Flags, Floats]:
     return hits, np.where(hits, excess, 0.0)
 
 
-def over_own_level(value: Floats, known: Flags) -> Floats:
-    """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
-
-    Rows differ for good, by their place or their chip: that is no burst. Nor is a row's quiet level
-    how far it lies below the others while some of these have a burst.
-    """
-    over = value - robust.median(value[~known], axis=0)
-    seen = np.isfinite(over).any(axis=1)
-    quiet = np.zeros(len(over))
-    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # that one is quick
-    quiet[seen] = quantile(over[seen], BURSTS.quiet_share, axis=1)
-    quiet = np.maximum(quiet, 0.0)
-    return np.asarray(np.nan_to_num(over - quiet[:, None]))
-
-
 def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
@@ -298,21 +253,6 @@ def _num_runs(hits: Flags) -> int:
     return int((hits & ~np.r_[False, hits[:-1]]).sum())
 
 
-def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
-    """Return the probability of so many hits and more, at a rate that the others show.
-
-    Their rate is itself known only through `num_others` iterations: the law is beta-binomial, with
-    Jeffreys' prior. Example: 5 hits in 20 iterations, where the others have 1 in 60, happen by
-    chance once in 630 times; were the rate known to be 1/41, once in 9,800 times.
-    """
-    hits = other_hits + BURSTS.prior_hits
-    misses = num_others - other_hits + BURSTS.prior_hits
-    counts = np.arange(num_hits, num_iterations + 1)
-    log_ways = -special.betaln(counts + 1, num_iterations - counts + 1) - np.log(num_iterations + 1)
-    log_odds = special.betaln(counts + hits, num_iterations - counts + misses)
-    return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
-
-
 def _places(seen: Observations) -> Integers:
     """Number of each row's stage and TP rank together, (row,): who has the same loading to do; one
     number for all ranks of the job's only TP group that load for themselves.
@@ -323,12 +263,6 @@ def _places(seen: Observations) -> Integers:
     if mates is not None:
         number[mates] = number[mates[0]]
     return number
-
-
-def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
-    """Time lost to these causes over the iteration's, (row, iteration)."""
-    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
-    return np.asarray(lost / float(np.median(seen.iteration_ns)))
 
 
 def _compute_excess(seen: Observations, known: Flags) -> Floats:
@@ -365,18 +299,6 @@ def _main_cause(lost_ns: Mapping[Cause, Floats], burst: Burst) -> Cause:
         return float(np.maximum(over, 0.0)[burst.hits].sum())
 
     return max((cause for cause in LOST if cause in lost_ns), key=total)
-
-
-def course_of(burst: Burst, effect: float) -> Course:
-    """Return the course of a burst: each hit is an episode of its own."""
-    slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
-    return Course(
-        active=burst.hits,
-        effect=effect,
-        standard_error=effect / float(np.sqrt(num_hits)),
-        share=num_hits / float(slots[-1] - slots[0] + 1),
-        episodes=tuple((int(slot), int(slot)) for slot in slots),
-    )
 
 
 def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.bursts import (
+from detect.causes.finding import Claim, build_finding
+from detect.causes.hits import (
     ADVICE,
     FEW,
     Burst,
@@ -34,7 +35,6 @@ from detect.causes.bursts import (
     lost_share,
     over_own_level,
 )
-from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import BACKWARD, Observations, Work, cut
 from detect.report import Cause, Finding, Owner

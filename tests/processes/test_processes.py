@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import select
 import shutil
 import signal
 import subprocess
@@ -347,6 +349,26 @@ def test_large_bytes_come_back_from_a_pool_in_order_through_files_that_go(tmp_pa
             size >= 1 << 20 for size in sizes
         ]
         assert not list(tmp_path.iterdir())
+
+
+def numbers_of(number, count):
+    return pa.table({"n": [number]}), list(range(number, number + count))
+
+
+def test_what_a_worker_sends_fits_a_pipe_in_one_piece(tmp_path):
+    """Of one that is killed while it writes, the pool would await the rest for ever."""
+    with process_pool(2, "fork", "", tmp_path) as executor:
+        sent = executor.submit(parallel._keep, numbers_of, (1, 100_000), tmp_path / "9.arrow")
+        assert len(pickle.dumps(sent.result())) < select.PIPE_BUF
+        pool = Pool(executor, 2, tmp_path)
+        tasks = [(1, 3), (2, 100_000), (3, 2)]
+        assert [found for _, found in pool.keep(numbers_of, tasks)] == [
+            list(range(number, number + count)) for number, count in tasks
+        ]
+        assert [found for _, found in pool.results(numbers_of, tasks)] == [
+            list(range(number, number + count)) for number, count in tasks
+        ]
+        assert {path.suffix for path in tmp_path.iterdir()} == {".arrow", ".result"}  # that sent
 
 
 def test_bytes_whose_file_is_gone_are_an_error_that_says_what_to_do(tmp_path):
