@@ -37,7 +37,7 @@ from aggregate.anchors import (
     message_anchors,
 )
 from aggregate.fitting import LineProblem, thin_rows
-from aggregate.match import Matches
+from aggregate.match import Matches, by_rank
 from aggregate.thinning import drawn_members
 from megascan.arrays import Flags, Floats, Integers, combine, group_starts, linked_sets
 from megascan.timeline import narrow
@@ -321,8 +321,7 @@ class Ties:
 def tie(spans: pa.Table, matches: Matches, ranks: Integers, domain: Integers) -> Ties:
     """Gather everything in a trace that ties the clock domains (rank,) together."""
     rows = joining_members(spans, matches)
-    domain_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, dtype=np.int32)
-    domain_of_rank[ranks] = domain
+    domain_of_rank = by_rank(ranks, domain)
     drawn = drawn_members(spans, matches.match, rows, domain_of_rank[narrow(spans, "rank")[rows]])
     ties = tied(
         Members.of(spans, matches.match, drawn, ranks),

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from aggregate.clocks import Accuracy, Alignment
-from aggregate.match import Matches
+from aggregate.match import Matches, by_rank
 from megascan.arrays import (
     Cover,
     Flags,
@@ -86,12 +86,10 @@ class _Ends:
 
     @classmethod
     def of(cls, ends: pa.Table, match: RowNumbers, clocks: Alignment) -> _Ends:
-        domain_of_rank = np.zeros(int(clocks.ranks.max(initial=0)) + 1, dtype=np.int32)
-        domain_of_rank[clocks.ranks] = clocks.domain
         return cls(
             numbers(ends, "start_ns"),
             numbers(ends, "duration_ns"),
-            domain_of_rank[narrow(ends, "rank")],
+            by_rank(clocks.ranks, clocks.domain)[narrow(ends, "rank")],
             match,
             equals(ends, "op", "send"),
             equals(ends, "op", *ROOTED_OPS),

@@ -348,6 +348,13 @@ def _unmatched_notes(rank: Narrow, parts: Mapping[str, Sequence[_Part]]) -> tupl
     return tuple(notes)
 
 
+def by_rank(ranks: Integers, values: Integers) -> RowNumbers:
+    """Return what `values` (position,) say of the `ranks` (position,), looked up by rank itself."""
+    table = np.zeros(int(ranks.max(initial=0)) + 1, dtype=np.int32)
+    table[ranks] = values
+    return table
+
+
 def most_frequent_ranks(rank: Narrow) -> str:
     """Say which ranks occur most among `rank` (row,): "rank 5 (12), rank 3 (1)"."""
     ranks, counts = np.unique(rank, return_counts=True)

@@ -227,7 +227,7 @@ def _unrecorded(seen: Observations) -> tuple[int, ...]:
     idle = (busy <= 0) & ~np.isfinite(seen.work.log_ns).any(axis=(1, 2))
     if idle.all():
         return ()
-    return tuple(sorted(rank for row in np.flatnonzero(idle) for rank in seen.members.workers[row]))
+    return seen.members.ranks_of(np.flatnonzero(idle))
 
 
 def _importance(finding: Finding) -> tuple[int, float, float, float]:

@@ -244,26 +244,29 @@ class _FiledBytes:
         except OSError as error:
             raise _gone(self.path, error.strerror or str(error)) from error
 
+    @classmethod
+    def of(cls, content: bytes, path: Path) -> _FiledBytes:
+        """Write bytes down."""
+        with _put_down(path):
+            path.write_bytes(content)
+        return cls(path)
+
 
 @dataclass(frozen=True)
 class _FiledResult:
     """What some work returned, pickled in a file."""
 
-    path: Path
+    content: _FiledBytes
 
     def take(self) -> object:
         """Return it; the file is gone from then on."""
-        return pickle.loads(_FiledBytes(self.path).take())
+        return pickle.loads(self.content.take())
 
     @classmethod
     def where_large(cls, result: object, path: Path) -> object:
         """Return a result as it is, or in a file where a pipe takes it in several pieces."""
         content = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
-        if len(content) <= _ONE_PIECE_BYTES:
-            return result
-        with _put_down(path):
-            path.write_bytes(content)
-        return cls(path)
+        return result if len(content) <= _ONE_PIECE_BYTES else cls(_FiledBytes.of(content, path))
 
 
 def _gone(path: Path, reason: str) -> MissingError:
@@ -315,18 +318,12 @@ def _work(work: Callable[..., object], task: Task, path: Path) -> object:
     result = work(*opened(task))
     if type(result) is tuple:
         result = tuple(
-            _filed_bytes(one, path.with_suffix(f".{place}"))
+            _FiledBytes.of(one, path.with_suffix(f".{place}"))
             if isinstance(one, bytes) and len(one) >= _LARGE_BYTES
             else one
             for place, one in enumerate(result)
         )
     return _FiledResult.where_large(result, path.with_suffix(".result"))
-
-
-def _filed_bytes(content: bytes, path: Path) -> _FiledBytes:
-    with _put_down(path):
-        path.write_bytes(content)
-    return _FiledBytes(path)
 
 
 def _taken(result: object) -> object:

@@ -41,6 +41,7 @@ from detect.causes.hits import (
     Burst,
     chance,
     course_of,
+    interval_of,
     lost_share,
     over_own_level,
 )
@@ -58,7 +59,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS, SEARCH
+from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS
 from megascan.arrays import Flags, Floats, Integers
 
 SHARED = (
@@ -310,7 +311,6 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     else:
         excess_ns = saved_ns = burst.excess * float(np.median(seen.iteration_ns))
     share = float(burst.excess.mean())
-    reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
     what = "its passes" if cause == Cause.COMPUTE else "the window"
     cause, owner, reasons = _blamed(seen, burst, cause)
     return build_finding(
@@ -321,7 +321,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             cause=cause,
             owner=owner,
             slowdown=1.0 + share,
-            interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
+            interval=interval_of(burst, share),
             course=course_of(burst, share),
             q_value=burst.q_value,
             num_peers=int(burst.others.sum()),

@@ -777,13 +777,13 @@ def _power(
             f"{times(float(np.exp(power.named)))} on: ranks of this trace that were slowed by less "
             "stayed undecided",
         )
-    unseen = sorted(rank for row in power.unseen for rank in inquiry.seen.members.workers[row])
+    unseen = inquiry.seen.members.ranks_of(power.unseen)
     if unseen:
         notes += (
-            f"{ranks_text(tuple(unseen))}: {POWER.blind_ratio:.0f} times slower would not be found "
+            f"{ranks_text(unseen)}: {POWER.blind_ratio:.0f} times slower would not be found "
             "there (few iterations, or no peer)",
         )
-    return least, notes, tuple(unseen)
+    return least, notes, unseen
 
 
 def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:

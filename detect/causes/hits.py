@@ -19,7 +19,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust
 from detect.stats.persistence import Course
-from detect.thresholds import BURSTS
+from detect.thresholds import BURSTS, SEARCH
 from megascan.arrays import Flags, Floats
 
 FEW = "so few iterations may be chance: trace more of them in a row"
@@ -108,3 +108,9 @@ def course_of(burst: Burst, effect: float) -> Course:
         share=num_hits / float(slots[-1] - slots[0] + 1),
         episodes=tuple((int(slot), int(slot)) for slot in slots),
     )
+
+
+def interval_of(burst: Burst, share: float) -> tuple[float, float]:
+    """Return the interval of a slowdown by `share` on the mean: so many hits were counted."""
+    reach = SEARCH.interval_sigmas / float(np.sqrt(int(burst.hits.sum())))
+    return 1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)

@@ -589,7 +589,7 @@ def _excess_ns(sides: _Sides, test: _Test, *, by_compute: bool) -> Floats:
 
 def _finding(seen: Observations, slow: SlowHost) -> Finding:
     members, test = seen.members, slow.test
-    ranks = tuple(sorted(rank for row in slow.rows for rank in members.workers[int(row)]))
+    ranks = members.ranks_of(slow.rows)
     is_log = test in (slow.tests.get(COMPUTE), slow.tests.get(OPTIMIZER))
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (

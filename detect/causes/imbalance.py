@@ -131,10 +131,11 @@ def _search_stages(inquiry: Inquiry) -> Answer:
     last = int(seen.members.stage.max())
     late = {one.host: one for one in reversed(heavy) if one.is_late and 0 < one.stage < last}
     late.pop("", None)
-    ranks = {rank for name in late for rank in _ranks_on(seen.members, name)}
+    late_hosts = tuple(_late_host_finding(seen, one) for one in late.values())
+    ranks = {rank for finding in late_hosts for rank in finding.ranks}
     return Answer(
         findings=(
-            *(_late_host_finding(seen, one) for one in late.values()),
+            *late_hosts,
             *(_stage_finding(seen, one) for one in heavy if one.host not in late),
         ),
         explains=lambda finding: finding.owner != Owner.NODE and set(finding.ranks) <= ranks,
@@ -496,8 +497,8 @@ def _stage_finding(seen: Observations, heavy: HeavyStage) -> Finding:
 def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
     """Report the host of a stage whose passes are longer as those of late launches are."""
     members = seen.members
-    ranks = _ranks_on(members, heavy.host)
     rows = tuple(row for row, host in enumerate(members.hosts) if host == heavy.host)
+    ranks = members.ranks_of(rows)
     longer = [milliseconds(one) for one in (heavy.excess_forward_ns, heavy.excess_backward_ns)]
     return build_finding(
         seen,
@@ -525,12 +526,6 @@ def _late_host_finding(seen: Observations, heavy: HeavyStage) -> Finding:
             is_replayed=False,
         ),
     )
-
-
-def _ranks_on(members: Members, host: str) -> tuple[int, ...]:
-    workers = (ranks for ranks, name in zip(members.workers, members.hosts, strict=True)
-               if name == host)  # fmt: skip
-    return tuple(sorted(rank for ranks in workers for rank in ranks))
 
 
 def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:

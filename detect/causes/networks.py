@@ -135,7 +135,7 @@ def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
     best = tuple(name for name, one in sure.items() if len(one.all_slow) == most)
     split = sure[best[0]]
     rows = [row for row, host in enumerate(seen.members.hosts) if host in best]
-    ranks = tuple(sorted(rank for row in rows for rank in seen.members.workers[row]))
+    ranks = seen.members.ranks_of(rows)
     excess_ns = _excess_ns(seen.transfers, split, ranks)
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return []

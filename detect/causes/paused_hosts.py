@@ -32,6 +32,7 @@ from detect.causes.hits import (
     Burst,
     chance,
     course_of,
+    interval_of,
     lost_share,
     over_own_level,
 )
@@ -40,7 +41,7 @@ from detect.observe.observations import BACKWARD, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds
-from detect.thresholds import BURSTS, HOSTS, SEARCH
+from detect.thresholds import BURSTS, HOSTS
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -195,7 +196,7 @@ def in_turn(lost: Floats) -> bool:
 
 def _finding(seen: Observations, paused: PausedHost) -> Finding:
     members, burst = seen.members, paused.burst
-    ranks = tuple(sorted(rank for row in paused.rows for rank in members.workers[int(row)]))
+    ranks = members.ranks_of(paused.rows)
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
     doubt = () if burst.is_sure else (FEW,)
@@ -207,7 +208,6 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     ):  # those between have layers only, as all others have
         doubt = (*doubt, ALONE)
     share = float(burst.excess.mean())
-    reach = SEARCH.interval_sigmas / float(np.sqrt(num_hits))
     return build_finding(
         seen,
         Claim(
@@ -216,7 +216,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
             cause=Cause.HOST,
             owner=Owner.UNDECIDED if doubt else Owner.NODE,
             slowdown=1.0 + share,
-            interval=(1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)),
+            interval=interval_of(burst, share),
             course=course_of(burst, share),
             q_value=burst.q_value,
             num_peers=len(members) - len(paused.rows),

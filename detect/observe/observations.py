@@ -13,7 +13,7 @@ To add a measure: one field with its axes (or one entry of `Observations.lost_ns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -107,6 +107,10 @@ class Members:
     def rows_of_stage(self, stage: int) -> Integers:
         """Return rows of one pipeline stage: a role's peers."""
         return np.flatnonzero(self.stage == stage)
+
+    def ranks_of(self, rows: Iterable[int]) -> tuple[int, ...]:
+        """Return the global ranks that some rows stand for, ascending."""
+        return tuple(sorted(rank for row in rows for rank in self.workers[int(row)]))
 
     def coordinates(self, row: int) -> dict[str, int]:
         """Place of one row on the axes that the job uses."""
