@@ -245,8 +245,8 @@ class ClockOrigin:
 class TraceSettings:
     """What the tracer was asked for: iterations i with (i - 1) mod interval < window are traced.
     At granularity full, modules of every `layer_stride`-th layer are recorded in each of them.
-    `max_bytes` bounds a rank's file (0: no bound); above `budget_ratio` of the run's time (0: no
-    budget) the tracer records less, see WindowRecord.
+    `max_bytes` bounds a rank's file (0: no bound); above `budget_ratio` of the run's time the
+    tracer records less (0: above 2 %, modules of fewer layers only), see WindowRecord.
     """
 
     granularity: Granularity
