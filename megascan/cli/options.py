@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import shlex
 import sys
 from collections.abc import Collection, Iterator
@@ -395,8 +396,10 @@ def is_op_table(path: Path) -> bool:
 def size_bytes(path: Path) -> int:
     """Return the size of a file or of the files in a folder; 0 where it cannot be looked at."""
     try:
-        files = path.iterdir() if path.is_dir() else [path]
-        return sum(file.stat().st_size for file in files)
+        if not path.is_dir():
+            return path.stat().st_size
+        with os.scandir(path) as files:
+            return sum(file.stat().st_size for file in files)
     except OSError:
         return 0
 
