@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +36,7 @@ from megascan.arrays import (
     combine,
     group_lengths,
     group_starts,
+    parted,
 )
 from megascan.header import RankHeader
 from megascan.parallel import across_threads
@@ -190,10 +191,7 @@ def _blocks(iteration: Narrow) -> Sequence[RowNumbers]:
         return [np.arange(num_rows, dtype=np.int32)]
     reached = np.cumsum(np.bincount(iteration - first))
     size = max(_BLOCK_ENDS, num_rows // _MOST_BLOCKS + 1)
-    block = ((reached - 1) // size).astype(np.uint16)[iteration - first]
-    order = np.argsort(block, kind="stable").astype(np.int32)  # 16 bits: sorted by radix
-    edges = np.cumsum(np.bincount(block))
-    return [order[low:high] for low, high in pairwise([0, *edges.tolist()]) if low < high]
+    return parted(((reached - 1) // size).astype(np.uint16)[iteration - first])
 
 
 @dataclass(frozen=True)

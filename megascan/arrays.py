@@ -154,6 +154,17 @@ def rank_blocks(rank: Integers, num_rows: int) -> list[slice]:
     return [slice(low, high) for low, high in pairwise([*firsts, len(rank)])]
 
 
+def parted(part: npt.NDArray[np.uint16]) -> list[RowNumbers]:
+    """Return the rows of each part that has any, ascending, in the order of the parts' numbers.
+
+    >>> parted(np.array([1, 0, 1], dtype=np.uint16))
+    [array([1], dtype=int32), array([0, 2], dtype=int32)]
+    """
+    order = np.argsort(part, kind="stable").astype(np.int32)  # 16 bits: sorted by radix
+    edges = np.cumsum(np.bincount(part)).tolist()
+    return [order[low:high] for low, high in pairwise([0, *edges]) if low < high]
+
+
 def by_name(row_codes: Narrow, texts: list[str]) -> Integers:
     """Renumber codes by the alphabetic order of their texts.
 

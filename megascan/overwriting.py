@@ -102,6 +102,32 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             _remove_quietly(partial)
 
 
+_BYTES_BEHIND = 32 << 20
+
+
+class SyncedMeanwhile:
+    """Writes to a file, of which the disk gets every few MB as soon as they are written.
+
+    What is left for the end, when all must be on the disk, is the last few of them.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._begun = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write, and let the system begin to write down what has come together."""
+        self._file.write(data)
+        end = self._file.tell()
+        if end - self._begun >= _BYTES_BEHIND and hasattr(os, "posix_fadvise"):
+            self._file.flush()
+            # Linux begins to write what it is told that nobody will read again
+            os.posix_fadvise(
+                self._file.fileno(), self._begun, end - self._begun, os.POSIX_FADV_DONTNEED
+            )
+            self._begun = end
+
+
 def partial_of(path: Path) -> Path:
     """Return the name that a file has until it is complete."""
     return path.with_name(f".{path.name}.part")

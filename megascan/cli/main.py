@@ -7,6 +7,8 @@ Each command is one module of `megascan.cli` with `add_arguments(parser)` and `r
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0 when all is fine, 1 for an error said in one line, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
+        atexit.register(gc.freeze)  # or the interpreter looks for garbage before it gives all back
         return report_errors(lambda: _run(words[0], words[1:]))
     _top_level_parser().parse_args(words or ["--help"])
     return 2

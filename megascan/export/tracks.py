@@ -61,12 +61,13 @@ from megascan.arrays import (
     group_lengths,
     group_numbers,
     group_starts,
+    parted,
     rank_blocks,
 )
 from megascan.errors import UsageError
 from megascan.export.chain import Hop, shown_hops
 from megascan.header import Json, RankHeader
-from megascan.parallel import Kept
+from megascan.parallel import Kept, across_threads
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import (
     ShardedTimeline,
@@ -371,13 +372,33 @@ def find_arrows(spans: pa.Table) -> Arrows:
     drawn &= equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
     rows = np.flatnonzero(drawn).astype(np.int32)
     p2p, sends = equals(spans, "kind", str(Kind.P2P))[rows], equals(spans, "op", "send")[rows]
-    order = np.lexsort((np.where(p2p, sends, start_ns[rows]), match[rows]))
-    rows = rows[order]
+    rows = rows[_in_groups(match[rows], np.where(p2p, sends, start_ns[rows]))]
     first = group_starts(match[rows])
     group = group_numbers(first, len(rows)).astype(np.int32)
     source = rows[(first + group_lengths(first, len(rows)) - 1)[group]]
     is_target = rows != source
     return Arrows(group=group[is_target], source=source[is_target], target=rows[is_target])
+
+
+_BLOCK_ENDS = 1 << 18
+"""Ends that are sorted at a time, about: one thread's work among others."""
+
+
+def _in_groups(group: RowNumbers, key: Integers) -> RowNumbers:
+    """Return the order by group and within it by key, blocks of groups sorted by threads.
+
+    >>> _in_groups(np.array([2, 0, 2], dtype=np.int32), np.array([5, 9, 4]))
+    array([1, 2, 0], dtype=int32)
+    """
+    num_blocks = len(group) // _BLOCK_ENDS + 1
+    size = int(group.max(initial=0)) // num_blocks + 1
+    blocks = parted((group // size).astype(np.uint16))
+
+    def ordered(rows: RowNumbers) -> RowNumbers:
+        return rows[np.lexsort((key[rows], group[rows]))]
+
+    done = map(ordered, blocks) if len(blocks) < 2 else across_threads(ordered, blocks)
+    return np.concatenate([np.empty(0, dtype=np.int32), *done])
 
 
 @dataclass(frozen=True, kw_only=True)

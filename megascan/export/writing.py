@@ -21,7 +21,7 @@ from megascan.export.blocks import Block, Head
 from megascan.export.chain import Hop
 from megascan.export.chrome import chrome_blocks, chrome_head
 from megascan.export.tracks import Drawing, Mark, Selection, make_drawing
-from megascan.overwriting import partial_of, replacing
+from megascan.overwriting import SyncedMeanwhile, partial_of, replacing
 from megascan.parallel import Here, Workers
 from megascan.timeline import ShardedTimeline, Timeline, sharded
 
@@ -113,10 +113,10 @@ def write_timeline(
     file_format = format_of(path)
     with replacing(path, force=force) as file:
         drawing = make_drawing(timeline, selection or Selection(), marks, chain)
-        num_events = 0
+        num_events, synced = 0, SyncedMeanwhile(file)
         head, blocks = _blocks(drawing, file_format.encoding)
         for count, data in _made(head, blocks, timeline.workers, file_format.gzipped):
-            file.write(data)
+            synced.write(data)
             num_events += count
     return num_events
 

@@ -14,7 +14,7 @@ is its own clock domain, so that alignment ties them by the ends of collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -538,11 +538,16 @@ def read_original(paths: Sequence[Path], workers: Workers | None = None) -> list
 
 
 def keep_original(
-    shards: Sequence[Sequence[Path]], workers: Workers
+    shards: Sequence[Sequence[Path]], workers: Workers, meanwhile: Callable[[], None]
 ) -> Iterator[tuple[Kept, Packed]]:
-    """Read shards of files as `read_original` does; what comes back are their ends."""
+    """Read shards of files as `read_original` does; what comes back are their ends.
+
+    `meanwhile` is done here when the workers have begun.
+    """
     read = partial(_read_scopes, templates=Templates(RECORD_SCHEMA))
-    parts = list(workers.keep(read, ((files,) for files in shards)))
+    reading = workers.keep(read, ((files,) for files in shards))
+    meanwhile()
+    parts = list(reading)
     recorded = [one for _, shelved in parts for one in shelved.files]
     if recorded:
         place = partial(_settled, layout=_layout(recorded), starts=_step_starts(recorded))

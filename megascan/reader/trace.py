@@ -649,7 +649,7 @@ class _ShardLoader:
         if found is Format.ORIGINAL:
             from megascan.reader.original import keep_original  # others' readers stay unloaded
 
-            yield from keep_original(shards, self.workers)
+            yield from keep_original(shards, self.workers, self.meanwhile)
             return
         if found is not Format.RANK_FILES:  # their ranks are told together: workers read, we place
             for number, part in enumerate(_by_rows(_importer(found)(files, self.workers))):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from megascan.cli import options
+from megascan.cli.options import load_timeline
+from megascan.parallel import Workers, workers_here
 from megascan.simulate import CostModel, JobModel, simulate_trace, write_rank_files
 from megascan.topology import Layout
 
@@ -54,3 +61,19 @@ def test_nothing_large_is_loaded(words: tuple[str, ...], folder: Path, tmp_path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_garbage_is_left_while_a_trace_is_worked_on_and_only_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    @contextmanager
+    def asked(*, worth_processes: bool) -> Iterator[Workers]:
+        with workers_here(worth_processes=worth_processes) as workers:
+            seen.append(gc.isenabled())
+            yield workers
+
+    monkeypatch.setattr(options, "workers_here", asked)
+    assert load_timeline(folder, argparse.Namespace(run=None, allow_missing_ranks=False))
+    assert seen == [False] and gc.isenabled()

@@ -12,10 +12,11 @@ import time
 
 import pytest
 
+from megascan import overwriting
 from megascan.errors import OutputError, UsageError
 from megascan.export import leftovers, write_timeline
 from megascan.export.writing import Encoding, FileFormat, format_of
-from megascan.overwriting import check_free, replacing
+from megascan.overwriting import SyncedMeanwhile, check_free, replacing
 
 
 @pytest.mark.parametrize(
@@ -193,3 +194,16 @@ def test_a_limit_on_the_size_of_files_leaves_no_half_file(tmp_path, make_timelin
     )
     assert "cannot be written (File too large)" in done.stdout
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_is_written_goes_to_the_disk_piece_by_piece(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(overwriting, "_BYTES_BEHIND", 100)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *what: asked.append(what), raising=False)
+    with replacing(tmp_path / "a.json", force=False) as file:
+        synced = SyncedMeanwhile(file)
+        for piece in (b"a" * 60, b"b" * 60, memoryview(b"c" * 300), b"d"):
+            synced.write(piece)
+    advice = os.POSIX_FADV_DONTNEED
+    assert asked == [(0, 120, advice), (120, 300, advice)]
+    assert (tmp_path / "a.json").read_bytes() == b"a" * 60 + b"b" * 60 + b"c" * 300 + b"d"

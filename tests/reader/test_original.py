@@ -183,6 +183,23 @@ def test_what_stands_behind_the_array_is_no_record(original: Original) -> None:
     pd.testing.assert_frame_equal(spans(path), expected)
 
 
+def test_what_the_caller_has_to_do_is_done_while_files_are_read(original: Original) -> None:
+    original.write()
+    done = []
+
+    class Watched(Here):
+        def keep(self, work, tasks):
+            for number, made in enumerate(super().keep(work, tasks)):
+                done.append(f"read {number}")
+                yield made
+
+    def meanwhile() -> None:
+        done.append("meanwhile")
+
+    read_ends(original.path, Watched(1), meanwhile=meanwhile)
+    assert done.count("meanwhile") == 1 and done[0] == "meanwhile"
+
+
 @pytest.mark.parametrize("shard_bytes", [1, 8 << 20])
 def test_spans_stay_with_who_read_them(
     original: Original, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
