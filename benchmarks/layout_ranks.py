@@ -45,6 +45,8 @@ class Plan:
 
     stages: tuple[Stage, ...]
     num_iterations: int
+    layer_stride: int = 1
+    """Modules of one layer in so many are recorded, in turns."""
 
     @property
     def num_all_iterations(self) -> int:
@@ -69,7 +71,7 @@ class Plan:
         """What `write` wrote."""
         values = json.loads(path.read_text(encoding="utf-8"))
         stages = tuple(Stage(**stage) for stage in values["stages"])
-        return cls(stages=stages, num_iterations=values["num_iterations"])
+        return cls(**{**values, "stages": stages})
 
 
 class Stages(Callback):
@@ -120,9 +122,14 @@ class Stages(Callback):
             return nullcontext()
         if within == 1:
             folder = Path(self._plan.stages[stage].folder)
-            self._tracer = start(
-                TraceConfig(enabled=True, directory=folder, interval=INTERVAL, window=WINDOW)
+            config = TraceConfig(
+                enabled=True,
+                directory=folder,
+                interval=INTERVAL,
+                window=WINDOW,
+                layer_stride=self._plan.layer_stride,
             )
+            self._tracer = start(config)
         return self._tracer.iteration(within)
 
 

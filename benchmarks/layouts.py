@@ -1,7 +1,7 @@
 """Is the right rank named? Real training in several layouts, healthy and with faults.
 
     python -m benchmarks.layouts [--device cpu|gpu] [--ranks 2|4] [--trial second] [--only TEXT]
-                                 [--keep DIR]
+                                 [--layer-stride N] [--keep DIR]
     python -m benchmarks.layouts --device gpu --judge DIR    (kept runs again, on any machine)
 
 Every layout is one job of four ranks or of two (gloo on the CPU, NCCL on GPUs) that goes through
@@ -89,7 +89,7 @@ def train(cases: Sequence[Case], given: argparse.Namespace, folder: Path) -> Non
         Stage(folder=str(folder / case.file_name), hog=case.fault.hog, rank=case.rank)
         for case in cases
     )
-    plan = Plan(stages=stages, num_iterations=num_iterations)
+    plan = Plan(stages=stages, num_iterations=num_iterations, layer_stride=given.layer_stride)
     plan.write(folder / "plan.json")
     faults = []
     for number, case in enumerate(cases):
@@ -139,7 +139,7 @@ def render(results: Sequence[Result], given: argparse.Namespace, environment: st
             "",
             f"`{_command(given)}` on {environment}. "
             f"GPT: `{' '.join(model)}`, mock data; 4 of every 5 iterations traced at "
-            "`full`.",
+            f"`full`{_turns(given.layer_stride)}.",
             "",
             f"- right rank and cause: {num_found} of {len(faulty)} faulty runs",
             f"- nobody accused: {num_silent} of {len(healthy)} healthy runs",
@@ -150,6 +150,11 @@ def render(results: Sequence[Result], given: argparse.Namespace, environment: st
             "",
         ]
     )
+
+
+def _turns(layer_stride: int) -> str:
+    turns = ", modules of one layer in {} in turns"
+    return turns.format(layer_stride) if layer_stride > 1 else ""
 
 
 def run_layout(
@@ -190,6 +195,13 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
     parser.add_argument("--iterations", type=int, help="of a case (cpu: 25, gpu: 20)")
+    parser.add_argument(
+        "--layer-stride",
+        type=int,
+        default=1,
+        metavar="N",
+        help="record the modules of one layer in N, in turns (1: of all)",
+    )
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="put rank files and verdict of each case there"
     )
@@ -242,7 +254,9 @@ def _command(arguments: argparse.Namespace) -> str:
     judge = " --judge DIR" if arguments.judge else ""
     trial = "" if arguments.trial == "first" else f" --trial {arguments.trial}"
     ranks = "" if arguments.ranks == 4 else f" --ranks {arguments.ranks}"
-    return f"python -m benchmarks.layouts --device {arguments.device}{ranks}{trial}{only}{judge}"
+    stride = f" --layer-stride {arguments.layer_stride}" if arguments.layer_stride > 1 else ""
+    flags = f"{ranks}{trial}{stride}{only}{judge}"
+    return f"python -m benchmarks.layouts --device {arguments.device}{flags}"
 
 
 if __name__ == "__main__":

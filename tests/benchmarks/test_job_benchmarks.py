@@ -74,7 +74,7 @@ def test_plans_survive_the_way_to_the_ranks(tmp_path):
     assert Plan.read(tmp_path / "plan.json") == plan
     assert plan.num_iterations == 11
     stages = StagePlan(stages=(Stage(folder="a"), Stage(folder="b", hog="cpu", rank=3)),
-                       num_iterations=5)  # fmt: skip
+                       num_iterations=5, layer_stride=4)  # fmt: skip
     stages.write(tmp_path / "stages.json")
     assert StagePlan.read(tmp_path / "stages.json") == stages
 
