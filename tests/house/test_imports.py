@@ -25,7 +25,7 @@ LEVELS = (
     {"schema", "overwriting", "listening"},
     {"vocabulary", "connection"},
     {"topology"},
-    {"header", "clock", "config", "probes"},
+    {"header", "config", "probes"},
     {"rankfile", "overhead", "standstill"},
     {"tracer"},
     {"instrument"},
@@ -84,8 +84,7 @@ def test_rooms_of_the_core_import_downwards_only():
 
 MEASURING = ("detect/observe", "detect/stats")
 SHARED_BY_CAUSES = {
-    *("spec", "finding", "lost_time", "starvation", "device", "power", "readings"),
-    *("blindness", "hits"),
+    *("spec", "finding", "lost_time", "device", "power", "hits"),
 }
 """Of causes: what several of them use, and what compute says beside its findings."""
 
