@@ -169,7 +169,7 @@ def _slowdowns(timeline: Timeline) -> dict[int, float]:
 def _show(path: Path, memory_limit: float | None) -> int:
     """Check a plan and draw it with even costs."""
     from training.pipeline.drawing import describe
-    from training.pipeline.notation import read_plan
+    from training.pipeline.plan import read_plan
     from training.pipeline.validity import check
 
     plan = read_plan(path)
@@ -181,7 +181,7 @@ def _show(path: Path, memory_limit: float | None) -> int:
 def _write(folder: Path, advice: Advice, model: JobModel, *, force: bool) -> None:
     """Write the flags and the prediction of the best remedy, and its plan if it has one."""
     from training.pipeline.advice_text import flags_text, to_json
-    from training.pipeline.notation import format_plan
+    from training.pipeline.plan import format_plan
 
     folder.mkdir(parents=True, exist_ok=True)
     best = advice.best

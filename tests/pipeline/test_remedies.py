@@ -5,13 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
 from training.pipeline.costs import StageCost, assumed_cost
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
 from training.pipeline.job_model import AS_TRACED, Circumstances, JobModel
 from training.pipeline.measured import MeasuredJob
 from training.pipeline.plan import PipelineShape
-from training.pipeline.remedies import Effort, HelperOffer, RemedyKind, advise, hill
+from training.pipeline.remedies import (
+    Effort,
+    HelperOffer,
+    RemedyKind,
+    advise,
+    balanced_layers,
+    balanced_microbatches,
+    hill,
+    layout_text,
+)
 from training.pipeline.simulator import predict_megatron
 
 LAYER = assumed_cost(0.010)

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.pipeline.costs import Costs, even_costs
+from training.pipeline.costs import Costs, even_costs, even_memory, peak_memory
 from training.pipeline.generators import GENERATORS, depth_first, recompute_ahead
-from training.pipeline.memory import even_memory, peak_memory
-from training.pipeline.notation import read_plan
-from training.pipeline.plan import PipelineShape, Placement, Plan
+from training.pipeline.plan import PipelineShape, Placement, Plan, read_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
 from training.pipeline.validity import check, numerics_note
