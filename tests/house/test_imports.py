@@ -130,6 +130,7 @@ def test_only_tracing_and_training_touch_torch(package):
         ("import megascan.cli.main", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import megascan.rankfile, megascan.config", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import aggregate, detect", {"torch", "megatron"}),
+        ("import training.pipeline.schedule", {"torch", "pyarrow", "scipy", "numpy"}),
     ],
 )
 def test_what_an_import_pulls_in(statement, heavy):
