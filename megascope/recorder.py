@@ -41,7 +41,7 @@ from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
 
 if TYPE_CHECKING:
-    from megascope.one_pass import Sizes
+    from megascope.one_pass import Magnitudes
 
 _LOG = logging.getLogger(__name__)
 MOST_NUMBERS = 1 << 22
@@ -124,7 +124,7 @@ class Recorder:
         self._is_cut = False
         self._pending: _Pending | None = None
         self._warned_of: set[str] = set()
-        self._sizes = _one_pass(self._chunks)
+        self._magnitudes = _one_pass(self._chunks)
 
     def begin(self, iteration: int) -> None:
         """Look for a new request, and hook in if the iteration is due."""
@@ -246,9 +246,13 @@ class Recorder:
     def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
         """Return the numbers that one pass over a tensor gives; none without its kernel."""
         request = self._request
-        if self._sizes is None or request.per_token or not {"rms", "max"} & {*request.reductions}:
+        if (
+            self._magnitudes is None
+            or request.per_token
+            or not {"rms", "max"} & {*request.reductions}
+        ):
             return {}
-        energy, largest = self._sizes.of(sight.without_bias, sight.bias)
+        energy, largest = self._magnitudes.of(sight.without_bias, sight.bias)
         return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
@@ -311,8 +315,8 @@ class Recorder:
             return
         begun = time.perf_counter()
         self._write_pending()
-        if self._sizes is not None:
-            self._sizes.finish()
+        if self._magnitudes is not None:
+            self._magnitudes.finish()
         header: dict[str, object] = {
             "kind": "data", "iteration": self._iteration, "request": self._request.identifier,
             "per_token": self._request.per_token, "every": self._every * self._request.every,
@@ -365,22 +369,22 @@ class Recorder:
             self._over_budget = 0
 
 
-def _one_pass(chunks: Sequence[torch.nn.Module]) -> Sizes | None:
+def _one_pass(chunks: Sequence[torch.nn.Module]) -> Magnitudes | None:
     """Return the kernel that takes two numbers of a tensor in one pass; None without a GPU or
     where it cannot be built."""
     device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
     if device is None or device.type != "cuda":
         return None
     try:
-        from megascope.one_pass import Sizes
+        from megascope.one_pass import Magnitudes
 
-        sizes = Sizes(device)
-        sizes.of(torch.ones(16, device=device), torch.ones(16, device=device))
-        sizes.finish()
+        magnitudes = Magnitudes(device)
+        magnitudes.of(torch.ones(16, device=device), torch.ones(16, device=device))
+        magnitudes.finish()
     except Exception as error:  # no Triton, or no compiler that it wants
         _LOG.info("looking reads each tensor twice: no kernel of Triton can be made (%s)", error)
         return None
-    return sizes
+    return magnitudes
 
 
 @dataclass(frozen=True)

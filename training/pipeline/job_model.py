@@ -66,7 +66,7 @@ class Outcome:
     peak: tuple[float, ...]
 
 
-class JobModel:
+class Predictor:
     """Predicts a measured job.
 
     `slowdowns` is what the verdict says, by global rank; it counts where there are no replicas to

@@ -32,9 +32,9 @@ from training.pipeline.guided import guided_ratio
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,
-    JobModel,
     MakePlan,
     Outcome,
+    Predictor,
     Scales,
 )
 from training.pipeline.length_order import HILL, hill_order
@@ -122,7 +122,7 @@ class HelperOffer:
 
 
 def advise(
-    model: JobModel, *, memory_limit: float | None = None, helpers: HelperOffer | None = None
+    model: Predictor, *, memory_limit: float | None = None, helpers: HelperOffer | None = None
 ) -> Advice:
     """Return what would help a job.
 
@@ -155,7 +155,7 @@ def advise(
     )
 
 
-def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
+def _notes(model: Predictor, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
     """Return what could not be tried and why, and what of helpers is to be expected."""
     job = model.job
     if job.layers is None:
@@ -189,14 +189,14 @@ def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -
         )
 
 
-def _guided_ratio(model: JobModel, best: Remedy) -> float | None:
+def _guided_ratio(model: Predictor, best: Remedy) -> float | None:
     if best.plan is None:
         return None
     costs = model.costs(model.slowest_replica(), best.circumstances)
     return guided_ratio(best.plan, costs.table(best.plan.shape), model.job.spread_ratio)
 
 
-def predicted_best(advice: Advice, model: JobModel) -> Prediction:
+def predicted_best(advice: Advice, model: Predictor) -> Prediction:
     """Return the best remedy's plan on the replica that the step waits for, to be drawn."""
     plan = advice.best.plan
     assert plan is not None
@@ -215,7 +215,7 @@ class _Schedule:
 
 
 class _Adviser:
-    def __init__(self, model: JobModel, limit: float, helpers: HelperOffer | None) -> None:
+    def __init__(self, model: Predictor, limit: float, helpers: HelperOffer | None) -> None:
         self._model = model
         self._limit = limit
         self._helpers = helpers
@@ -501,7 +501,7 @@ _NUM_DONORS = 2
 """Ranks that are tried as givers of a layer: the busiest ones."""
 
 
-def balanced_microbatches(model: JobModel, make_plan: MakePlan) -> tuple[int, ...]:
+def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
     """Return microbatches by replica, as many in all as traced, with the shortest step."""
     counts = list(model.job.microbatches)
     times = _ReplicaTimes(model, make_plan)
@@ -520,7 +520,7 @@ def balanced_microbatches(model: JobModel, make_plan: MakePlan) -> tuple[int, ..
 class _ReplicaTimes:
     """Predicted pipeline of a replica with a number of microbatches, each predicted once."""
 
-    def __init__(self, model: JobModel, make_plan: MakePlan) -> None:
+    def __init__(self, model: Predictor, make_plan: MakePlan) -> None:
         self._model = model
         self._make_plan = make_plan
         self._costs = [model.costs(r, AS_TRACED) for r in range(model.job.num_replicas)]
@@ -535,7 +535,7 @@ class _ReplicaTimes:
         return self._known[costs, count]
 
 
-def balanced_layers(model: JobModel, make_plan: MakePlan) -> tuple[int, ...]:
+def balanced_layers(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
     """Return layers by stage, as many in all as traced, with the shortest step; at least 1 each."""
     assert model.job.layers is not None
     layers = model.job.layers
@@ -547,11 +547,11 @@ def balanced_layers(model: JobModel, make_plan: MakePlan) -> tuple[int, ...]:
         best_s, layers = min(moves)
 
 
-def _pipeline_s(model: JobModel, make_plan: MakePlan, layers: tuple[int, ...]) -> float:
+def _pipeline_s(model: Predictor, make_plan: MakePlan, layers: tuple[int, ...]) -> float:
     return model.outcome(make_plan, Circumstances(layers=layers)).pipeline_s
 
 
-def _moves(model: JobModel, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _moves(model: Predictor, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return layouts one layer away: from a stage of the busiest ranks to any stage of another
     rank.
     """
