@@ -6,8 +6,8 @@ and `detect`).
 
     merge.py        build_timeline: the steps below in their order; start here
     match.py        which spans of different ranks are one communication
-    thinning.py     which ends clocks are fitted to where there are many
-    anchors.py      what ties clocks together: ends of collectives, bounds from messages
+    anchors.py      what ties clocks together: ends of collectives, bounds from messages; which
+                    of them are drawn where there are many
     fitting.py      the robust least-squares problem: an offset and a drift a clock
     causality.py    what no clock may contradict: nothing is received before it was sent
     clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump

@@ -32,13 +32,13 @@ from aggregate.anchors import (
     Anchors,
     Members,
     Messages,
+    drawn_members,
     joining_members,
     matched_messages,
     message_anchors,
 )
 from aggregate.fitting import LineProblem, thin_rows
 from aggregate.match import Matches, by_rank
-from aggregate.thinning import drawn_members
 from megascan.arrays import Flags, Floats, Integers, combine, group_starts, linked_sets
 from megascan.timeline import narrow
 
@@ -310,7 +310,7 @@ class Ties:
     start_ns: Integers
     causality: Causality
     num_left_out: int = 0
-    """Ends of collectives that were not drawn (`aggregate.thinning`)."""
+    """Ends of collectives that were not drawn (`aggregate.anchors`)."""
 
     @property
     def num_collective(self) -> int:

@@ -12,7 +12,7 @@ The jump is the largest difference between the medians of the ends shortly befor
 moment. Later times of that clock are moved back by it, and the fit is made anew; it is kept if it
 then refuses a fifth fewer ends. What cannot be mended widens the clock's error bar.
 
-Where clocks are fitted to some of the ends (`aggregate.thinning`), the moment is then looked for
+Where clocks are fitted to some of the ends (`aggregate.anchors`), the moment is then looked for
 among all ends between the two drawn ones around it (`located`): a span on the wrong side would be
 off by the whole jump.
 

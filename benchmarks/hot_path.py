@@ -26,7 +26,6 @@ from typing import Any, cast
 import torch
 
 from benchmarks.jobs import environment_line, publish
-from megascan.clock import HostClock, now_ns
 from megascan.config import TraceConfig
 from megascan.instrument.collectives import OPERATIONS, Collectives
 from megascan.instrument.megatron import BackwardSpans, Modules, Passes
@@ -35,6 +34,7 @@ from megascan.instrument.updates import Updates
 from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
 from megascan.tracer.cuda import CudaTimer, TensorState, TorchDevice
+from megascan.tracer.timer import HostClock, now_ns
 
 ROOT = Path(__file__).parents[1]
 NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8

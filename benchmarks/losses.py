@@ -60,13 +60,20 @@ class Curves:
 
 
 def train(
-    family: Family, device: str, num_iterations: int, folder: Path, num_untraced: int = 2
+    family: Family,
+    device: str,
+    num_iterations: int,
+    folder: Path,
+    *,
+    num_untraced: int = 2,
+    global_batch: int = 8,
 ) -> list[Curves]:
     """Train a family's jobs; rank files go to `folder`, one folder a job by its number."""
     length = ("--train-iters", str(num_iterations), "--log-interval", "1")
     runs = []
     for number, (name, flags) in enumerate(family.axes.items()):
-        words = [*SIZES[device], "--global-batch-size", "8", *DATA, *length, *family.sizes, *flags]
+        sizes = [*SIZES[device], "--global-batch-size", str(global_batch), *family.sizes]
+        words = [*sizes, *DATA, *length, *flags]
         runs += [Run(name=name, flags=words)] * num_untraced
         runs.append(Run(name=name, flags=words, trace_dir=str(folder / str(number))))
     plan = folder / "plan.json"

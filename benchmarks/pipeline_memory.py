@@ -26,7 +26,7 @@ from megascan.errors import report_errors
 from training.arguments import parse_settings, resolve_sizes
 from training.distributed import read_launch
 from training.job import parse_job
-from training.pipeline.memory import ActivationMemory, peak_memory
+from training.pipeline.costs import ActivationMemory, peak_memory
 from training.pipeline.plan import Plan
 from training.pipeline.schedule import plan_for
 

@@ -22,7 +22,14 @@ from pathlib import Path
 
 from megascan.errors import ConfigError
 from megascan.reader import read_timeline
-from training.pipeline.costs import Costs, WorkTable, disturbed, even_costs
+from training.pipeline.costs import (
+    Costs,
+    WorkTable,
+    disturbed,
+    even_costs,
+    even_memory,
+    peak_memory,
+)
 from training.pipeline.generators import (
     breadth_first,
     depth_first,
@@ -31,7 +38,6 @@ from training.pipeline.generators import (
 )
 from training.pipeline.guided import patience_for, run_guided
 from training.pipeline.measured import measure
-from training.pipeline.memory import even_memory, peak_memory
 from training.pipeline.plan import PipelineShape, Plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.remedies import hill

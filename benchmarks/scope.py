@@ -192,8 +192,7 @@ def _training() -> Iterator[Figure]:
     import torch
 
     from megascope.interventions import TensorShares
-    from megascope.recorder import Limits, Recorder
-    from megascope.recording import DataFile
+    from megascope.recorder import DataFile, Limits, Recorder
     from megascope.request import Request, RequestFile, write_request
 
     model = model_to_train(8, 512)

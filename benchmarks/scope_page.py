@@ -31,7 +31,7 @@ from megascan.topology import Layout
 from megascope.folder_page import FolderPage
 from megascope.frames import encode
 from megascope.model_page import ModelPage
-from megascope.recording import data_file_name
+from megascope.recorder import data_file_name
 from megascope.server import Backend, build_app
 from megascope.session import SHOWN_EVERY_S
 

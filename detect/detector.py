@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from detect.causes.compute import COMPUTE
-from detect.causes.consequences import folded
 from detect.causes.corruption import CORRUPTION
-from detect.causes.finding import with_joint_costs
+from detect.causes.finding import folded, with_joint_costs
 from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry

@@ -6,17 +6,16 @@ computes wrongly. `training` feeds it through its callback seam (`training/scope
 Nothing is imported here: the page over a folder of recordings needs no torch. Start with places.py.
 
     places.py          what can be looked at, and where it is on this rank
-    capture.py         hooks on these places while somebody looks
+    capture.py         hooks on these places while somebody looks; many steps looked at at once
     reductions.py      what may be asked of a tensor; shares of ranks joined
     one_pass.py        two of these reductions on a GPU, each tensor read once
     interventions.py   changes to what is computed, as data
-    recorder.py        capturing in a training, as request.py asks, into recording.py's files
+    recorder.py        capturing in a training, as request.py asks, and the files it leaves
     replay.py          the files of all ranks as one model
-    session.py         one prompt after the other through a model that speaks; strips.py looks at
-                       many of its steps at once
+    session.py         one prompt after the other through a model that speaks
     server.py          the page and its guard; folder_page.py and model_page.py answer it
     frames.py          how arrays travel, in files and to the page
-    probe.py           checksums of replicas in a training; preflight.py those of one host's devices
+    probe.py           checksums of replicas in a training, and of one host's devices before it
 """
 
 __megascan__ = True

@@ -5,9 +5,9 @@ torch's own reductions read twice and begin eight, and a bias that Megatron-Core
 added in memory first. Here one kernel a tensor writes what each of its programs has found into a
 row of a table; the rows are added up together, later.
 
-    sizes = Sizes(device)
-    energy, largest = sizes.of(tensor)      # filled by finish()
-    sizes.finish()
+    magnitudes = Magnitudes(device)
+    energy, largest = magnitudes.of(tensor)      # filled by finish()
+    magnitudes.finish()
 """
 
 import torch
@@ -61,7 +61,7 @@ class _Table:
         torch.amax(self.parts[:count, 1], dim=-1, out=self.found[1, :count])
 
 
-class Sizes:
+class Magnitudes:
     """Sums of squares and largest magnitudes of the tensors of an iteration."""
 
     def __init__(self, device: torch.device) -> None:

@@ -8,32 +8,40 @@
 
 Nothing here may harm the training: every moment is guarded, the first failure is said once and ends
 the recording. What looking costs is measured; above the budget fewer iterations are captured.
+
+What ranks leave in the job's folder (`DataFile`, `ProbeFile`) is appended and never read here; no
+port is opened, and nothing travels between the ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from megascan.errors import ConfigError
+from megascan.errors import ConfigError, InputError
+from megascan.probes import Point, Prober, header_line, probe_file_name, probe_line
+from megascan.topology import Layout
 from megascope.capture import Capture, Sight, entropy, probabilities
-from megascope.frames import encode
+from megascope.frames import encode, whole_frames
 from megascope.interventions import Intervening, TensorShares
 from megascope.places import Spot, find_spots
-from megascope.recording import DataFile
 from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
 
 if TYPE_CHECKING:
-    from megascope.one_pass import Sizes
+    from megascope.one_pass import Magnitudes
 
 _LOG = logging.getLogger(__name__)
 MOST_NUMBERS = 1 << 22
@@ -116,7 +124,7 @@ class Recorder:
         self._is_cut = False
         self._pending: _Pending | None = None
         self._warned_of: set[str] = set()
-        self._sizes = _one_pass(self._chunks)
+        self._magnitudes = _one_pass(self._chunks)
 
     def begin(self, iteration: int) -> None:
         """Look for a new request, and hook in if the iteration is due."""
@@ -238,9 +246,13 @@ class Recorder:
     def _in_one_pass(self, sight: Sight) -> dict[str, torch.Tensor]:
         """Return the numbers that one pass over a tensor gives; none without its kernel."""
         request = self._request
-        if self._sizes is None or request.per_token or not {"rms", "max"} & {*request.reductions}:
+        if (
+            self._magnitudes is None
+            or request.per_token
+            or not {"rms", "max"} & {*request.reductions}
+        ):
             return {}
-        energy, largest = self._sizes.of(sight.without_bias, sight.bias)
+        energy, largest = self._magnitudes.of(sight.without_bias, sight.bias)
         return {"rms": energy, "max": largest}
 
     def _look_at_experts(self, sight: Sight, counts: torch.Tensor) -> None:
@@ -303,8 +315,8 @@ class Recorder:
             return
         begun = time.perf_counter()
         self._write_pending()
-        if self._sizes is not None:
-            self._sizes.finish()
+        if self._magnitudes is not None:
+            self._magnitudes.finish()
         header: dict[str, object] = {
             "kind": "data", "iteration": self._iteration, "request": self._request.identifier,
             "per_token": self._request.per_token, "every": self._every * self._request.every,
@@ -357,22 +369,22 @@ class Recorder:
             self._over_budget = 0
 
 
-def _one_pass(chunks: Sequence[torch.nn.Module]) -> Sizes | None:
+def _one_pass(chunks: Sequence[torch.nn.Module]) -> Magnitudes | None:
     """Return the kernel that takes two numbers of a tensor in one pass; None without a GPU or
     where it cannot be built."""
     device = next((one.device for chunk in chunks for one in chunk.parameters()), None)
     if device is None or device.type != "cuda":
         return None
     try:
-        from megascope.one_pass import Sizes
+        from megascope.one_pass import Magnitudes
 
-        sizes = Sizes(device)
-        sizes.of(torch.ones(16, device=device), torch.ones(16, device=device))
-        sizes.finish()
+        magnitudes = Magnitudes(device)
+        magnitudes.of(torch.ones(16, device=device), torch.ones(16, device=device))
+        magnitudes.finish()
     except Exception as error:  # no Triton, or no compiler that it wants
         _LOG.info("looking reads each tensor twice: no kernel of Triton can be made (%s)", error)
         return None
-    return sizes
+    return magnitudes
 
 
 @dataclass(frozen=True)
@@ -525,3 +537,108 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 def _rms(values: torch.Tensor) -> torch.Tensor:
     return values.float().square().mean().sqrt()
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class ProbeFile:
+    """This rank's probes, a line each; durable after each append.
+
+    A folder that cannot be written is said once and ends the recording, never the training.
+    """
+
+    def __init__(self, folder: Path, *, layout: Layout, device: str) -> None:
+        self._rank = dist.get_rank()
+        self._path = folder / probe_file_name(self._rank)
+        self._layout, self._device = layout, device
+        self._is_open = False
+        self._is_broken = False
+
+    def append(self, iteration: int, points: Sequence[Point], sums: Sequence[str]) -> None:
+        """Write one probe; the first one of a run writes its header, too."""
+        if self._is_broken:
+            return
+        text = probe_line(iteration, sums)
+        if not self._is_open:
+            text = header_line(self._prober(points)) + text
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._is_open:
+                end_line(self._path)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            self._is_open = True
+        except OSError as error:
+            self._is_broken = True
+            _LOG.warning("no more probes are written: %s", error)
+
+    def _prober(self, points: Sequence[Point]) -> Prober:
+        return Prober(
+            rank=self._rank, layout=self._layout, host=socket.gethostname(),
+            device=self._device, points=tuple(points),
+        )  # fmt: skip
+
+
+def end_line(path: Path) -> None:
+    """Cut off a last line that an earlier run could not finish."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+class DataFile:
+    """This rank's frames, appended; at most `max_bytes` on the disk in two files.
+
+    When the file has half of them it becomes the older one, in place of the one before.
+    """
+
+    def __init__(self, folder: Path, rank: int, *, max_bytes: int) -> None:
+        self._path = folder / data_file_name(rank)
+        self._max_bytes = max_bytes
+        self._continued = b""
+        self._size = 0
+
+    def open(self, header: bytes, *, continued: bytes) -> None:
+        """Begin a run with the frame that describes it; OSError when the folder refuses.
+
+        `continued` describes it in a file that goes on with the run.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._continued = continued
+        if self._path.exists():
+            _cut_unfinished(self._path)
+        self._append(header)
+
+    def append(self, frame: bytes) -> None:
+        """Add a frame; OSError when the disk refuses."""
+        if self._size + len(frame) > self._max_bytes // 2:
+            self._path.replace(self._path.with_suffix(".old.bin"))
+            self._append(self._continued)
+        self._append(frame)
+
+    def _append(self, content: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(content)
+            self._size = file.tell()
+
+
+def _cut_unfinished(path: Path) -> None:
+    """Cut off a frame that an earlier run could not finish; a file of another kind is set aside."""
+    content = path.read_bytes()
+    try:
+        end = max((end for _, end in whole_frames(content)), default=0)
+    except InputError:
+        path.replace(path.with_suffix(".damaged"))
+        return
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def data_file_name(rank: int) -> str:
+    """Name of a rank's file of frames in the folder."""
+    return f"scope-data-{rank:05d}.bin"

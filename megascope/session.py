@@ -23,13 +23,12 @@ import numpy as np
 import torch
 
 from megascan.errors import ConfigError
-from megascope.capture import in_order, probabilities
+from megascope.capture import Notes, Strip, in_order, probabilities, tables_of
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
 from megascope.places import Spot, find_spots
 from megascope.reductions import Part, join_table
 from megascope.request import PLACES, Intervention, Kind, read_interventions
-from megascope.strips import Notes, Strip, tables_of
 
 NUM_ALTERNATIVES = 20
 MOST_TOKENS = 1024

@@ -1,4 +1,4 @@
-"""Programs that tests start in processes of their own: one, or several ranks by torchrun."""
+"""Programs that tests start in processes of their own: one, or several ranks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from tests import warm_python
 
 ROOT = Path(__file__).parents[1]
+LAUNCHER = Path(__file__).with_name("launcher.py")
 PYTHON = sys.executable
 """For what a new process alone can show: what is imported, the installation, memory."""
 COMMAND = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
@@ -74,16 +75,26 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def command_of(num_ranks: int, words: tuple[object, ...], python: str = "") -> list[str]:
-    """The command that starts a program on some ranks; one rank needs no launcher."""
+    """The command that starts a program on some ranks; one rank needs no launcher.
+
+    Several are started by `launcher.py`, or with `python` by that interpreter's torchrun.
+    """
+    if num_ranks == 1:
+        return [python or warm(), *map(str, words)]
+    if not python:
+        return [PYTHON, "-IS", str(LAUNCHER), warm(), str(num_ranks), *map(str, words)]
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks)
-    return [python or warm(), *map(str, (*(launcher if num_ranks > 1 else ()), *words))]
+    return [python, *map(str, (*launcher, *words))]
 
 
 def run(
     *words: object, num_ranks: int = 1, cwd: Path = ROOT, timeout_s: float = 280, python: str = "",
     check: bool = False, stdin: str = "", **variables: str,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run Python with some words on so many ranks; with `check` it has to succeed."""
+    """Run Python with some words on so many ranks; with `check` it has to succeed.
+
+    With `python` that interpreter runs them, by torchrun where they are several.
+    """
     done = subprocess.run(
         command_of(num_ranks, words, python), cwd=cwd, env=environment(**variables),
         input=stdin, capture_output=True, text=True, timeout=timeout_s,
@@ -104,7 +115,7 @@ def start(
     if own_launcher:
         command = command_of(num_ranks, ("--no-python", warm(), *words), PYTHON)
     else:
-        command = command_of(num_ranks, words)
+        command = command_of(num_ranks, words, warm())
     return subprocess.Popen(
         command, cwd=cwd, env=environment(**variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

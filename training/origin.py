@@ -111,7 +111,7 @@ def describe_run(
 
 def _inherited_config(settings: Settings) -> dict[str, object] | None:
     """Return the configuration of the Hugging Face folder that the model once came from."""
-    from training.hf.config_json import read_config
+    from training.hf.families import read_config
 
     load, load_hf = settings.checkpoint.load, settings.checkpoint.load_hf
     folder = None if load is None else latest_checkpoint(load)

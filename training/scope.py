@@ -136,8 +136,7 @@ class ScopeCallback(Callback):
 
         from megascope.frames import encode
         from megascope.interventions import TensorShares
-        from megascope.recorder import Limits, Recorder
-        from megascope.recording import DataFile
+        from megascope.recorder import DataFile, Limits, Recorder
         from megascope.request import RequestFile
 
         rank = dist.get_rank()
@@ -225,7 +224,7 @@ class ProbeCallback(Callback):
         device: str,
     ) -> None:
         from megascope.probe import Probe
-        from megascope.recording import ProbeFile
+        from megascope.recorder import ProbeFile
 
         self._interval = settings.probe_interval
         self._chunks = list(chunks)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from training.generation.engine import Engine
     from training.generation.scope import Looking
     from training.generation.service import Service
-    from training.generation.web.chat_template import ChatTemplate
+    from training.generation.web.asking import ChatTemplate
 
 _END_S = 3
 """Time that clients have to hear that the server ends."""
@@ -243,7 +243,7 @@ def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
 
 
 def _chat_template(job: GenerationJob) -> ChatTemplate | None:
-    from training.generation.web.chat_template import read_chat_template
+    from training.generation.web.asking import read_chat_template
 
     model = job.tokenizer_settings.tokenizer_model
     if model is None or not isinstance(job.tokenizer, SubwordTokenizer):

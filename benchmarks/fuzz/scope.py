@@ -324,8 +324,7 @@ def _recorder(model: Any, folder: Path, budget: float) -> Any:
     from megascan.topology import Layout
     from megascope.frames import encode
     from megascope.interventions import TensorShares
-    from megascope.recorder import Limits, Recorder
-    from megascope.recording import DataFile
+    from megascope.recorder import DataFile, Limits, Recorder
     from megascope.request import RequestFile
 
     header: dict[str, object] = {
@@ -394,7 +393,7 @@ def _request(draws: Random, good: bytes) -> bytes:
 def recordings(num_files: int, seed: int) -> Outcome:
     """Damaged recordings, as the page reads them."""
     from megascan.errors import MegaScanError
-    from megascope.recording import data_file_name
+    from megascope.recorder import data_file_name
     from megascope.replay import Recordings
 
     outcome = Outcome("recordings")

@@ -5,15 +5,15 @@
 
     compute.py      a rank computes slowly (also: starved by its host, slow in one pass only)
     losses.py       loader, garbage collection, host      lost_time.py   the search they share
-    links.py        slow connections, late exits          starvation.py  devices that wait for hosts
-    networks.py     a host's network, a rail              device.py      slow devices or long data
-    hosts.py        whole hosts, launching late           readings.py    what a device's clock says
-    bursts.py       ranks that lose time now and then     hits.py        such iterations, counted
-    paused_hosts.py hosts that stall one rank or another  power.py       what would have been found
-    occupancy.py    ranks for whom all others wait        blindness.py   what the trace cannot show
-    imbalance.py    heavy stages, uneven sequences        finding.py     place, time, cost, headline
-    corruption.py   devices that compute wrongly          spec.py        what a cause is
-    consequences.py what follows from another finding
+    links.py        slow connections, late exits          hits.py        such iterations, counted
+    bursts.py       ranks that lose time now and then     (of bursts.py and paused_hosts.py)
+    paused_hosts.py hosts that stall one rank or another  device.py      slow, long data or starved;
+    networks.py     a host's network, a rail                             what its clock says
+    hosts.py        whole hosts, launching late           power.py       what would have been found,
+    occupancy.py    ranks for whom all others wait                       and what never could be
+    imbalance.py    heavy stages, uneven sequences        finding.py     place, time, cost, words,
+    corruption.py   devices that compute wrongly                         what follows from another
+                                                          spec.py        what a cause is
 
 Start reading at spec.py, then losses.py. To add a cause see registry.py.
 """

@@ -33,7 +33,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import mates_of
+from detect.causes.device import mates_of, starvation
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.hits import (
     ADVICE,
@@ -47,7 +47,6 @@ from detect.causes.hits import (
 )
 from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import starvation
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -40,20 +40,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from detect.causes.blindness import limits, slowest
 from detect.causes.device import (
     Slowness,
+    host_advice,
     is_isolated,
     mates_of,
     not_shown,
     optimizer_residuals,
     optimizer_shows,
+    reading_evidence,
+    slow_clock,
+    starvation,
 )
 from detect.causes.finding import Claim, build_finding, saved_by_compute
-from detect.causes.power import planted_power
-from detect.causes.readings import reading_evidence, slow_clock
+from detect.causes.power import limits, planted_power, slowest
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import host_advice, starvation
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,

@@ -1,11 +1,11 @@
-"""Tell a slow device from long data, hidden waiting and hot experts.
+"""What a rank shows of its device beside its passes: is it slow, given long data, or kept waiting?
 
-Problem: a rank's passes are longer than its peers'. Its device may be slow; or its data are longer
-(a replica that always gets the longer documents, an expert that everybody wants); or it waits
-inside its passes for a mate whose communication is not in the trace.
+**Is it the device?** A rank's passes are longer than its peers'. Its device may be slow; or its
+data are longer (a replica that always gets the longer documents, an expert that everybody wants);
+or it waits inside its passes for a mate whose communication is not in the trace.
 
-Idea: the optimizer step touches the same parameters whatever the data were, and waits for nobody.
-A device that computes slowly is slower there, too, if less (it is bound by memory, which a lower
+The optimizer step touches the same parameters whatever the data were, and waits for nobody. A
+device that computes slowly is slower there, too, if less (it is bound by memory, which a lower
 clock hardly touches). So:
 
 * passes and optimizer slower: the device;
@@ -21,19 +21,40 @@ ranks' optimizers differ by 0.4 %: 0.003 is less than 8 % of log 1.30, and than 
 Undecided. In a TP group of 8, rank 6 takes 1.31 times its peers' time in both passes, its mates
 1.13 times in the forward and 1.31 times in the backward pass, in which nobody recorded the
 all-reduces: rank 6.
+
+**What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. One that
+is lower than those of all sound devices of the model by about as much as the rank is slower is why
+it is slower. At its power limit a device lowers its clock for the work that it is given, and at
+rest because it has none: such readings decide nothing.
+
+Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
+0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained.
+
+**Does it wait for its host?** A device is starved where most of its operations begin as soon as
+they are launched: its queue is empty. A job whose hosts can hardly keep up starves first the ranks
+that also load data. They are therefore compared with the most starved rank of every other TP group;
+one host is at fault only if those are fed.
+
+Example: 92 % of rank 3's operations were launched just in time, and of the most starved ranks of
+the other groups 10 %: the host of rank 3. If of theirs 85 %: the job is host-bound.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from detect.observe.devices import REASONS_NAME, is_usual, peculiar_reasons
 from detect.observe.observations import Members, Observations
+from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
-from detect.thresholds import COMPUTE, DEVICE, PAIRS
+from detect.text import times
+from detect.thresholds import COMPUTE, DEVICE, PACE, PAIRS, READINGS, STARVATION
 from megascan.arrays import Flags, Floats, Integers
+from megascan.errors import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +165,193 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
     mates = members.replica == members.replica[row]
     of_stage = mates & (members.stage == members.stage[row])
     return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)
+
+
+CLOCK_NAME = "sm_clock_mhz"
+
+
+def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> str | None:
+    """Return that the row's clock is as low as its passes are slow, None where that is not shown.
+
+    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. A row that stands for
+    a whole TP group has no clock of its own.
+    """
+    members = seen.members
+    own = seen.counters.get(int(members.ranks[row]), {})
+    others = [
+        seen.counters.get(int(rank), {}).get(CLOCK_NAME, 0.0)
+        for place, rank in enumerate(members.ranks)
+        if place != row and not slow[place] and members.devices[place] == members.devices[row]
+    ]
+    lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
+    if min(clock, lowest) <= 0 or len(members.workers[row]) > 1:
+        return None
+    if is_usual(int(own.get(REASONS_NAME, 0))):
+        return None
+    ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
+    if apart < -np.log1p(-READINGS.clock_share):
+        return None
+    if not PAIRS.agrees_share * effect <= ratio <= effect / PAIRS.agrees_share:
+        return None
+    return (
+        f"its clock, which neither data nor layers lower, is {clock:.0f} MHz against "
+        f"{np.median(others):.0f} MHz of sound devices ({times(float(np.exp(ratio)))})"
+    )
+
+
+def reading_evidence(seen: Observations, row: int) -> list[str]:
+    """Return sentences about a rank's device readings next to its stage peers' medians."""
+    members = seen.members
+    own = seen.counters.get(int(members.ranks[row]), {})
+    peers = [
+        seen.counters[int(members.ranks[other])]
+        for other in members.rows_of_stage(int(members.stage[row]))
+        if other != row and int(members.ranks[other]) in seen.counters
+    ]
+    sentences = []
+    for name in sorted(own):
+        theirs = [readings[name] for readings in peers if name in readings]
+        if theirs:
+            sentences += _compared(name, own[name], theirs)
+    if peers and own and not sentences:
+        sentences.append(
+            "the device readings of the window (clock, reasons to lower it, power, temperature) "
+            "equal its peers': it was not throttled when they were taken"
+        )
+    return sentences
+
+
+def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
+    theirs = float(np.median(peers))
+    if name == REASONS_NAME:
+        special = peculiar_reasons(int(own), [int(mask) for mask in peers])
+        words = f"its clock is held down by {listed(special)} (NVML), its peers' is not"
+        return [words] if special else []
+    if "temperature" in name:
+        notable = abs(own - theirs) > READINGS.temperature_degrees
+    elif "power" in name:
+        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.power_share
+    elif "clock" in name:
+        notable = theirs > 0 and abs(own / theirs - 1) > READINGS.clock_share
+    else:
+        return []
+    return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
+
+
+HOST_ADVICE = (
+    "on that host: read the load (top, pidstat -t), CPU frequency and affinity of the "
+    "rank's process, and what else runs there",
+    "if nothing else runs there, restart the rank on another host",
+)
+
+JOB_ADVICE = (
+    "the hosts launch too late everywhere: fewer and larger kernels (fused layers and optimizer, "
+    "torch.compile, CUDA graphs), less Python between them",
+    "on this rank, see what its process does besides (logging, loading)",
+)
+
+
+def host_advice(owner: Owner) -> tuple[str, ...]:
+    """Return what to do about devices that wait for their hosts: on that host, or in the job."""
+    return JOB_ADVICE if owner == Owner.JOB else HOST_ADVICE
+
+
+def is_host_bound(seen: Observations) -> bool:
+    """Return whether devices wait for their hosts nearly all the time, on the usual rank."""
+    if seen.starved_share is None:
+        return False
+    share = float(np.nan_to_num(np.nanmedian(seen.starved_share)))
+    return share >= STARVATION.host_bound_share
+
+
+def hosts_are_all_late(seen: Observations, row: int, active: Flags) -> bool:
+    """Return whether a starved device is nothing special: other TP groups have one as well."""
+    if seen.starved_share is None:
+        return False
+    others = _starved_groups(seen, seen.starved_share, row, active)
+    own = float(robust.median(seen.starved_share[row][active]))
+    return own >= STARVATION.starved_share and _are_starved(others)
+
+
+def launches_slowly(seen: Observations, row: int) -> bool:
+    """Return whether the row's host takes longer from launch to launch than those of all others."""
+    if seen.launch_pace is None or len(seen.launch_pace) < 2:
+        return False
+    level = robust.centre(seen.launch_pace)
+    others = np.delete(level, row)
+    known = np.isfinite(others)
+    return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
+
+
+def starvation(seen: Observations, row: int, active: Flags) -> tuple[Owner, str] | None:
+    """Return owner and sentence where the device waits for its host; None where it does not."""
+    if seen.starved_share is None:
+        return None
+    own = float(robust.median(seen.starved_share[row][active]))
+    if not own >= STARVATION.starved_share:
+        return None
+    others = _starved_groups(seen, seen.starved_share, row, active)
+    theirs = float(robust.median(seen.starved_share[_stage_peers(seen, row)][:, active]))
+    words = (
+        f"{own:.0%} of its operations were launched only just in time, so the device waited for "
+        f"the host; of its peers' {theirs:.0%}"
+    )
+    if _are_starved(others):
+        return Owner.JOB, (
+            f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
+            "whatever the node"
+        )
+    doubt = _doubt(seen, row, num_others=len(others))
+    if not len(others) and theirs > STARVATION.fed_share:
+        return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
+    return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
+    """Return why a starved device need not be its host's fault; empty where it is."""
+    if not num_others and _loads_most(seen, row):
+        return (
+            "it alone loads data for its TP group, which delays its launches too: a second "
+            "replica, or a trace with data loaded beforehand, decides"
+        )
+    if _are_incomplete(seen):
+        return (
+            "of the other TP groups some ranks were not recorded, which may be starved as well: a "
+            "trace of all ranks decides"
+        )
+    return ""
+
+
+def _are_incomplete(seen: Observations) -> bool:
+    """Return whether there are other TP groups, of each of which some rank was not recorded."""
+    groups = np.stack([seen.members.stage, seen.members.replica])
+    num_rows = np.unique(groups, axis=1, return_counts=True)[1]
+    return len(num_rows) > 1 and int((num_rows == num_rows.max()).sum()) < 2
+
+
+def _are_starved(groups: Floats) -> bool:
+    return len(groups) > 0 and float(np.median(groups)) > STARVATION.fed_share
+
+
+def _starved_groups(seen: Observations, starved: Floats, row: int, active: Flags) -> Floats:
+    """Return the starved share of the most starved rank of every other TP group, (group,)."""
+    members = seen.members
+    group = members.stage * (int(members.replica.max()) + 1) + members.replica
+    level = robust.median(starved[:, active], axis=1)
+    return np.array(
+        [np.nanmax(level[group == one]) for one in np.unique(group[group != group[row]])]
+    )
+
+
+def _stage_peers(seen: Observations, row: int) -> Flags:
+    """Flag the other rows of the stage, or where there are none all other rows."""
+    everyone: Flags = np.arange(len(seen.members)) != row
+    others = everyone & (seen.members.stage == seen.members.stage[row])
+    return others if others.any() else everyone
+
+
+def _loads_most(seen: Observations, row: int) -> bool:
+    """Return whether the rank's loading takes most of its TP group's."""
+    loading = np.nan_to_num(robust.median(seen.lost(Cause.LOADER), axis=1))
+    mates = loading[mates_of(seen.members, row)]
+    return bool(len(mates) and loading[row] > STARVATION.loads_most_ratio * mates.max())

@@ -12,10 +12,17 @@ of its peers in a step of 110 ms saves 20 ms: cost 110 / 90 = 1.22.
 Limits: a pipeline's order of operations is not replayed, so two slow ranks that hide behind each
 other look cheaper than they are, and excess that lands in a bubble dearer. Where the dependency
 graph can be replayed (`detect.whatif.savings`), that answer is taken.
+
+One fault, one finding: `folded` makes what follows from a heavier finding its evidence. A rank that
+leaves its communications late makes the link to its partners look slow; a slow device also loads
+its data a little slower. Example: rank 5 computes 1.30 times slower, and its loading takes 1.35
+times that of its peers: one finding (compute), whose last sentence says that loading is slower to
+match. Loading that took 8 times as long would be a second fault.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +31,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.persistence import Course
 from detect.text import confidence, percent, ranks_text
-from detect.thresholds import COSTS
+from detect.thresholds import CONSEQUENCES, COSTS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -260,3 +267,64 @@ def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, 
         "read the ports' error and congestion counters (ethtool -S, ibstat, perfquery)"
         + ("; nvidia-smi nvlink -e on that host" if has_gpu else ""),
     )
+
+
+ONE_FAULT = {
+    (Cause.COMPUTE, Cause.HOST),
+    (Cause.HOST, Cause.COMPUTE),
+    (Cause.HOST, Cause.LINK),
+    (Cause.LINK, Cause.HOST),
+}
+"""(heavier, lighter) of the same rank."""
+
+
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings of which none is a consequence of another; the heavier of two explains."""
+    left = sorted(findings, key=_weight)
+    result: list[Finding] = []
+    for finding in left:
+        place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
+        if place is None:
+            result.append(finding)
+        else:
+            main = result[place]
+            result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
+    return result
+
+
+def _weight(finding: Finding) -> tuple[bool, float]:
+    own_time = finding.cause in (Cause.COMPUTE, Cause.HOST)
+    return not own_time, -finding.step_time_cost_ratio
+
+
+def _explains(main: Finding, other: Finding) -> bool:
+    """Return whether `other` is what the fault of `main` looks like elsewhere."""
+    meets = main.first_iteration <= other.last_iteration
+    meets = meets and other.first_iteration <= main.last_iteration
+    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
+    if main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK and minor:
+        return meets  # whoever launches late holds up its partners' messages, too
+    if not meets or not set(main.ranks) & set(other.ranks):
+        return False
+    same = set(main.ranks) >= set(other.ranks)
+    if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
+        return same or minor or other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
+    if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
+        return same and other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
+    if main.cause == other.cause == Cause.LINK:
+        return True
+    return same and (main.cause, other.cause) in ONE_FAULT
+
+
+def _excess(finding: Finding) -> float:
+    return finding.step_time_cost_ratio - 1.0
+
+
+def _sentence(finding: Finding) -> str:
+    what = {
+        Cause.LOADER: "its data loading is slower to match",
+        Cause.COMPUTE: "what its host delays looks like slower computing, too",
+        Cause.HOST: "the time lost between its operations goes with it",
+        Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
+    }[finding.cause]
+    return f"{what} ({percent(finding.step_time_cost_ratio)} of the step at most): no fault apart"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.starvation import HOST_ADVICE
+from detect.causes.device import HOST_ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause
 from detect.stats import robust

@@ -56,9 +56,9 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
+from detect.causes.device import HOST_ADVICE
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import HOST_ADVICE
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detect.causes.device import host_advice
 from detect.causes.finding import Claim, build_finding, connection_advice
 from detect.causes.lost_time import Loss, lost_time, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.causes.starvation import host_advice
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner

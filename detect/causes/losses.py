@@ -17,7 +17,13 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import mates_of
+from detect.causes.device import (
+    host_advice,
+    hosts_are_all_late,
+    is_host_bound,
+    launches_slowly,
+    mates_of,
+)
 from detect.causes.finding import Claim, build_finding
 from detect.causes.lost_time import (
     OF_FIRST,
@@ -28,12 +34,6 @@ from detect.causes.lost_time import (
     stage_peers,
 )
 from detect.causes.spec import Answer, CauseSpec, Inquiry
-from detect.causes.starvation import (
-    host_advice,
-    hosts_are_all_late,
-    is_host_bound,
-    launches_slowly,
-)
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

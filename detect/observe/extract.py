@@ -18,7 +18,6 @@ import numpy as np
 
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.facts import Facts, facts_in, facts_of, joined
-from detect.observe.kernels import is_profile, with_kernels
 from detect.observe.launches import launch_pace
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.spans import Frame, Glance, SpanIndex, summed
@@ -69,6 +68,8 @@ def observe(timeline: Timeline | ShardedTimeline) -> Observations:
 
 
 def _observe_whole(timeline: Timeline) -> Observations:
+    from detect.observe.kernels import is_profile, with_kernels  # of profiles only
+
     index = SpanIndex.of(timeline)
     transfers = transfers_of(index, timeline)
     facts = joined([facts_of(index)], index.ranks)

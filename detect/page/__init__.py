@@ -1,13 +1,12 @@
 """Write one self-contained page about a traced window: no network, nothing to install.
 
 Fed by an examination (verdict and matrices), a what-if result and, where there is one, the
-timeline. `contents` lays out the words, `figures`, `series` and `strip` collect the numbers that
-the page's script draws, `about` lists what was traced, and `markup` puts words, numbers, style
+timeline. `contents` lays out the words and lists what was traced, `figures`, `series` and `strip`
+collect the numbers that the page's script draws, and `markup` puts words, numbers, style
 (`page.css`) and script (`script/`) into one HTML document. Start reading at `contents`.
 """
 
-from detect.page.about import Fact, facts_of_op_table, facts_of_timeline
-from detect.page.contents import PageInputs
+from detect.page.contents import Fact, PageInputs, facts_of_op_table, facts_of_timeline
 from detect.page.markup import render_page
 
 __all__ = [

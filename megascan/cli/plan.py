@@ -28,7 +28,7 @@ from megascan.overwriting import check_can_be_made
 
 if TYPE_CHECKING:
     from megascan.timeline import Timeline
-    from training.pipeline.job_model import JobModel
+    from training.pipeline.job_model import Predictor
     from training.pipeline.remedies import Advice
 
 
@@ -85,10 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         say(compare(arguments.compare, job))
         return 0
     from training.pipeline.advice_text import render_text, to_json
-    from training.pipeline.job_model import JobModel
+    from training.pipeline.job_model import Predictor
     from training.pipeline.remedies import HelperOffer, advise
 
-    model = JobModel(job, _slowdowns(timeline))
+    model = Predictor(job, _slowdowns(timeline))
     offer = HelperOffer(num_helpers=arguments.helpers, speed_ratio=arguments.helper_speed)
     with stage("planning"):
         advice = advise(
@@ -169,7 +169,7 @@ def _slowdowns(timeline: Timeline) -> dict[int, float]:
 def _show(path: Path, memory_limit: float | None) -> int:
     """Check a plan and draw it with even costs."""
     from training.pipeline.drawing import describe
-    from training.pipeline.notation import read_plan
+    from training.pipeline.plan import read_plan
     from training.pipeline.validity import check
 
     plan = read_plan(path)
@@ -178,10 +178,10 @@ def _show(path: Path, memory_limit: float | None) -> int:
     return 0
 
 
-def _write(folder: Path, advice: Advice, model: JobModel, *, force: bool) -> None:
+def _write(folder: Path, advice: Advice, model: Predictor, *, force: bool) -> None:
     """Write the flags and the prediction of the best remedy, and its plan if it has one."""
     from training.pipeline.advice_text import flags_text, to_json
-    from training.pipeline.notation import format_plan
+    from training.pipeline.plan import format_plan
 
     folder.mkdir(parents=True, exist_ok=True)
     best = advice.best
@@ -199,7 +199,7 @@ def _write(folder: Path, advice: Advice, model: JobModel, *, force: bool) -> Non
             f"{folder / 'prediction.json'}")  # fmt: skip
 
 
-def _write_timeline(folder: Path, advice: Advice, model: JobModel, *, force: bool) -> Path:
+def _write_timeline(folder: Path, advice: Advice, model: Predictor, *, force: bool) -> Path:
     """Draw the predicted step for a viewer."""
     from megascan.export import write_timeline
     from training.pipeline.drawing import draw_timeline

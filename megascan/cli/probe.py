@@ -93,7 +93,7 @@ def _sweep(arguments: argparse.Namespace) -> tuple[Probes, dict[int, str]]:
     require("megascope")
     if importlib.util.find_spec("torch") is None:
         raise MissingError("probing devices needs torch: pip install torch")
-    from megascope.preflight import CPU_SIZE, GPU_SIZE, Stack, find_devices, sweep
+    from megascope.probe import CPU_SIZE, GPU_SIZE, Stack, find_devices, sweep
 
     devices = find_devices(use_cpu=arguments.cpu)
     size = CPU_SIZE if devices[0].kind == "cpu" else GPU_SIZE

@@ -10,7 +10,7 @@ import functools
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TypeAlias
@@ -93,26 +93,26 @@ class Installation:
     undo: list[Undo] = field(default_factory=list)
     undo_full: list[Undo] = field(default_factory=list)
 
-    def install(self, place: Place) -> bool:
-        """Wrap a place wherever it is referred to; False when this installation lacks it."""
-        if not _is_in_use(place.module):
-            return False
-        try:
-            module = importlib.import_module(place.module)
-        except ImportError:
-            return False
-        owner_name, _, name = place.attribute.rpartition(".")
-        owner = getattr(module, owner_name, None) if owner_name else module
-        original = vars(owner).get(name) if owner is not None else None
-        if original is None:
-            return False
-        replacement = place.wrap(original)
-        holders = [(owner, name)]
-        if owner is module:
-            holders += _references(original)
-        undo = self.undo_full if place.granularity is Granularity.FULL else self.undo
-        undo += [_replace(holder, alias, original, replacement) for holder, alias in holders]
-        return True
+    def install(self, places: Sequence[Place]) -> list[Place]:
+        """Wrap places wherever they are referred to; return those that are there."""
+        found = [spot for spot in map(_find, places) if spot is not None]
+        bindings = _bindings([spot.original for spot in found if spot.is_of_module])
+        installed = []
+        for place in places:
+            spot = _find(place)  # anew: an earlier place may have wrapped the same function
+            if spot is None:
+                continue
+            replacement = place.wrap(spot.original)
+            holders: list[tuple[object, str]] = [(spot.owner, spot.name)]
+            if spot.is_of_module:
+                holders += bindings.get(id(spot.original), [])
+                bindings[id(replacement)] = holders
+            undo = self.undo_full if place.granularity is Granularity.FULL else self.undo
+            undo += [
+                _replace(holder, alias, spot.original, replacement) for holder, alias in holders
+            ]
+            installed.append(place)
+        return installed
 
     def remove_full(self) -> None:
         """Put back what only `full` records, last first."""
@@ -136,13 +136,44 @@ def _replace(owner: object, name: str, original: Function, replacement: Function
     return put_back
 
 
+@dataclass(frozen=True)
+class _Spot:
+    """Where a place's function is bound now: the module, or a class of it."""
+
+    owner: object
+    name: str
+    original: Function
+
+    @property
+    def is_of_module(self) -> bool:
+        return isinstance(self.owner, ModuleType)
+
+
+def _find(place: Place) -> _Spot | None:
+    """Return a place's function; None when this installation or this trainer lacks it."""
+    if not _is_in_use(place.module):
+        return None
+    try:
+        module = importlib.import_module(place.module)
+    except ImportError:
+        return None
+    owner_name, _, name = place.attribute.rpartition(".")
+    owner = getattr(module, owner_name, None) if owner_name else module
+    original = vars(owner).get(name) if owner is not None else None
+    return None if original is None else _Spot(owner, name, original)
+
+
 def _is_in_use(module: str) -> bool:
     """Tell whether the trainer has imported the library (megatron.core, torch.distributed)."""
     return ".".join(module.split(".")[:2]) in sys.modules
 
 
-def _references(original: Function) -> Iterator[tuple[ModuleType, str]]:
-    """Find where else a module-level function is bound: `from x import f`, `alias = x.f`."""
+def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str]]]:
+    """Return by identity where module-level functions are bound: `from x import f`, `alias = x.f`.
+
+    Thousands of modules hold some 100,000 names, so they are looked through once for all functions.
+    """
+    found: dict[int, list[tuple[object, str]]] = {id(original): [] for original in originals}
     for module_name, module in list(sys.modules.items()):
         if module is None or module_name.partition(".")[0] in _NOT_REBOUND:
             continue
@@ -151,8 +182,9 @@ def _references(original: Function) -> Iterator[tuple[ModuleType, str]]:
         except TypeError:  # something in sys.modules that is no module
             continue
         for name, value in contents:
-            if value is original:
-                yield module, name
+            if id(value) in found:
+                found[id(value)].append((module, name))
+    return found
 
 
 Slot: TypeAlias = tuple[int, int]

@@ -23,7 +23,6 @@ from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from megascan.clock import HostClock, host_domain, measure_offset_ns, now_ns
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.instrument.groups import Groups, topology_of
@@ -41,6 +40,7 @@ from megascan.tracer import (
     TraceWriter,
     Voice,
 )
+from megascan.tracer.timer import HostClock, host_domain, measure_offset_ns, now_ns
 
 if TYPE_CHECKING:
     import torch

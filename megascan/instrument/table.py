@@ -187,7 +187,7 @@ def install(
         tracer.listen(watched)
         exchanges = Exchanges(tracer, position, groups)
         wanted += plain_places(watched, exchanges, Batches(tracer))
-    for place in wanted:
-        if tracer.full or place.granularity is Granularity.BASE:
-            installation.install(place)
+    if not tracer.full:
+        wanted = [place for place in wanted if place.granularity is Granularity.BASE]
+    installation.install(wanted)
     return installation

@@ -8,31 +8,38 @@ Owns a job on paper: what operations cost, who waits for whom, and what was plan
     program.py      that order as instructions, spans and rows of costs
     execution.py    durations, and the times that follow from them
     folder.py       spans, headers, rank files, ground truth
+
+Names are loaded when they are first used: the trainer's planner wants the order of a stage's work,
+and no tables.
 """
 
-from megascan.simulate.folder import (
-    GROUND_TRUTH_FILE,
-    ground_truth,
-    simulate_trace,
-    write_ground_truth,
-    write_rank_files,
-)
-from megascan.simulate.job import (
-    Clocks,
-    CostModel,
-    Fault,
-    Imbalance,
-    JobModel,
-    Machine,
-    ModelSize,
-    Noise,
-    communication_heavy,
-    compute_bound,
-    derive_costs,
-    parse_fault,
-    parse_stage_imbalance,
-)
-from megascan.vocabulary import FaultKind
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megascan.simulate.folder import (
+        GROUND_TRUTH_FILE,
+        ground_truth,
+        simulate_trace,
+        write_ground_truth,
+        write_rank_files,
+    )
+    from megascan.simulate.job import (
+        Clocks,
+        CostModel,
+        Fault,
+        Imbalance,
+        JobModel,
+        Machine,
+        ModelSize,
+        Noise,
+        communication_heavy,
+        compute_bound,
+        derive_costs,
+        parse_fault,
+        parse_stage_imbalance,
+    )
+    from megascan.vocabulary import FaultKind
 
 __all__ = [
     "GROUND_TRUTH_FILE",
@@ -55,3 +62,35 @@ __all__ = [
     "write_ground_truth",
     "write_rank_files",
 ]
+
+_HOMES = {
+    "Clocks": "megascan.simulate.job",
+    "CostModel": "megascan.simulate.job",
+    "Fault": "megascan.simulate.job",
+    "FaultKind": "megascan.vocabulary",
+    "GROUND_TRUTH_FILE": "megascan.simulate.folder",
+    "Imbalance": "megascan.simulate.job",
+    "JobModel": "megascan.simulate.job",
+    "Machine": "megascan.simulate.job",
+    "ModelSize": "megascan.simulate.job",
+    "Noise": "megascan.simulate.job",
+    "communication_heavy": "megascan.simulate.job",
+    "compute_bound": "megascan.simulate.job",
+    "derive_costs": "megascan.simulate.job",
+    "ground_truth": "megascan.simulate.folder",
+    "parse_fault": "megascan.simulate.job",
+    "parse_stage_imbalance": "megascan.simulate.job",
+    "simulate_trace": "megascan.simulate.folder",
+    "write_ground_truth": "megascan.simulate.folder",
+    "write_rank_files": "megascan.simulate.folder",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'megascan.simulate' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

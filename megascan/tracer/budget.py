@@ -21,12 +21,14 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from megascan.config import LAYERS_BUDGET_RATIO, TraceConfig
 from megascan.header import WindowRecord
-from megascan.overhead import Overhead, Timing, measure
 from megascan.schema import Granularity
+
+if TYPE_CHECKING:
+    from megascan.overhead import Overhead, Timing
 
 logger = logging.getLogger("megascan")
 
@@ -133,6 +135,8 @@ class Budget:
         if self._num_windows < self._next_look:
             return None
         self._next_look += min(self._num_windows // 2, _MEMORY_CYCLES)
+        from megascan.overhead import measure  # most jobs end before there is enough to look at
+
         cost = measure(self._timings, self._level.interval, confidence=CONFIDENCE)
         if cost.run is None or cost.run.low - 1 <= self._budget_ratio:
             return None

@@ -34,10 +34,19 @@ from typing import Protocol, cast
 
 import torch
 
-from megascan.clock import HostClock, now_ns
 from megascan.rankfile import SpanRecord
 from megascan.schema import Track
-from megascan.tracer.timer import AsyncWork, ClockCheck, Mark, Span, Step, WindowTimes, no_step
+from megascan.tracer.timer import (
+    AsyncWork,
+    ClockCheck,
+    HostClock,
+    Mark,
+    Span,
+    Step,
+    WindowTimes,
+    no_step,
+    now_ns,
+)
 
 _LEAST_NS_BETWEEN_READINGS = 500_000_000
 """A reading takes a millisecond of the driver, which training's launches need, too."""

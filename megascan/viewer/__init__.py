@@ -7,7 +7,7 @@ its spans only what the file says.
     query.py      rows of PerfettoSQL, with ready queries and the view `megascan_span`
 """
 
-from megascan.viewer.query import PRESETS, Rows, run_query
-from megascan.viewer.serving import Spot, check_is_file, serve
+from megascan.viewer.query import PRESETS, Rows, check_is_file, run_query
+from megascan.viewer.serving import Spot, serve
 
 __all__ = ["PRESETS", "Rows", "Spot", "check_is_file", "run_query", "serve"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shlex
 import shutil
 import threading
 import webbrowser
@@ -33,23 +32,11 @@ from megascan.export.tracks import group_titles
 from megascan.header import Json, layout_from_json
 from megascan.schema import TIMELINE_EVENT
 from megascan.topology import Layout
-from megascan.viewer.processor import OFFLINE_EXTRA, installed_ui
+from megascan.viewer.query import OFFLINE_EXTRA, check_is_file, installed_ui
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKET_TAG = b"\x0a"
 _LARGEST_PACKET = 1 << 30
-
-
-def check_is_file(path: Path) -> None:
-    """Raise InputError for what is no file, and say how a timeline is made."""
-    if path.is_dir():
-        raise InputError(
-            f"{path}: is a folder; merge its rank files first: "
-            f"megascan aggregate -b {shlex.quote(str(path))} -o timeline.json.gz"
-        )
-    if not path.is_file():
-        there = "a device or a pipe is no timeline" if path.exists() else "no such file"
-        raise InputError(f"{path}: {there}; make a timeline with megascan aggregate")
 
 
 def read_record(path: Path) -> Mapping[str, Json]:

@@ -5,8 +5,7 @@ core, `aggregate` and `detect`: the verdict is theirs, unchanged.
 
     watcher.py      one look after the other: read, judge, keep account, tell; start here
     windows.py      growing files of all ranks, joined into the windows of the job
-    ring.py         the last windows, and the detector's verdict on them
-    glance.py       whether a window looks so usual that its verdict may wait
+    ring.py         the last windows, the detector's verdict on them, and whether it may wait
     accounts.py     the life of a finding: raised, holding, cleared; what it has cost
     hang.py         a window that does not come, and where everybody stands
     state.py        what survives a restart

@@ -15,7 +15,7 @@ def check_bits(*, use_cpu: bool, num_rounds: int) -> Check:
     if importlib.util.find_spec("torch") is None:
         return Check(name=_NAME, status=Status.WARNING, text="not compared: torch is missing")
     from detect.causes.corruption import findings_of
-    from megascope.preflight import CPU_SIZE, GPU_SIZE, Stack, find_devices, sweep
+    from megascope.probe import CPU_SIZE, GPU_SIZE, Stack, find_devices, sweep
 
     try:
         devices = find_devices(use_cpu=use_cpu)

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aggregate import thinning
+from aggregate import anchors
+from aggregate.anchors import drawn_members
 from aggregate.clocks import align_clocks, without_steps
 from aggregate.match import match_spans
 from aggregate.merge import Correction
-from aggregate.thinning import drawn_members
 from benchmarks.alignment_jobs import EPOCH_NS, PERIOD_NS, Skew, planted_job
 from megascan.timeline import numbers, shifted
 from megascan.topology import Layout
@@ -31,8 +31,8 @@ def job():
 
 @pytest.fixture
 def few_are_enough(monkeypatch):
-    monkeypatch.setattr(thinning, "ENOUGH_ENDS", FEW)
-    monkeypatch.setattr(thinning, "_ENDS_A_CLOCK", 1)
+    monkeypatch.setattr(anchors, "ENOUGH_ENDS", FEW)
+    monkeypatch.setattr(anchors, "_ENDS_A_CLOCK", 1)
 
 
 def true_times(skew, at_ns):
@@ -58,7 +58,7 @@ def test_few_ends_are_all_taken(job):
 def test_clocks_from_a_quarter_of_the_ends_are_as_good(job, few_are_enough, monkeypatch):
     trace, matches, skew = job
     fit = align_clocks(trace.spans, matches, trace.headers)
-    monkeypatch.setattr(thinning, "ENOUGH_ENDS", 10**9)
+    monkeypatch.setattr(anchors, "ENOUGH_ENDS", 10**9)
     of_all = align_clocks(trace.spans, matches, trace.headers)
     num_ends = len(matches.members)
     taken = int(fit.method.split(" with ")[1].split(" anchors")[0])
@@ -171,7 +171,7 @@ def test_a_clock_that_wanders_is_in_the_error_bars_as_with_all_ends(
     wander_ns = np.where(numbers(trace.spans, "rank") == 5, 2e5 * np.sin(3 * age), 0.0)
     spans = shifted(trace.spans, np.rint(wander_ns).astype(np.int64))
     fit = align_clocks(spans, matches, trace.headers)
-    monkeypatch.setattr(thinning, "ENOUGH_ENDS", 10**9)
+    monkeypatch.setattr(anchors, "ENOUGH_ENDS", 10**9)
     of_all = align_clocks(spans, matches, trace.headers)
     assert fit.step is None and of_all.step is None
     assert of_all.accuracy.of_domains()[5] > 25e3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from detect import Cause, Finding, Owner
-from detect.causes.consequences import folded
+from detect.causes.finding import folded
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.device import starvation
 from detect.causes.losses import _unless_it_waits
-from detect.causes.starvation import starvation
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut

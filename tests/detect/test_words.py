@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from detect import Cause, Owner, Verdict, detect
-from detect.causes.starvation import HOST_ADVICE, JOB_ADVICE, host_advice
+from detect.causes.device import HOST_ADVICE, JOB_ADVICE, host_advice
 from detect.text import render_text
 from megascan.timeline import numbers
 from megascan.topology import Layout

@@ -20,8 +20,7 @@ from transformers import (
 from megascan.errors import InputError
 from training.arguments.model_values import differences
 from training.checkpoint_folder import SavedSettings
-from training.hf.config_json import end_ids
-from training.hf.families import FAMILIES, config_of, describe, read_family
+from training.hf.families import FAMILIES, config_of, describe, end_ids, read_family
 
 CLASSES: dict[str, type[PretrainedConfig]] = {
     "gpt2": GPT2Config,

@@ -25,7 +25,7 @@ LEVELS = (
     {"schema", "overwriting", "listening"},
     {"vocabulary", "connection"},
     {"topology"},
-    {"header", "clock", "config", "probes"},
+    {"header", "config", "probes"},
     {"rankfile", "overhead", "standstill"},
     {"tracer"},
     {"instrument"},
@@ -84,8 +84,7 @@ def test_rooms_of_the_core_import_downwards_only():
 
 MEASURING = ("detect/observe", "detect/stats")
 SHARED_BY_CAUSES = {
-    *("spec", "finding", "lost_time", "starvation", "device", "power", "readings"),
-    *("blindness", "hits"),
+    *("spec", "finding", "lost_time", "device", "power", "hits"),
 }
 """Of causes: what several of them use, and what compute says beside its findings."""
 
@@ -131,6 +130,7 @@ def test_only_tracing_and_training_touch_torch(package):
         ("import megascan.cli.main", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import megascan.rankfile, megascan.config", {"torch", "pandas", "pyarrow", "scipy"}),
         ("import aggregate, detect", {"torch", "megatron"}),
+        ("import training.pipeline.schedule", {"torch", "pyarrow", "scipy", "numpy"}),
     ],
 )
 def test_what_an_import_pulls_in(statement, heavy):

@@ -16,7 +16,7 @@ import pytest
 
 from megascan.topology import Layout
 from megascope.frames import encode
-from megascope.recording import data_file_name
+from megascope.recorder import data_file_name
 from megascope.request import FILE_NAME, read_request
 from tests import ranks
 

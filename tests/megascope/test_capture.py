@@ -265,14 +265,14 @@ def test_gradients_are_shown_and_are_autograds(place: str, model_of: Model) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("broken", [1.0, float("nan"), float("inf"), float("-inf")])
 def test_one_pass_on_a_gpu_is_what_two_are(broken: float) -> None:
-    from megascope.one_pass import Sizes
+    from megascope.one_pass import Magnitudes
 
-    sizes = Sizes(torch.device("cuda"))
+    magnitudes = Magnitudes(torch.device("cuda"))
     x = torch.randn(70, 2, 384, device="cuda", dtype=torch.bfloat16)
     x[3, 1, 7] = broken
     bias = torch.randn(384, device="cuda", dtype=torch.bfloat16)
-    found = [sizes.of(x), sizes.of(x, bias)]
-    sizes.finish()
+    found = [magnitudes.of(x), magnitudes.of(x, bias)]
+    magnitudes.finish()
     for (energy, largest), tensor in zip(found, (x, x + bias), strict=True):
         same = {"rtol": 1e-4, "atol": 0, "equal_nan": True}
         torch.testing.assert_close(energy, reduce("rms", tensor, per_token=False), **same)

@@ -27,8 +27,7 @@ from megascan.probes import (
 )
 from megascan.topology import Layout
 from megascope.interventions import flip_bits
-from megascope.preflight import Device, Size, Stack, sweep
-from megascope.probe import Probe, checksum
+from megascope.probe import Device, Probe, Size, Stack, checksum, sweep
 
 from .conftest import run_ranks
 from .scoped_model import run

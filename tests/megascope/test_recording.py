@@ -18,7 +18,7 @@ from megascan.errors import ConfigError, InputError
 from megascan.probes import read_probes
 from megascan.topology import Layout
 from megascope.frames import decode, encode, whole_frames
-from megascope.recording import DataFile, data_file_name
+from megascope.recorder import DataFile, data_file_name
 from megascope.replay import Recordings
 from megascope.request import (
     FILE_NAME,

@@ -24,7 +24,7 @@ from megascan.topology import Layout
 from megascope.folder_page import FolderPage
 from megascope.frames import decode, encode
 from megascope.model_page import ModelPage
-from megascope.recording import data_file_name
+from megascope.recorder import data_file_name
 from megascope.server import LARGEST_BODY, PAGE, build_app
 
 TOKEN = "a-token-of-some-length"

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from megascan.errors import ConfigError
-from megascope.capture import Capture, in_order
+from megascope.capture import Capture, Notes, in_order
 from megascope.places import find_spots
 from megascope.session import STRIP_PLACES, principal_axes, read_command
-from megascope.strips import Notes
 
 from .conftest import Written, run_ranks
 

@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 
 from megascan.errors import ConfigError
-from training.pipeline.costs import StageCost
+from training.pipeline.costs import StageCost, peak_memory
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
-from training.pipeline.memory import peak_memory
 from training.pipeline.plan import ActionKind
 from training.pipeline.validity import check
 

@@ -5,6 +5,7 @@ import pytest
 from megascan.errors import ConfigError
 from megascan.schema import Phase
 from megascan.simulate.stage_order import Pass, stage_steps
+from training.pipeline.costs import peak_memory
 from training.pipeline.generators import (
     GENERATORS,
     breadth_first,
@@ -12,7 +13,6 @@ from training.pipeline.generators import (
     one_forward_one_backward,
     zero_bubble_h1,
 )
-from training.pipeline.memory import peak_memory
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement
 from training.pipeline.validity import check, numerics_note
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from training.pipeline.costs import disturbed, even_costs
+from training.pipeline.costs import disturbed, even_costs, even_memory
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
 from training.pipeline.guided import (
     Patience,
@@ -14,9 +14,7 @@ from training.pipeline.guided import (
     patience_for,
     run_guided,
 )
-from training.pipeline.memory import even_memory
-from training.pipeline.notation import parse_plan
-from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
+from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, parse_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.simulator import predict
 from training.pipeline.validity import check, numerics_note

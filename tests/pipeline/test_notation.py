@@ -5,8 +5,7 @@ from torch.distributed.pipelining.schedules import _Action
 
 from megascan.errors import InputError
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
-from training.pipeline.notation import format_plan, parse_plan, read_plan
-from training.pipeline.plan import PipelineShape, Placement
+from training.pipeline.plan import PipelineShape, Placement, format_plan, parse_plan, read_plan
 
 
 def shape(ranks, microbatches, chunks=1):

@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 
 from megascan.errors import ConfigError
-from training.pipeline.costs import assumed_cost, even_costs
-from training.pipeline.memory import even_memory
+from training.pipeline.costs import assumed_cost, even_costs, even_memory
 from training.pipeline.plan import PipelineShape
 from training.pipeline.planner import Problem, least_memory_found, rule_plans, search
 from training.pipeline.simulator import predict, predict_megatron

@@ -5,13 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
 from training.pipeline.costs import StageCost, assumed_cost
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
-from training.pipeline.job_model import AS_TRACED, Circumstances, JobModel
+from training.pipeline.job_model import AS_TRACED, Circumstances, Predictor
 from training.pipeline.measured import MeasuredJob
 from training.pipeline.plan import PipelineShape
-from training.pipeline.remedies import Effort, HelperOffer, RemedyKind, advise, hill
+from training.pipeline.remedies import (
+    Effort,
+    HelperOffer,
+    RemedyKind,
+    advise,
+    balanced_layers,
+    balanced_microbatches,
+    hill,
+    layout_text,
+)
 from training.pipeline.simulator import predict_megatron
 
 LAYER = assumed_cost(0.010)
@@ -57,7 +65,7 @@ def best_of(advice, kind):
 
 
 def test_a_healthy_job_is_offered_schedules_and_no_repair():
-    advice = advise(JobModel(job_of(), {}))
+    advice = advise(Predictor(job_of(), {}))
     kinds = {remedy.kind for remedy in advice.remedies}
     assert not kinds & {RemedyKind.MICROBATCHES, RemedyKind.DRAIN, RemedyKind.ORDER}
     assert advice.best.kind is RemedyKind.SCHEDULE
@@ -66,7 +74,7 @@ def test_a_healthy_job_is_offered_schedules_and_no_repair():
 
 
 def test_a_slow_replica_gets_fewer_microbatches_and_no_order_makes_up_for_it():
-    model = JobModel(job_of(stages=with_slow()), {})
+    model = Predictor(job_of(stages=with_slow()), {})
     assert model.slow_ranks == (2,)
     counts = balanced_microbatches(model, one_forward_one_backward)
     assert sum(counts) == 32
@@ -83,7 +91,7 @@ def test_a_slow_replica_gets_fewer_microbatches_and_no_order_makes_up_for_it():
 
 
 def test_of_many_replicas_the_slow_one_alone_gives_away():
-    model = JobModel(job_of(stages=with_slow(replicas=4)), {})
+    model = Predictor(job_of(stages=with_slow(replicas=4)), {})
     counts = balanced_microbatches(model, zero_bubble_h1)
     assert counts[0] < 15
     assert all(count >= 16 for count in counts[1:])
@@ -92,16 +100,16 @@ def test_of_many_replicas_the_slow_one_alone_gives_away():
 
 def test_replicas_that_share_experts_keep_equal_numbers():
     job = replace(job_of(stages=with_slow()), replicas_coupled=True)
-    advice = advise(JobModel(job, {}))
+    advice = advise(Predictor(job, {}))
     assert best_of(advice, RemedyKind.MICROBATCHES) is None
     assert any("experts" in note for note in advice.notes)
 
 
 def test_without_replicas_the_verdict_says_who_is_slow():
     stages = with_slow(replicas=1)
-    silent = JobModel(job_of(stages=stages), {})
+    silent = Predictor(job_of(stages=stages), {})
     assert silent.slow_ranks == ()
-    told = JobModel(job_of(stages=stages), {2: 1.4})
+    told = Predictor(job_of(stages=stages), {2: 1.4})
     assert told.slow_ranks == (2,)
     layers = balanced_layers(told, zero_bubble_h1)
     assert layers[2] < 7
@@ -114,7 +122,7 @@ def test_without_replicas_the_verdict_says_who_is_slow():
 
 def test_a_heavy_last_stage_gives_layers_away():
     usual = LAYER.scaled(8)
-    model = JobModel(job_of(stages=((usual, usual, usual, usual + LAYER.scaled(3)),)), {})
+    model = Predictor(job_of(stages=((usual, usual, usual, usual + LAYER.scaled(3)),)), {})
     layers = balanced_layers(model, one_forward_one_backward)
     assert layers[-1] < 7
     advice = advise(model)
@@ -123,7 +131,7 @@ def test_a_heavy_last_stage_gives_layers_away():
 
 
 def test_layers_that_fit_best_stay():
-    model = JobModel(job_of(), {})
+    model = Predictor(job_of(), {})
     assert balanced_layers(model, one_forward_one_backward) == (8, 8, 8, 8)
 
 
@@ -131,7 +139,7 @@ def test_uneven_lengths_are_ordered_short_long_short():
     assert hill((3.0, 1.0, 6.0, 2.0, 5.0, 4.0)) == (1.0, 3.0, 5.0, 6.0, 4.0, 2.0)
     draw = np.random.default_rng(3)
     scales = np.exp(draw.normal(0, 0.7, size=(3, 1, 16)))
-    advice = advise(JobModel(job_of(scales=scales), {}))
+    advice = advise(Predictor(job_of(scales=scales), {}))
     ordered = [r for r in advice.remedies if r.kind is RemedyKind.ORDER]
     assert ordered[0].flags[:2] == ("--order-microbatches", "hill")
     same_rule = next(r for r in advice.remedies if r.what == "1f1b")
@@ -140,7 +148,7 @@ def test_uneven_lengths_are_ordered_short_long_short():
 
 
 def test_a_limit_keeps_what_holds_more_from_being_recommended():
-    model = JobModel(job_of(), {})
+    model = Predictor(job_of(), {})
     tight = advise(model, memory_limit=4.0)
     loose = advise(model, memory_limit=6.0)
     assert max(tight.best.peak) <= 4.0
@@ -152,7 +160,7 @@ def test_what_is_not_worth_a_restart_is_not_recommended():
     ranks, microbatches = 2, 64
     light = StageCost(forward_s=0.001, input_gradient_s=0.001, weight_gradient_s=0.0)
     job = job_of(ranks, microbatches, stages=((light,) * ranks,))
-    advice = advise(JobModel(replace(job, step_s=job.step_s * 20, layers=None), {}))
+    advice = advise(Predictor(replace(job, step_s=job.step_s * 20, layers=None), {}))
     assert advice.best is advice.now
 
 
@@ -162,18 +170,18 @@ def test_helpers_are_tried_when_offered_and_told_when_they_lose():
         for _ in range(4)
     )
     pays = replace(job_of(8 // 2, 8, stages=(recomputing,), recomputes=True), layers=None)
-    offered = advise(JobModel(pays, {}), helpers=HelperOffer())
+    offered = advise(Predictor(pays, {}), helpers=HelperOffer())
     assert best_of(offered, RemedyKind.HELPER) < 0.80 * offered.now.step_s
     assert offered.best.kind is not RemedyKind.HELPER
-    loses = advise(JobModel(job_of(4, 8), {}), helpers=HelperOffer(speed_ratio=0.5))
+    loses = advise(Predictor(job_of(4, 8), {}), helpers=HelperOffer(speed_ratio=0.5))
     assert any("a helper loses" in note for note in loses.notes)
     assert any("does not recompute" in note for note in loses.notes)
-    replicas = advise(JobModel(job_of(stages=with_slow()), {}), helpers=HelperOffer())
+    replicas = advise(Predictor(job_of(stages=with_slow()), {}), helpers=HelperOffer())
     assert any("helpers were not tried" in note for note in replicas.notes)
 
 
 def test_costs_follow_layers_chunks_and_mended_ranks():
-    model = JobModel(job_of(stages=with_slow()), {})
+    model = Predictor(job_of(stages=with_slow()), {})
     moved = model.costs(0, Circumstances(layers=(9, 8, 7, 8)))
     assert moved.stages[2].total_s == pytest.approx(LAYER.total_s * 7 * 1.4)
     halves = model.costs(0, Circumstances(layers=(4,) * 8))
@@ -186,7 +194,7 @@ def test_costs_follow_layers_chunks_and_mended_ranks():
 
 def test_the_traced_step_is_megatrons_own_exchange():
     job = job_of()
-    model = JobModel(job, {})
+    model = Predictor(job, {})
     table = job.costs(0).table(job.shape)
     assert model.traced.pipeline_s == pytest.approx(predict_megatron(job.shape, table).step_s)
     assert model.step_s(model.traced) == pytest.approx(job.step_s)
@@ -199,12 +207,12 @@ def test_layouts_are_written_as_megatron_reads_them():
 def test_forwards_repeated_ahead_are_offered_to_jobs_that_recompute():
     recomputing = (assumed_cost(0.08, recomputes=True),) * 4
     job = replace(job_of(4, 8, stages=(recomputing,), recomputes=True), layers=None)
-    advice = advise(JobModel(job, {}))
+    advice = advise(Predictor(job, {}))
     ahead = {r.what.split(",")[0]: r for r in advice.remedies if "--recompute-ahead" in r.flags}
     inside = {r.what: r for r in advice.remedies}
     for rule in ("1f1b", "zb-h1"):
         assert ahead[rule].step_s < 0.97 * inside[rule].step_s
         assert max(ahead[rule].peak) > max(inside[rule].peak)
     assert "--recompute-ahead" not in advice.best.flags
-    roomy = advise(JobModel(job, {}), memory_limit=80.0)
+    roomy = advise(Predictor(job, {}), memory_limit=80.0)
     assert "--recompute-ahead" in roomy.best.flags

@@ -13,8 +13,7 @@ from training.pipeline.generators import (
     one_forward_one_backward,
     zero_bubble_h1,
 )
-from training.pipeline.notation import parse_plan
-from training.pipeline.plan import Action, ActionKind, PipelineShape
+from training.pipeline.plan import Action, ActionKind, PipelineShape, parse_plan
 from training.pipeline.simulator import predict, predict_megatron
 
 

@@ -6,21 +6,22 @@ import pytest
 
 from megascan.errors import ConfigError
 from training.pipeline.channels import Link, link_of, most_under_way, proved_by
+from training.pipeline.costs import ActivationMemory, peak_memory
 from training.pipeline.generators import (
     breadth_first,
     depth_first,
     one_forward_one_backward,
     zero_bubble_h1,
 )
-from training.pipeline.memory import ActivationMemory, peak_memory
-from training.pipeline.notation import format_plan, parse_plan
 from training.pipeline.plan import (
     ActionKind,
     Message,
     PipelineShape,
     Plan,
+    format_plan,
     message_made,
     message_needed,
+    parse_plan,
 )
 from training.pipeline.validity import check, forward_order, numerics_note, order_of_completion
 

@@ -21,7 +21,7 @@ FLAGS = """
 @pytest.mark.timeout(200)
 def test_the_others_end_in_silence() -> None:
     program = Path(__file__).with_name("dying_rank.py")
-    done = ranks.run(program, *FLAGS.split(), num_ranks=2, timeout_s=150)
+    done = ranks.run(program, *FLAGS.split(), num_ranks=2, timeout_s=150, python=ranks.warm())
     assert done.returncode != 0
     assert "iteration        1/" in done.stdout
     assert "iteration        3/" not in done.stdout

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from training.pipeline.costs import even_costs
+from training.pipeline.costs import even_costs, peak_memory
 from training.pipeline.generators import one_forward_one_backward, recompute_ahead, zero_bubble_h1
-from training.pipeline.memory import peak_memory
-from training.pipeline.notation import format_plan
-from training.pipeline.plan import PipelineShape
+from training.pipeline.plan import PipelineShape, format_plan
 from training.pipeline.simulator import predict
 from training.pipeline.validity import check, numerics_note
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from training.pipeline.generators import zero_bubble_h1
-from training.pipeline.notation import format_plan
-from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
+from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, format_plan
 from training.pipeline.validity import check
 
 if TYPE_CHECKING:

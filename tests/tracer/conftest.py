@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from megascan.clock import HostClock, now_ns
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import Granularity
 from megascan.topology import Layout
 from megascan.tracer import CpuTimer, RecordingTracer, Timer, TraceWriter
+from megascan.tracer.timer import HostClock, now_ns
 
 Event = dict[str, object]
 

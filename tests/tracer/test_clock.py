@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from megascan.clock import HostClock, host_domain, measure_offset_ns, now_ns
 from megascan.instrument.starting import agree, new_run_id
+from megascan.tracer.timer import HostClock, host_domain, measure_offset_ns, now_ns
 
 
 def agree_all(store, resumed):

@@ -12,10 +12,9 @@ import time
 import pytest
 import torch
 
-from megascan.clock import HostClock, now_ns
 from megascan.schema import Kind, Track
 from megascan.tracer.cuda import CudaTimer
-from megascan.tracer.timer import Span, WindowTimes
+from megascan.tracer.timer import HostClock, Span, WindowTimes, now_ns
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -139,7 +138,7 @@ def test_a_tie_is_reached_while_the_device_is_busy(timer):
 
 _TIES = """
 import time, torch
-from megascan.clock import HostClock, now_ns
+from megascan.tracer.timer import HostClock, now_ns
 from megascan.tracer.cuda import CudaTimer
 from megascan.tracer.cuda import TorchDevice
 

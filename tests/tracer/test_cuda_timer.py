@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megascan.clock import HostClock
 from megascan.schema import Kind, Track
 from megascan.tracer import cuda
 from megascan.tracer.cuda import CudaTimer, CurrentStream, can_wait_aside
-from megascan.tracer.timer import Span, WindowTimes
+from megascan.tracer.timer import HostClock, Span, WindowTimes
 
 
 class Gpu:

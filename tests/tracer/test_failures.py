@@ -130,7 +130,7 @@ def test_kill_in_mid_window_leaves_the_finished_windows(
         """
         import os, pickle, signal, sys, time
         from pathlib import Path
-        from megascan.clock import HostClock, now_ns
+        from megascan.tracer.timer import HostClock, now_ns
         from megascan.config import TraceConfig
         from megascan.tracer import CpuTimer, RecordingTracer, TraceWriter
 

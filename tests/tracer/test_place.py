@@ -46,9 +46,19 @@ def wrap(original):
 
 def test_a_function_is_wrapped_wherever_it_is_bound_and_put_back(library):
     installation = Installation()
-    assert installation.install(Place(module="library", attribute="double", wrap=wrap))
+    assert installation.install([Place(module="library", attribute="double", wrap=wrap)])
     assert library.home.double(2) == library.user.alias(2) == ("traced", 4)
     assert library.torch_like.alias(2) == 4  # torch's own calls are not counted twice
+    installation.remove()
+    assert library.home.double is library.user.alias is library.double
+
+
+def test_two_places_that_name_one_function_are_both_seen_wherever_it_is_bound(library):
+    installation = Installation()
+    names = (("library", "double"), ("user", "alias"))
+    places = [Place(module=module, attribute=name, wrap=wrap) for module, name in names]
+    assert installation.install(places) == places
+    assert library.home.double(2) == library.user.alias(2) == ("traced", ("traced", 4))
     installation.remove()
     assert library.home.double is library.user.alias is library.double
 
@@ -56,7 +66,7 @@ def test_a_function_is_wrapped_wherever_it_is_bound_and_put_back(library):
 def test_a_method_is_wrapped_on_its_class(library):
     original = vars(library.home.Engine)["run"]
     installation = Installation()
-    installation.install(Place(module="library", attribute="Engine.run", wrap=wrap))
+    installation.install([Place(module="library", attribute="Engine.run", wrap=wrap)])
     assert library.home.Engine().run(1) == ("traced", 2)
     installation.remove()
     assert vars(library.home.Engine)["run"] is original
@@ -68,13 +78,13 @@ def test_a_method_is_wrapped_on_its_class(library):
 )
 def test_places_that_a_version_lacks_are_passed_over(library, module, attribute):
     installation = Installation()
-    assert not installation.install(Place(module=module, attribute=attribute, wrap=wrap))
+    assert not installation.install([Place(module=module, attribute=attribute, wrap=wrap)])
     assert installation.undo == []
 
 
 def test_what_somebody_else_wrapped_since_is_left_alone(library):
     installation = Installation()
-    installation.install(Place(module="library", attribute="double", wrap=wrap))
+    installation.install([Place(module="library", attribute="double", wrap=wrap)])
     library.home.double = somebody = lambda x: x
     installation.remove()
     assert library.home.double is somebody

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
-NUM_ITERATIONS, NUM_LAYERS, GLOBAL_BATCH = 2, 4, 8
+NUM_ITERATIONS, NUM_LAYERS, GLOBAL_BATCH = 2, 4, 4
 FAMILIES = {family.name: family for family in families("cpu")}
 AXES = [(family.name, axis) for family in FAMILIES.values() for axis in family.axes]
 
@@ -49,7 +49,10 @@ class Trained:
 
     def __init__(self, name: str, folder: Path) -> None:
         with ranks.forked():
-            curves = train(FAMILIES[name], "cpu", NUM_ITERATIONS, folder, num_untraced=1)
+            family = FAMILIES[name]
+            curves = train(
+                family, "cpu", NUM_ITERATIONS, folder, num_untraced=1, global_batch=GLOBAL_BATCH
+            )
         self.curves: dict[str, Curves] = {each.name: each for each in curves}
         self._folders = {axis: folder / str(n) for n, axis in enumerate(FAMILIES[name].axes)}
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from megascan.errors import InputError, MissingError
-from megascan.viewer import PRESETS, Rows, processor, run_query
+from megascan.viewer import PRESETS, Rows, query, run_query
 from megascan.viewer.query import span_view
 
 
@@ -46,7 +46,7 @@ def test_fetching_is_announced_and_its_failure_told(
         raise error
 
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("megascan.viewer.processor._package", lambda name: None)
+    monkeypatch.setattr("megascan.viewer.query._package", lambda name: None)
     monkeypatch.setattr("megascan.viewer.query.TraceProcessor", refuse)
     with (
         caplog.at_level(logging.WARNING),
@@ -64,8 +64,8 @@ def test_the_extra_offline_answers_without_a_network(node, timeline_file, monkey
     if not all(map(importlib.util.find_spec, wanted)) or not (node_there(node)):
         pytest.skip("the extra `offline` is not installed")
     if node == "of the package":
-        monkeypatch.setattr(processor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(processor, "_SHELLS", ())
+        monkeypatch.setattr(query.shutil, "which", lambda name: None)
+    monkeypatch.setattr(query, "_SHELLS", ())
     rows = run_query(timeline_file("t.json"), "select count(*) as n from megascan_span")
     assert rows.rows == ((12,),)
 

@@ -100,7 +100,7 @@ def test_taken_port_is_told(timeline_file):
 
 
 def test_offline_without_the_package(timeline_file, monkeypatch):
-    monkeypatch.setattr("megascan.viewer.processor._package", lambda name: None)
+    monkeypatch.setattr("megascan.viewer.query._package", lambda name: None)
     with pytest.raises(MissingError, match=r"pip install 'megascan\[offline\]'"):
         serve(timeline_file("t.json"), offline=True, open_browser=False)
 

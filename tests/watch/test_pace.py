@@ -13,7 +13,7 @@ import pytest
 from aggregate import build_timeline
 from detect import DetectorSettings, detect
 from megascan.reader import read_trace
-from megascan.watch.glance import Glance
+from megascan.watch.ring import Glance
 from megascan.watch.watcher import CPU_SHARE
 
 NEVER_DUE = 1e-9

@@ -21,8 +21,7 @@ from training.data.tokenizers import (
 )
 from training.distributed import Launch, choose_device, finalize, initialize, silence
 from training.generation.request import Limits
-from training.hf.config_json import end_ids, read_config
-from training.hf.families import read_family, sliding_window
+from training.hf.families import end_ids, read_config, read_family, sliding_window
 from training.origin import hugging_face_tokenizer
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ Owns what a folder's ``config.json`` means in the trainer's flags, and which of 
 which of Megatron-Core's. Fed by `training.convert` and ``--load-hf``; works on the model chunks of
 one rank in any parallel layout. Start reading at families.py, then rules.py.
 
-    families.py     GPT-2, Llama, Mistral, Qwen, Mixtral: config.json to flags, and back
-    config_json.py  config.json read key by key, so that no key is overlooked
-    rules.py        the one table of tensors: theirs, ours, and how one becomes the other
-    weights.py      files of tensors: mapped for reading, written one tensor at a time
-    loading.py      in: a folder into the model chunks of this rank, layer by layer
-    saving.py       out: a checkpoint as a folder
-    check.py        `convert --check`: the same text through both models
+    families.py  GPT-2, Llama, Mistral, Qwen, Mixtral: config.json, key by key, to flags and back
+    rules.py     the one table of tensors: theirs, ours, and how one becomes the other
+    weights.py   files of tensors: mapped for reading, written one tensor at a time
+    loading.py   in: a folder into the model chunks of this rank, layer by layer
+    saving.py    out: a checkpoint as a folder
+    check.py     `convert --check`: the same text through both models
 """

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from megascan.errors import InputError
-from training.hf.config_json import read_config
-from training.hf.families import describe
+from training.hf.families import describe, read_config
 from training.hf.rules import Attention, Form, Place, Rule, TensorRank, join_norms, rules_of, share
 from training.hf.weights import Weights, open_weights
 

@@ -5,11 +5,11 @@ whose costs `megascan plan` takes; hands the trainer a step of Megatron-Core's i
 reading at plan.py.
 
     on paper, free of torch, so that `megascan plan` runs where traces are read
-      plan.py         a schedule as lists of actions; notation.py as text, drawing.py as a picture
+      plan.py         a schedule as lists of actions, and as text; drawing.py as a picture
       generators.py   plans by rule; planner.py the search for a fast one; validity.py checks
-      simulator.py    how long a plan takes, from costs.py; memory.py what it holds
+      simulator.py    how long a plan takes; costs.py work in seconds and bytes
       measured.py     costs of a traced job; job_model.py that job under other circumstances
-      remedies.py     what would help it; balance.py, disaggregation.py
+      remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone
       running.py      the pipeline of a job; schedule.py chooses its plan from the flags
       executor.py     carries a plan out over channels.py; dynamic.py chooses while it runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megascan.errors import InputError
 from megascan.header import Json
-from training.pipeline.job_model import JobModel
+from training.pipeline.job_model import Predictor
 from training.pipeline.measured import MeasuredJob
 from training.pipeline.remedies import Advice, Effort, Remedy, RemedyKind
 
@@ -18,12 +18,12 @@ _DOUBTFUL_RATIO = 0.05
 """Where the model misses the traced pipeline by more, the text says so."""
 
 
-def render_text(advice: Advice, model: JobModel) -> str:
+def render_text(advice: Advice, model: Predictor) -> str:
     """Return what was measured, a table of what would help, and what to do."""
     return "\n".join([*_measured(model), "", *_table(advice), *advice.notes, "", *_verdict(advice)])
 
 
-def _measured(model: JobModel) -> Iterator[str]:
+def _measured(model: Predictor) -> Iterator[str]:
     job = model.job
     shape = job.shape
     counts = ",".join(map(str, dict.fromkeys(job.microbatches)))
@@ -104,7 +104,7 @@ def flags_text(remedy: Remedy, plan_path: Path | None) -> str:
     return " ".join(_quoted(flags))
 
 
-def to_json(advice: Advice, model: JobModel) -> dict[str, Json]:
+def to_json(advice: Advice, model: Predictor) -> dict[str, Json]:
     """Return everything as JSON; times in seconds."""
     job = model.job
     return {

@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from megascan.errors import ConfigError
-from training.pipeline.costs import WorkTable, disturbed
-from training.pipeline.memory import ActivationMemory, even_memory, peak_memory
+from training.pipeline.costs import ActivationMemory, WorkTable, disturbed, even_memory, peak_memory
 from training.pipeline.plan import (
     GIVES_INPUT_GRADIENT,
     Action,

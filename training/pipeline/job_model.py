@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
 
-from training.pipeline.costs import Costs, StageCost
+from training.pipeline.costs import ActivationMemory, Costs, StageCost
 from training.pipeline.measured import MeasuredJob
-from training.pipeline.memory import ActivationMemory
 from training.pipeline.plan import PipelineShape, Plan
 from training.pipeline.simulator import Prediction, predict
 
@@ -67,7 +66,7 @@ class Outcome:
     peak: tuple[float, ...]
 
 
-class JobModel:
+class Predictor:
     """Predicts a measured job.
 
     `slowdowns` is what the verdict says, by global rank; it counts where there are no replicas to

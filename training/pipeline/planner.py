@@ -28,9 +28,8 @@ from functools import cached_property
 from itertools import product
 
 from megascan.errors import ConfigError
-from training.pipeline.costs import WorkTable
+from training.pipeline.costs import ActivationMemory, WorkTable, peak_memory
 from training.pipeline.generators import GENERATORS
-from training.pipeline.memory import ActivationMemory, peak_memory
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement, Plan
 from training.pipeline.simulator import Prediction, predict
 

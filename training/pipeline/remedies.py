@@ -11,6 +11,11 @@
 No order of work makes up for a slow rank, moved work does; so what moves work is also tried with
 the schedule that wins. Peak activations are counted in those of one microbatch on one rank as
 traced, and only what stays within the limit is recommended.
+
+Shares that make ranks end together, of microbatches by replica and of layers by stage, are found
+one unit at a time: from where most time goes to where it costs least, as long as that helps.
+Predictions of the whole pipeline decide, not sums of work: how a slow rank delays the others
+depends on the schedule.
 """
 
 from __future__ import annotations
@@ -21,16 +26,15 @@ from enum import StrEnum
 from functools import partial
 
 from megascan.errors import ConfigError
-from training.pipeline.balance import balanced_layers, balanced_microbatches, layout_text
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.generators import GENERATORS, recompute_ahead, zero_bubble_h1
 from training.pipeline.guided import guided_ratio
 from training.pipeline.job_model import (
     AS_TRACED,
     Circumstances,
-    JobModel,
     MakePlan,
     Outcome,
+    Predictor,
     Scales,
 )
 from training.pipeline.length_order import HILL, hill_order
@@ -118,7 +122,7 @@ class HelperOffer:
 
 
 def advise(
-    model: JobModel, *, memory_limit: float | None = None, helpers: HelperOffer | None = None
+    model: Predictor, *, memory_limit: float | None = None, helpers: HelperOffer | None = None
 ) -> Advice:
     """Return what would help a job.
 
@@ -151,7 +155,7 @@ def advise(
     )
 
 
-def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
+def _notes(model: Predictor, others: list[Remedy], helpers: HelperOffer | None) -> Iterator[str]:
     """Return what could not be tried and why, and what of helpers is to be expected."""
     job = model.job
     if job.layers is None:
@@ -185,14 +189,14 @@ def _notes(model: JobModel, others: list[Remedy], helpers: HelperOffer | None) -
         )
 
 
-def _guided_ratio(model: JobModel, best: Remedy) -> float | None:
+def _guided_ratio(model: Predictor, best: Remedy) -> float | None:
     if best.plan is None:
         return None
     costs = model.costs(model.slowest_replica(), best.circumstances)
     return guided_ratio(best.plan, costs.table(best.plan.shape), model.job.spread_ratio)
 
 
-def predicted_best(advice: Advice, model: JobModel) -> Prediction:
+def predicted_best(advice: Advice, model: Predictor) -> Prediction:
     """Return the best remedy's plan on the replica that the step waits for, to be drawn."""
     plan = advice.best.plan
     assert plan is not None
@@ -211,7 +215,7 @@ class _Schedule:
 
 
 class _Adviser:
-    def __init__(self, model: JobModel, limit: float, helpers: HelperOffer | None) -> None:
+    def __init__(self, model: Predictor, limit: float, helpers: HelperOffer | None) -> None:
         self._model = model
         self._limit = limit
         self._helpers = helpers
@@ -490,3 +494,88 @@ def _traced_name(shape: PipelineShape) -> str:
 def hill(scales: Scales) -> Scales:
     """Return the costs of a step's microbatches in the order of --order-microbatches hill."""
     return tuple(scales[position] for position in hill_order(scales))
+
+
+_ROUNDING = 1e-12
+_NUM_DONORS = 2
+"""Ranks that are tried as givers of a layer: the busiest ones."""
+
+
+def balanced_microbatches(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
+    """Return microbatches by replica, as many in all as traced, with the shortest step."""
+    counts = list(model.job.microbatches)
+    times = _ReplicaTimes(model, make_plan)
+    while True:
+        now = [times.at(replica, count) for replica, count in enumerate(counts)]
+        giver = max(range(len(counts)), key=now.__getitem__)
+        takers = [replica for replica in range(len(counts)) if replica != giver]
+        taker = min(takers, key=lambda replica: times.at(replica, counts[replica] + 1))
+        worse = max(now[giver] - _ROUNDING, 0.0)
+        if counts[giver] == 1 or times.at(taker, counts[taker] + 1) >= worse:
+            return tuple(counts)
+        counts[giver] -= 1
+        counts[taker] += 1
+
+
+class _ReplicaTimes:
+    """Predicted pipeline of a replica with a number of microbatches, each predicted once."""
+
+    def __init__(self, model: Predictor, make_plan: MakePlan) -> None:
+        self._model = model
+        self._make_plan = make_plan
+        self._costs = [model.costs(r, AS_TRACED) for r in range(model.job.num_replicas)]
+        self._known: dict[tuple[object, int], float] = {}
+
+    def at(self, replica: int, count: int) -> float:
+        """Return the seconds."""
+        costs = self._costs[replica]
+        if (costs, count) not in self._known:
+            prediction = self._model.predict(self._make_plan, AS_TRACED, costs, count)
+            self._known[costs, count] = prediction.step_s
+        return self._known[costs, count]
+
+
+def balanced_layers(model: Predictor, make_plan: MakePlan) -> tuple[int, ...]:
+    """Return layers by stage, as many in all as traced, with the shortest step; at least 1 each."""
+    assert model.job.layers is not None
+    layers = model.job.layers
+    best_s = _pipeline_s(model, make_plan, layers)
+    while True:
+        moves = [(_pipeline_s(model, make_plan, moved), moved) for moved in _moves(model, layers)]
+        if not moves or min(moves)[0] >= best_s - _ROUNDING:
+            return layers
+        best_s, layers = min(moves)
+
+
+def _pipeline_s(model: Predictor, make_plan: MakePlan, layers: tuple[int, ...]) -> float:
+    return model.outcome(make_plan, Circumstances(layers=layers)).pipeline_s
+
+
+def _moves(model: Predictor, layers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return layouts one layer away: from a stage of the busiest ranks to any stage of another
+    rank.
+    """
+    shape = model.shape(Circumstances(layers=layers), 1)
+    work = [0.0] * shape.num_ranks
+    for replica in range(model.job.num_replicas):
+        busy = [0.0] * shape.num_ranks
+        for stage, cost in enumerate(model.costs(replica, Circumstances(layers=layers)).stages):
+            busy[shape.rank_of(stage)] += cost.total_s
+        work = [max(pair) for pair in zip(work, busy, strict=True)]
+    donors = sorted(range(shape.num_ranks), key=work.__getitem__, reverse=True)[:_NUM_DONORS]
+    moves = []
+    for giver in range(shape.num_stages):
+        for taker in range(shape.num_stages):
+            rank = shape.rank_of(giver)
+            if rank in donors and rank != shape.rank_of(taker) and layers[giver] > 1:
+                moved = list(layers)
+                moved[giver] -= 1
+                moved[taker] += 1
+                moves.append(tuple(moved))
+    return moves
+
+
+def layout_text(layers: tuple[int, ...]) -> str:
+    """Return Megatron's `--pipeline-model-parallel-layout`, as in Ettt|ttt|tttL."""
+    stages = ["t" * count for count in layers]
+    return f"E{'|'.join(stages)}L"

@@ -17,11 +17,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from training.arguments import Settings, Sizes
 from training.pipeline.channels import Channels
+from training.pipeline.costs import peak_memory
 from training.pipeline.dynamic import GuidedDriver
 from training.pipeline.executor import Driver, Executor, ListDriver
 from training.pipeline.generators import depth_first
 from training.pipeline.helped import HelpedDriver
-from training.pipeline.memory import peak_memory
 from training.pipeline.plan import Placement, Plan
 from training.pipeline.rebalance import Deal, Rebalancer
 from training.pipeline.schedule import deal_for, plan_for, schedule_name

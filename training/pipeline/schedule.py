@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.pipeline.costs import Costs, even_costs
+from training.pipeline.costs import Costs, even_costs, even_memory, peak_memory
 from training.pipeline.generators import GENERATORS, depth_first, recompute_ahead
-from training.pipeline.memory import even_memory, peak_memory
-from training.pipeline.notation import read_plan
-from training.pipeline.plan import PipelineShape, Placement, Plan
+from training.pipeline.plan import PipelineShape, Placement, Plan, read_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
 from training.pipeline.validity import check, numerics_note
 
 if TYPE_CHECKING:
-    from training.pipeline.job_model import JobModel
+    from training.pipeline.job_model import Predictor
 
 AUTO = "auto"
 """The name that asks for a search, or for shares from what is measured."""
@@ -257,10 +255,10 @@ def _searched(settings: Settings, shape: PipelineShape) -> Plan:
 
 
 @cache
-def _traced_job(path: Path) -> JobModel:
+def _traced_job(path: Path) -> Predictor:
     """Return the job of a timeline; read once in a process, by every rank alike."""
     from megascan.reader import read_timeline
-    from training.pipeline.job_model import JobModel
+    from training.pipeline.job_model import Predictor
     from training.pipeline.measured import measure
 
     if path.is_dir():
@@ -268,7 +266,7 @@ def _traced_job(path: Path) -> JobModel:
             f"--plan-from {path} is a folder, expected a timeline; make one with "
             f"python aggregate.py -b {path} -o timeline.json.gz"
         )
-    return JobModel(measure(read_timeline(path)), {})
+    return Predictor(measure(read_timeline(path)), {})
 
 
 def _measured_costs(path: Path, shape: PipelineShape) -> Costs:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from megascan.errors import ConfigError
 from megascan.schema import Phase
 from megascan.simulate.stage_order import Exchange, Pass, Step, Transfer, stage_steps
-from training.pipeline.costs import WorkTable
-from training.pipeline.memory import ActivationMemory, peak_memory
+from training.pipeline.costs import ActivationMemory, WorkTable, peak_memory
 from training.pipeline.plan import (
     SENDS,
     TRANSFERS,

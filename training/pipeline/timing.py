@@ -69,8 +69,8 @@ class ActionClock:
         self._events: deque[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def patience(self) -> Patience | None:
-        """Return how long to wait for an input, after the forwards since the last call; None
-        without.
+        """Return how long to wait for an input, by the forwards since the last call; None if there
+        were none.
         """
         if not self._forwards_s:
             return None

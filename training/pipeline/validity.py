@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from megascan.errors import ConfigError
-from training.pipeline.memory import ActivationMemory, peak_memory
+from training.pipeline.costs import ActivationMemory, peak_memory
 from training.pipeline.plan import (
     GIVES_INPUT_GRADIENT,
     RECEIVES,

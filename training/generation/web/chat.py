@@ -14,8 +14,16 @@ from starlette.responses import Response
 from training.data.tokenizers import Tokenizer
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
-from training.generation.web.asking import Fields, Model, Wish, read_fields, read_wish, rows_of
-from training.generation.web.chat_template import ChatTemplate, TemplateError
+from training.generation.web.asking import (
+    ChatTemplate,
+    Fields,
+    Model,
+    TemplateError,
+    Wish,
+    read_fields,
+    read_wish,
+    rows_of,
+)
 from training.generation.web.choices import Change, Choice, respond, usage_of
 from training.generation.web.responses import (
     RequestError,
