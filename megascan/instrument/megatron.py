@@ -228,16 +228,16 @@ class Modules:
             source = activation_of(positional, named)
             return outer_layer, outer_phase, tracer.mark_at(source), source
 
-        def end(memory: object, result: object) -> None:
-            outer_layer, outer_phase, begun, source = cast("_Entered", memory)
+        def end(memory: _Entered, result: object) -> None:
+            outer_layer, outer_phase, begun, source = memory
             if begun is not NOT_TAKEN:
                 arguments = position.arguments()
                 title = repeated_name if position.phase is in_recompute else name
-                output = result[0] if isinstance(result, tuple) else result
+                output: torch.Tensor = result[0] if isinstance(result, tuple) else result  # type: ignore[assignment]
                 tracer.add(Kind.COMPUTE, title, begun, tracer.mark_at(output, begun), arguments)
                 # Without gradients: an evaluation, or the first pass of a recomputed part.
                 if source is not output and getattr(output, "grad_fn", None) is not None:
-                    watch_backward(backward_name, arguments, source, cast("torch.Tensor", output))
+                    watch_backward(backward_name, arguments, source, output)
             position.layer, position.phase = outer_layer, outer_phase
 
         return beside(tracer, original, begin, end)

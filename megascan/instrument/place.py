@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from megascan.schema import Granularity, Phase
 from megascan.tracer import Arguments, IterationListener, RecordingTracer
@@ -37,6 +37,10 @@ class Call:
 
 Enter: TypeAlias = Callable[[Call], bool]
 Leave: TypeAlias = Callable[[Call, object], object]
+
+
+Memory = TypeVar("Memory")
+"""What `beside` keeps from the begin of a call to its end."""
 
 
 def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Leave) -> Function:
@@ -72,8 +76,8 @@ def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Lea
 def beside(
     tracer: RecordingTracer,
     original: Function,
-    begin: Callable[[tuple[object, ...], dict[str, object]], object],
-    end: Callable[[object, object], None],
+    begin: Callable[[tuple[object, ...], dict[str, object]], Memory | None],
+    end: Callable[[Memory, object], None],
 ) -> Function:
     """Wrap `original` as `around` does, with tracing that only looks on; cheaper, for modules.
 

@@ -119,9 +119,6 @@ class Device(Protocol):
     def record(self, event: Event) -> None:
         """Record on the current stream, as cheaply as possible."""
 
-    def version_of(self, tensor: object) -> int | None:
-        """Return how often a tensor has been changed; None for what is no plain tensor."""
-
     def record_aside(self, event: Event) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
 
@@ -275,23 +272,16 @@ class CudaTimer:
         self._record_launches = record_launches
         self._pool = EventPool(device.new_event)
         self._take_free, self._record = self._pool.take_free, device.record
-        self._version_of = device.version_of
         self.mark_host: Callable[[], Mark] = now_ns
         self._newest: Mark = None
-        self._complete: weakref.ref[object] | None = None
+        self._complete: weakref.ref[torch.Tensor] | None = None
         self._version = 0
         self._narrowest_ns = 0
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
 
     def mark(self) -> Mark:
         """Record an event on the current stream, and the host time of its launch."""
-        try:
-            event = self._take_free()
-        except IndexError:
-            event = self._device.new_event()
-        self._record(event)
-        self._complete = None
-        return event, now_ns()
+        return self.mark_after(None)
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
         """Return the newest mark if the same tensor was complete at it, else a new one.
@@ -300,13 +290,10 @@ class CudaTimer:
         earlier ones, but not while those live.
         """
         complete, newest = self._complete, self._newest
-        if (
-            complete is not None
-            and newest is not unless
-            and complete() is tensor
-            and self._version_of(tensor) == self._version
-        ):
-            return newest
+        if complete is not None and newest is not unless:
+            known = complete()
+            if known is not None and known is tensor and known._version == self._version:
+                return newest
         return self.mark_after(tensor)
 
     def mark_before(self, tensor: object) -> Mark:
@@ -316,11 +303,24 @@ class CudaTimer:
         return mark
 
     def mark_after(self, tensor: object) -> Mark:
-        """Return a new mark, at which this tensor is complete."""
-        mark = self._newest = self.mark()
-        version = self._version_of(tensor)
-        if version is not None:
-            self._complete, self._version = weakref.ref(tensor), version
+        """Return a new mark, at which this tensor is complete.
+
+        That cannot be told of subclasses, whose memory others hold, and of tensors made in
+        inference mode, whose changes torch does not count.
+        """
+        try:
+            event = self._take_free()
+        except IndexError:
+            event = self._device.new_event()
+        self._record(event)
+        mark = self._newest = event, now_ns()
+        self._complete = None
+        if type(tensor) is torch.Tensor:
+            try:
+                self._version = tensor._version
+                self._complete = weakref.ref(tensor)
+            except RuntimeError:
+                pass
         return mark
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
@@ -454,16 +454,6 @@ class TorchDevice:
     def new_event(self) -> Event:
         """Return an event that takes time."""
         return cast(Event, torch._C._CudaEventBase(enable_timing=True))
-
-    @staticmethod
-    def version_of(tensor: object) -> int | None:
-        """Return torch's count of changes; None for subclasses, whose memory others hold."""
-        if type(tensor) is not torch.Tensor:
-            return None
-        try:
-            return tensor._version
-        except RuntimeError:  # made in inference mode: changes are not counted
-            return None
 
     def record_aside(self, event: Event) -> None:
         """Record on the stream for ties, behind a copy of one number to the host.

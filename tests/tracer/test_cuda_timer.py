@@ -15,7 +15,7 @@ from megascan.instrument.megatron import BackwardSpans, Modules
 from megascan.instrument.place import Position
 from megascan.schema import Kind, Track
 from megascan.tracer import cuda
-from megascan.tracer.cuda import CudaTimer, CurrentStream, TorchDevice, can_wait_aside
+from megascan.tracer.cuda import CudaTimer, CurrentStream, can_wait_aside
 from megascan.tracer.timer import Span, WindowTimes
 
 
@@ -55,9 +55,6 @@ class Gpu:
         event.true_ns = max(self.busy_until_ns, self.host_ns)
         event.recorded = True
 
-    def version_of(self, tensor):
-        return len(tensor) if isinstance(tensor, FakeTensor) else None
-
     def record_aside(self, event):
         event.true_ns = self.host_ns + self.aside_ns
         event.recorded = True
@@ -90,10 +87,6 @@ class FakeEvent:
     def elapsed_time(self, end):
         milliseconds = (end.true_ns - self.true_ns) * self.gpu.rate / 1e6
         return struct.unpack("f", struct.pack("f", milliseconds))[0]  # float32, as CUDA's
-
-
-class FakeTensor(list):
-    """A list that is changed when it grows."""
 
 
 @pytest.fixture
@@ -425,41 +418,40 @@ def test_where_torch_tells_no_handle_it_is_asked_for_the_stream(monkeypatch):
     assert event.streams == ["asked for 0"]
 
 
-def test_a_tensor_s_changes_are_counted_by_torch():
-    tensor = torch.ones(3)
-    first = TorchDevice.version_of(tensor)
-    tensor.add_(1)
-    assert TorchDevice.version_of(tensor) == first + 1
-    assert TorchDevice.version_of(torch.nn.Parameter(tensor)) is None  # others hold its memory
-    assert TorchDevice.version_of(None) is None
-    with torch.inference_mode():
-        assert TorchDevice.version_of(torch.ones(3)) is None
+@pytest.mark.parametrize("made", ["weight", "in inference mode", "nothing"])
+def test_what_may_change_unseen_is_never_complete(gpu, made):
+    with torch.inference_mode(made == "in inference mode"):
+        tensor = None if made == "nothing" else torch.ones(3)
+    if made == "weight":
+        tensor = torch.nn.Parameter(tensor)  # a subclass: others may hold its memory
+    timer = make_timer(gpu())
+    assert timer.mark_at(tensor) is not timer.mark_at(tensor)
 
 
 def test_a_tensor_with_the_identity_of_one_that_is_gone_is_another_one(gpu):
-    timer, tensor = make_timer(gpu()), FakeTensor([1])
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
     del tensor
-    again = [FakeTensor([1]) for _ in range(20)]  # one of them gets its memory
+    again = [torch.ones(1) for _ in range(20)]  # one of them gets its memory
     assert all(timer.mark_at(one) is not first for one in again)
 
 
 def test_what_is_complete_at_the_newest_mark_needs_no_other(gpu):
-    timer, tensor = make_timer(gpu()), FakeTensor([1])
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
     assert timer.mark_at(tensor) is first
-    assert timer.mark_at(FakeTensor([1])) is not first  # another one that looks alike
+    assert timer.mark_at(torch.ones(1)) is not first  # another one that looks alike
 
 
 def test_what_was_changed_since_the_newest_mark_gets_a_mark_of_its_own(gpu):
-    timer, tensor = make_timer(gpu()), FakeTensor([1])
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
-    tensor.append(2)
+    tensor.add_(1)
     assert timer.mark_at(tensor) is not first
 
 
 def test_a_mark_of_anything_else_comes_between(gpu):
-    timer, tensor = make_timer(gpu()), FakeTensor([1])
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
     timer.mark()
     assert timer.mark_at(tensor) is not first
@@ -469,7 +461,7 @@ def test_a_mark_of_anything_else_comes_between(gpu):
 def test_work_whose_change_nobody_sees_still_lasts(gpu):
     """A collective fills its tensor, a module may return what it was given."""
     device = gpu()
-    timer, tensor = make_timer(device), FakeTensor([1])
+    timer, tensor = make_timer(device), torch.ones(1)
     begin = timer.mark_at(tensor)
     device.launch(5_000)
     end = timer.mark_after(tensor)
@@ -483,7 +475,7 @@ def test_work_whose_change_nobody_sees_still_lasts(gpu):
 
 def test_a_shared_event_is_given_back_once(gpu):
     device = gpu()
-    timer, tensor = make_timer(device), FakeTensor([1])
+    timer, tensor = make_timer(device), torch.ones(1)
     opened = timer.tie()
     marks = [timer.mark(), timer.mark_at(tensor), timer.mark_at(tensor), timer.mark()]
     device.host(10_000_000)
@@ -494,7 +486,7 @@ def test_a_shared_event_is_given_back_once(gpu):
 
 def test_a_collective_that_goes_on_by_itself_leaves_nothing_complete(gpu):
     """Torch does not count what it does to its tensor, and the wait for it takes no mark."""
-    timer, tensor = make_timer(gpu()), FakeTensor([1])
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     opened = timer.mark_at(tensor)
     begin = timer.mark_before(tensor)
     assert begin is opened
@@ -504,7 +496,6 @@ def test_a_collective_that_goes_on_by_itself_leaves_nothing_complete(gpu):
 def test_layers_in_a_row_share_the_mark_between_them(gpu, make_tracer):
     """In forward order by the tensor that is handed on, in backward by its gradient."""
     device = gpu()
-    device.version_of = TorchDevice.version_of
     tracer, _ = make_tracer(timer=make_timer(device))
     position = Position()
     backward_spans = BackwardSpans(tracer, position)
