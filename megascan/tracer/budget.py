@@ -10,8 +10,9 @@ goes over the training network and no iteration waits. The iteration lies so far
 ranks change together; one that learns of it too late changes a window later, and its records say
 so.
 
-A decision needs evidence: rank 0 looks for it after 10, 15, 22, 33, … windows at one level, and the
-lower end of the cost's 99 % interval must lie above the budget.
+A decision needs evidence: rank 0 looks for it after 7, 10, 15, 22, … windows at one level, and the
+lower end of the cost's interval must lie above the budget. It is the 99 % interval, and the 90 %
+one where layers are to take turns, which costs a verdict next to nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from megascan.config import LAYERS_BUDGET_RATIO, TraceConfig
 from megascan.header import WindowRecord
 from megascan.overhead import Overhead, Timing, measure
 from megascan.schema import Granularity
+from megascan.tracer.writer import MAX_WAITING_WINDOWS
 
 logger = logging.getLogger("megascan")
 
-CONFIDENCE = 0.99
-_FIRST_LOOK_WINDOWS = 10
-"""Eight cycles, the one that warms up, and the one under way."""
+CONFIDENCE, LAYERS_CONFIDENCE = 0.99, 0.9
+_FIRST_LOOK_WINDOWS = 7
+"""Five cycles, the one that warms up, and the one under way."""
 _MEMORY_CYCLES = 256
 MAX_INTERVAL_FACTOR = 64
 """A window every 64 intervals is the least; a trace of still fewer shows nothing."""
-_CYCLES_AHEAD, _AHEAD_NS = 8, 1_000_000_000
+_CYCLES_AHEAD, _AHEAD_NS = MAX_WAITING_WINDOWS + 2, 1_000_000_000
 """A decision holds so much later: more windows than may wait for a slow disk, and a second."""
 
 
@@ -133,7 +135,8 @@ class Budget:
         if self._num_windows < self._next_look:
             return None
         self._next_look += min(self._num_windows // 2, _MEMORY_CYCLES)
-        cost = measure(self._timings, self._level.interval, confidence=CONFIDENCE)
+        confidence = LAYERS_CONFIDENCE if self._can_record_fewer_layers() else CONFIDENCE
+        cost = measure(self._timings, self._level.interval, confidence=confidence)
         if cost.run is None or cost.run.low - 1 <= self._budget_ratio:
             return None
         level = self._next_level(cost.run.ratio - 1)
@@ -141,13 +144,16 @@ class Budget:
         self._timings, self._num_windows, self._next_look = [], 0, _FIRST_LOOK_WINDOWS
         return level
 
+    def _can_record_fewer_layers(self) -> bool:
+        level = self._level
+        return level.granularity is Granularity.FULL and level.layer_stride < self._largest_stride()
+
     def _next_level(self, cost_ratio: float) -> Level | None:
         now, level = self._level, replace(self._level, from_iteration=self._first_of_next_level())
         factor = 2 ** max(1, math.ceil(math.log2(cost_ratio / self._budget_ratio)))
-        if now.granularity is Granularity.FULL:
-            most = self._largest_stride()
-            if now.layer_stride < most:
-                return replace(level, layer_stride=min(most, now.layer_stride * factor))
+        if self._can_record_fewer_layers():
+            stride = min(self._largest_stride(), now.layer_stride * factor)
+            return replace(level, layer_stride=stride)
         if not self._config.budget_ratio:
             return None
         if now.granularity is Granularity.FULL:

@@ -53,7 +53,7 @@ class Job:
         self.cost_of = cost_of
         self.board = Board()
         self.levels: list[Level] = []
-        self.iteration = 0
+        self.iteration, self.iteration_ns = 0, 10 * MS
         self.budget = Budget(
             self.config,
             self.board,
@@ -75,7 +75,7 @@ class Job:
                 self.iteration += 1
                 traced = place == 0
                 factor = 1 + (self.cost_of(granularity) if traced else 0)
-                duration = 10 * MS * factor * (1 + self.noise * abs(self.rng.gauss(0, 1)))
+                duration = self.iteration_ns * factor * (1 + self.noise * abs(self.rng.gauss(0, 1)))
                 activity = Activity.TRACED if traced else Activity.NONE
                 timings.append((self.iteration, activity, round(duration)))
             self.budget.window_written(
@@ -166,6 +166,23 @@ def test_noise_lowers_nothing(seed):
     job = Job(lambda granularity: 0.0, noise=0.3, seed=seed)  # run ratios some per cent either way
     job.run(400)
     assert job.levels == [] and job.board == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_takes_no_layers_either(seed):
+    """Though less evidence is enough for them."""
+    job = Job(lambda granularity: 0.0, noise=0.3, seed=seed, largest_stride=64, budget_ratio=0.0)
+    job.run(400)
+    assert job.levels == [] and job.board == {}
+
+
+def test_layers_take_turns_soon_where_iterations_are_long_enough():
+    """At the first look, after seven windows, from the sixth interval behind it on."""
+    job = Job(lambda granularity: 0.3, noise=0.05, largest_stride=4, budget_ratio=0.0)
+    job.iteration_ns = 300 * MS
+    job.run(7)
+    (level,) = job.levels
+    assert (level.layer_stride, level.from_iteration) == (4, 6 * 5 + 6 * 5 + 1)
 
 
 def test_a_cost_within_the_budget_lowers_nothing():
