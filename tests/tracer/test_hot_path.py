@@ -29,7 +29,7 @@ def test_a_folder_that_is_no_checkout_is_said(tmp_path):
 
 
 def test_the_same_calls_are_measured_with_cold_caches(monkeypatch):
-    monkeypatch.setattr(hot_path, "NUM_COLD_CALLS", 3)
+    monkeypatch.setattr(hot_path, "NUM_COLD_CALLS", 16)
     costs = hot_path.measure(1 << 20)
     assert len(costs) == 12 and costs["forward and backward of a module, GPU"] > 0
     assert "Caches cold" in hot_path.render([costs], "a command", cold=True)
