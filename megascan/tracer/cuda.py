@@ -32,7 +32,7 @@ import importlib
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from types import ModuleType
@@ -188,10 +188,11 @@ class DeviceTimes:
         ordered = [event for event, _ in sorted(marks, key=itemgetter(1))]
         times, closing_ms = self._read(ordered, opened.event, closed.event, step)
         start_ns, ns_per_ms = _fit(opened, closed, closing_ms)
-        self._host_ns = {
+        self.host_ns = {
             identity: round(start_ns + elapsed_ms * ns_per_ms)
             for identity, elapsed_ms in times.items()
         }
+        """By identity of the event, rounded to ns."""
 
     def _read(
         self, events: Sequence[Event], opened: Event, closed: Event, step: Step
@@ -205,7 +206,8 @@ class DeviceTimes:
         times: dict[int, float] = {}
         reference, reference_ms = opened, 0.0
         for number, event in enumerate(events):
-            wait_for(event)
+            if not event.query():  # spares those that are done, nearly all, a change of threads
+                event.synchronize()
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
             if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
@@ -213,18 +215,6 @@ class DeviceTimes:
             if not number % _EVENTS_A_STEP:
                 step()
         return times, reference_ms + reference.elapsed_time(closed)
-
-    def host_ns(self, mark: Mark) -> int:
-        """Return the host time of a mark, rounded to ns."""
-        if isinstance(mark, tuple):
-            return self._host_ns[id(mark[0])]
-        return cast(_HostMark, mark)
-
-
-def wait_for(event: Event) -> None:
-    """Wait for an event; the query spares those that are done, nearly all, a change of threads."""
-    if not event.query():
-        event.synchronize()
 
 
 def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
@@ -370,20 +360,27 @@ class CudaTimer:
         """Read the events back, in ns relative to the origin; waits for the last one."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = distinct_marks(spans)
-        host = DeviceTimes(marks, opened, closed, step)
+        host_ns = DeviceTimes(marks, opened, closed, step).host_ns
         records = []
         for number, span in enumerate(spans):
-            records.append(self._record_of(span, host))
+            records.append(self._record_of(span, host_ns))
             if not number % _SPANS_A_STEP:
                 step()
         self._pool.give_back([event for event, _ in marks])
         self._pool.give_back([opened.event, closed.event])
         return _in_lanes(spans, records)
 
-    def _record_of(self, span: Span, host: DeviceTimes) -> SpanRecord:
-        start_ns, end_ns = host.host_ns(span.begin), host.host_ns(span.end)
-        if self._record_launches and isinstance(span.begin, tuple):
-            span.arguments["launch_ns"] = span.begin[1] - start_ns
+    def _record_of(self, span: Span, host_ns: Mapping[int, int]) -> SpanRecord:
+        begin, end = cast(
+            "tuple[CudaMark | _HostMark, CudaMark | _HostMark]", (span.begin, span.end)
+        )
+        end_ns = host_ns[id(end[0])] if isinstance(end, tuple) else end
+        if isinstance(begin, tuple):
+            start_ns = host_ns[id(begin[0])]
+            if self._record_launches:
+                span.arguments["launch_ns"] = begin[1] - start_ns
+        else:
+            start_ns = begin
         duration_ns = max(0, end_ns - start_ns)
         start_ns -= self._clock.origin_ns
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
@@ -392,7 +389,8 @@ class CudaTimer:
         """Return the device time between two marks; waits for the last one."""
         durations = []
         for (begin, _), (end, _) in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
-            wait_for(end)
+            if not end.query():
+                end.synchronize()
             durations.append(round(begin.elapsed_time(end) * 1e6))
             self._pool.give_back([begin, end])
         return durations
