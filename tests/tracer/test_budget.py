@@ -43,6 +43,7 @@ class Job:
         seed=1,
         granularity=Granularity.FULL,
         largest_stride=1,
+        last_stride=1,
         budget_ratio=0.01,
     ):
         self.config = TraceConfig(
@@ -61,6 +62,7 @@ class Job:
             lower=self.levels.append,
             current_iteration=lambda: self.iteration,
             largest_stride=lambda: largest_stride,
+            last_stride=lambda: last_stride,
         )
 
     def run(self, num_windows):
@@ -124,6 +126,18 @@ def test_without_a_budget_layers_take_turns_and_nothing_else_goes(warnings_of_me
     turns, rest = warnings_of_megascan()
     assert "more than 2.00%; modules of one layer in 4 only from iteration" in turns
     assert "no fewer layers can be recorded; --trace-budget SHARE lowers the rest" in rest
+
+
+def test_a_single_layer_is_the_last_step_and_taken_where_two_cost_too_much(warnings_of_megascan):
+    job = Job(lambda granularity: 0.0, largest_stride=4, last_stride=8, budget_ratio=0.0)
+    job.cost_of = lambda granularity: 0.7 / (job.levels[-1].layer_stride if job.levels else 1)
+    job.run(200)  # 14 % of the run, 3.5 % with two layers, 1.75 % with one
+    assert [level.layer_stride for level in job.levels] == [4, 8]
+    assert len(warnings_of_megascan()) == 2
+    job = Job(lambda granularity: 0.0, largest_stride=4, last_stride=8, budget_ratio=0.0)
+    job.cost_of = lambda granularity: 0.3 / (job.levels[-1].layer_stride if job.levels else 1)
+    job.run(200)
+    assert [level.layer_stride for level in job.levels] == [4]
 
 
 def test_without_a_budget_a_traced_iteration_may_cost_a_little(warnings_of_megascan):
