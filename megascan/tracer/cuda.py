@@ -144,7 +144,10 @@ class EventPool:
 
     def take(self) -> Event:
         """Return a free event, or a new one."""
-        return self._free.popleft() if self._free else self._make()
+        try:
+            return self.take_free()
+        except IndexError:
+            return self._make()
 
     def give_back(self, events: Sequence[Event]) -> None:
         """Take back events that have been read."""
