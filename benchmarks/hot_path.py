@@ -1,11 +1,15 @@
 """What one traced call costs the thread that trains: ns of CPU time, by kind of call.
 
-    python -m benchmarks.hot_path [--against FOLDER] [--runs N] [-o RESULT.md]
+    python -m benchmarks.hot_path [--against FOLDER] [--runs N] [--cold] [-o RESULT.md]
 
 Every wrapped call is made many times with tracing off and on; the difference is what a span costs.
 CUDA events and streams are stand-ins that do nothing, so that of a GPU run only our own Python is
 measured. `--against` compares with another checkout of this repository: its processes and ours take
 turns, and of each the least of all runs counts, which a busy machine disturbs least.
+
+In a loop everything is in the processor's caches. In a step it is not: between two of torch's calls
+a span costs ten times as much on some hosts. `--cold` overwrites the caches before every call, and
+between a module's forward and backward; medians of calls with and without tracing.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from benchmarks.jobs import environment_line, publish
@@ -33,11 +39,13 @@ from megascan.instrument.place import Position
 from megascan.instrument.updates import Updates
 from megascan.schema import Phase
 from megascan.tracer import CpuTimer, RecordingTracer, Timer
-from megascan.tracer.cuda import CudaTimer, TensorState, TorchDevice
+from megascan.tracer.cuda import CudaTimer, TorchDevice
 from megascan.tracer.timer import HostClock, now_ns
 
 ROOT = Path(__file__).parents[1]
 NUM_CALLS, NUM_REPEATS, NUM_MODULES = 1000, 15, 8
+NUM_COLD_CALLS, COLD_BYTES = 160, 48 << 20
+"""More bytes than the last cache has."""
 Costs = dict[str, float]
 
 
@@ -52,8 +60,8 @@ class _Idle:
     def record(self, event: object = None) -> None:
         del event
 
-    def state_of(self, tensor: object) -> TensorState | None:
-        return TorchDevice.state_of(tensor)
+    def __getattr__(self, name: str) -> object:
+        return getattr(TorchDevice, name)  # what a device says of tensors, in any version
 
     def submit(self, window: object) -> bool:
         del window
@@ -77,26 +85,62 @@ class _Groups:
 
 
 class _Layer:
-    layer_number = 3
+    def __init__(self) -> None:
+        self.layer_number = 3
 
     def forward(self, value: Any) -> Any:
         return value
 
 
+class _Caches:
+    """Overwrites the processor's caches, if it is to, and knows how long that took."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = np.ones(num_bytes // 8)
+        self.is_cold = num_bytes > 0
+        self.spent_ns = 0
+
+    def evict(self) -> None:
+        if self.is_cold:
+            begin_ns = time.thread_time_ns()
+            self._memory += 1
+            self.spent_ns += time.thread_time_ns() - begin_ns
+
+
+class _Clone(torch.autograd.Function):
+    """What a module computes; forward and backward leave nothing of ours in the caches."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, caches: _Caches) -> torch.Tensor:
+        ctx.caches = caches
+        caches.evict()
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.caches.evict()
+        return gradients[0].clone(), None
+
+
 class _Bench:
     """A tracer with a timer, in the middle of a forward pass."""
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: Timer, caches: _Caches) -> None:
+        self.caches = caches
         config = TraceConfig(enabled=True, directory=Path(tempfile.gettempdir()))
         self.tracer = RecordingTracer(config)
         self.tracer.record_with(timer, cast(Any, _Idle()))
         self.position = Position(slot=(1, 0), phase=Phase.FORWARD)
         self.spans = BackwardSpans(self.tracer, self.position)
 
-    def cost_ns(self, call: Callable[[], object], num_calls: int = NUM_CALLS) -> float:
-        """CPU time of a call with tracing on less that with tracing off."""
+    def cost_ns(self, call: Callable[[], object], num_parts: int = 1) -> float:
+        """Time of a call with tracing on less that with tracing off; long ones have parts."""
         gc.disable()
-        off, on = (self._least_ns(call, num_calls, active=active) for active in (False, True))
+        if self.caches.is_cold:
+            off, on = self._cold_ns(call, NUM_COLD_CALLS // num_parts)
+        else:
+            num_calls = NUM_CALLS // num_parts
+            off, on = (self._least_ns(call, num_calls, active=active) for active in (False, True))
         self.tracer.active = False
         gc.enable()
         return on - off
@@ -112,17 +156,34 @@ class _Bench:
             times.append((time.thread_time_ns() - begin_ns) / num_calls)
         return min(times)
 
+    def _cold_ns(self, call: Callable[[], object], num_calls: int) -> tuple[float, float]:
+        """Median time of a call without and with tracing, in turns; caches empty before each."""
+        times: dict[bool, list[int]] = {False: [], True: []}
+        for number in range(2 * num_calls):
+            self.tracer.active = bool(number % 2)
+            self.tracer._spans.clear()
+            self.caches.evict()
+            spent_ns, begin_ns = self.caches.spent_ns, time.thread_time_ns()
+            call()
+            elapsed_ns = time.thread_time_ns() - begin_ns
+            times[self.tracer.active].append(elapsed_ns - self.caches.spent_ns + spent_ns)
+        return statistics.median(times[False]), statistics.median(times[True])
 
-def measure() -> Costs:
-    """Costs of this checkout, ns."""
+
+def measure(num_bytes: int = 0) -> Costs:
+    """Costs of this checkout, ns; so many bytes are overwritten between calls."""
+    torch.set_num_threads(1)
+    caches = _Caches(num_bytes)
     clock = HostClock(domain="host", offset_ns=0, origin_ns=now_ns())
     cuda = CudaTimer(clock, cast(Any, _Idle()), record_launches=True)
     timers: dict[str, Timer] = {"CPU": CpuTimer(clock), "GPU": cuda}
     costs = {}
     for device, timer in timers.items():
-        for name, cost_ns in _calls(_Bench(timer)).items():
+        for name, cost_ns in _calls(_Bench(timer, caches)).items():
             costs[f"{name}, {device}"] = cost_ns
-    costs["forward and backward of a module, CPU"] = _with_backward(_Bench(timers["CPU"]))
+    for device, timer in timers.items():
+        name = f"forward and backward of a module, {device}"
+        costs[name] = _with_backward(_Bench(timer, caches))
     return costs
 
 
@@ -152,7 +213,7 @@ def _with_backward(bench: _Bench) -> float:
     """Of each of some modules one after the other, the hooks on their tensors included."""
     layer = _Layer()
     module = Modules(bench.tracer, bench.position, bench.spans).forward_of("mlp")(
-        lambda own, value: value.clone()
+        lambda own, value: cast(torch.Tensor, _Clone.apply(value, bench.caches))  # type: ignore[no-untyped-call]
     )
     source, gradient = torch.ones(2, requires_grad=True), torch.ones(2)
 
@@ -163,7 +224,7 @@ def _with_backward(bench: _Bench) -> float:
         value.backward(gradient)  # type: ignore[no-untyped-call]
         bench.spans.iteration_begins()
 
-    return bench.cost_ns(step, NUM_CALLS // 20) / NUM_MODULES
+    return bench.cost_ns(step, NUM_MODULES) / NUM_MODULES
 
 
 def _all_reduce(tensor: object, op: object = None, group: object = None) -> None:
@@ -191,7 +252,7 @@ def _backward_step(
     del input_tensor, output_tensor, output_tensor_grad, model_type, config
 
 
-def least(folders: Sequence[Path], num_runs: int) -> list[Costs]:
+def least(folders: Sequence[Path], num_runs: int, *, cold: bool = False) -> list[Costs]:
     """The least of several runs of each checkout, whose processes take turns."""
     for folder in folders:
         if not (folder / "megascan" / "__init__.py").is_file():
@@ -201,7 +262,7 @@ def least(folders: Sequence[Path], num_runs: int) -> list[Costs]:
         for runs, folder in zip(found, folders, strict=True):
             environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(
-                [sys.executable, str(Path(__file__).resolve()), "--one"],
+                [sys.executable, str(Path(__file__).resolve()), "--one", *["--cold"][:cold]],
                 env=environment, cwd=folder, capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:
@@ -210,8 +271,9 @@ def least(folders: Sequence[Path], num_runs: int) -> list[Costs]:
     return [{name: min(run[name] for run in runs) for name in runs[0]} for runs in found]
 
 
-def render(costs: Sequence[Costs], command: str) -> str:
+def render(costs: Sequence[Costs], command: str, *, cold: bool = False) -> str:
     """The result page."""
+    how = f"Caches cold: CPU time behind {COLD_BYTES >> 20} MiB of others', medians, with tracing"
     head = ["µs a call"] if len(costs) == 1 else ["before, µs", "after, µs", "ratio"]
     rows = []
     for name, own in costs[-1].items():
@@ -223,8 +285,8 @@ def render(costs: Sequence[Costs], command: str) -> str:
         [
             "# What a traced call costs the training thread",
             "",
-            f"`{command}` on {environment_line('cpu')}. CPU time with tracing on less that with "
-            "tracing off; on a GPU without what CUDA itself takes.",
+            f"`{command}` on {environment_line('cpu')}. {how if cold else 'CPU time with tracing'} "
+            "on less that with tracing off; on a GPU without what CUDA itself takes.",
             "",
             f"| call | {' | '.join(head)} |",
             f"|---{'|---' * len(head)}|",
@@ -239,16 +301,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="an earlier checkout")
     parser.add_argument("--runs", type=int, default=5, help="processes of each checkout (5)")
+    parser.add_argument("--cold", action="store_true", help="with empty caches before each call")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-o", "--output", type=Path, help="write the result page here, too")
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure()))
+        print(json.dumps(measure(COLD_BYTES if arguments.cold else 0)))
         return 0
     folders = [arguments.against.resolve()] if arguments.against else []
-    costs = least([*folders, ROOT], arguments.runs)
+    costs = least([*folders, ROOT], arguments.runs, cold=arguments.cold)
     command = f"python -m benchmarks.hot_path --runs {arguments.runs}"
-    page = render(costs, command + (" --against CHECKOUT" if folders else ""))
+    command += " --cold" if arguments.cold else ""
+    page = render(costs, command + (" --against CHECKOUT" if folders else ""), cold=arguments.cold)
     publish(page, arguments.output)
     return 0
 

@@ -50,7 +50,8 @@ LAYERS_BUDGET_RATIO = 0.02
 """Of the run's time. Above it layers take turns without being asked to: it is a traced iteration
 that lasts 5 % longer, of which the default window has two in five."""
 LEAST_LAYERS = 2
-"""Of a chunk in each traced iteration: their modules say what is typical of a pass."""
+"""Of a chunk in each traced iteration: their modules say what is typical of a pass. One is left
+only by a budget that two exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -393,8 +393,8 @@ class WindowRecord:
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the `args` of the window event."""
-        return asdict(self)
+        """Return the `args` of the window event; what they hold is not copied."""
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:

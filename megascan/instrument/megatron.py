@@ -28,13 +28,14 @@ import functools
 import gc
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from megascan.instrument.collectives import PendingWork, argument_reader, argument_writer
 from megascan.instrument.groups import Groups
-from megascan.instrument.place import Call, Function, Position, around, first_of
+from megascan.instrument.place import Call, Function, Position, around, beside, first_of
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
 from megascan.tracer import Arguments, AsyncWork, IterationListener, Mark, RecordingTracer
@@ -58,124 +59,113 @@ if TYPE_CHECKING:
 
 
 _BACKWARD = str(Phase.BACKWARD)
-_Entered: TypeAlias = "tuple[tuple[int | None, Phase | None], Mark, torch.Tensor | None]"
-"""Position outside of a module, its begin, and the activation that it was given."""
+_Entered: TypeAlias = "tuple[int | None, Phase | None, Mark, torch.Tensor | None]"
+"""Layer and phase outside of a module, its begin, and the activation that it was given."""
 
 NOT_TAKEN: Final = "not taken"
 """Instead of its begin: the module of a layer that is not recorded in this iteration."""
 
 
-@dataclass(eq=False, slots=True)
-class _Open:
-    name: str
-    arguments: Arguments
-    begin: Mark
+_Backward: TypeAlias = tuple[str, Arguments]
+"""The backward of one call of a module: its name, and the arguments of the call's forward."""
+_Boundary: TypeAlias = tuple[list[_Backward], list[_Backward]]
+"""Backwards that end when a tensor's gradient is complete, and those that then begin."""
 
-
-@dataclass(eq=False, slots=True)
-class _Backward:
-    """The backward of one call of a module; `opened` while it is under way."""
-
-    name: str
-    arguments: Arguments
-    opened: _Open | None = None
-
-
-class _GradientHook:
-    """The one hook of a tensor: with its gradient some backwards end, and then others begin.
-
-    Registering a hook costs more than all the rest of a span, so there is one, and it learns of
-    further modules. Of several that made the same tensor, the outermost came last and begins first.
-    """
-
-    __slots__ = ("_begins", "_ends", "_spans", "tensor")
-
-    def __init__(self, spans: BackwardSpans, tensor: torch.Tensor) -> None:
-        self.tensor = weakref.ref(tensor)
-        self._spans = spans
-        self._ends: list[_Backward] = []
-        self._begins: list[_Backward] = []
-        tensor.register_hook(self)  # type: ignore[no-untyped-call]
-
-    def ends(self, backward: _Backward) -> None:
-        """Add a backward that ends here: the tensor is its module's input."""
-        self._ends.append(backward)
-
-    def begins(self, backward: _Backward) -> None:
-        """Add a backward that begins here: the tensor is its module's output."""
-        self._begins.append(backward)
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        try:
-            for backward in self._ends:
-                self._spans.end(backward, gradient)
-            for backward in reversed(self._begins):
-                self._spans.begin(backward, gradient)
-        except Exception as error:
-            self._spans.fail(error)
+_OURS: Final = -1
+"""Key of our hook among a tensor's; torch counts its own from 0."""
 
 
 class BackwardSpans(IterationListener):
-    """Backward spans of modules, opened and closed by hooks on their tensors."""
+    """Backward spans of modules, opened and closed by hooks on their tensors.
+
+    Registering a hook costs more than all the rest of a span, so a tensor has one, and it learns of
+    further modules. Of several that made the same tensor, the outermost came last and begins first.
+    """
 
     def __init__(self, tracer: RecordingTracer, position: Position) -> None:
+        from torch import Tensor
+
+        self._plain_tensor = Tensor
         self._tracer = tracer
         self._position = position
-        self._stack: list[_Open] = []
-        self._hooks: dict[int, _GradientHook] = {}
+        self._stack: list[tuple[_Backward, Mark]] = []
+        self._boundaries: dict[int, tuple[weakref.ref[torch.Tensor], _Boundary]] = {}
 
     def iteration_begins(self) -> None:
         """Start with nothing open."""
         self._stack.clear()
-        self._hooks.clear()
+        self._boundaries.clear()
 
     def watch(
         self, name: str, arguments: Arguments, source: torch.Tensor | None, result: torch.Tensor
     ) -> None:
         """Record as `name` the backward of a module that made `result` from `source`."""
-        backward = _Backward(name, {**arguments, "phase": _BACKWARD})
+        backward = (name, arguments)
         if source is not None:
-            self._hook_of(source).ends(backward)
-        self._hook_of(result).begins(backward)
+            self._boundary_at(source)[0].append(backward)
+        self._boundary_at(result)[1].append(backward)
 
-    def _hook_of(self, tensor: torch.Tensor) -> _GradientHook:
-        hook = self._hooks.get(id(tensor))
-        if hook is None or hook.tensor() is not tensor:  # another tensor had this identity
-            hook = self._hooks[id(tensor)] = _GradientHook(self, tensor)
-        return hook
+    def _boundary_at(self, tensor: torch.Tensor) -> _Boundary:
+        known = self._boundaries.get(id(tensor))
+        if known is not None and known[0]() is tensor:  # else another tensor had this identity
+            return known[1]
+        boundary: _Boundary = ([], [])
+        self._boundaries[id(tensor)] = weakref.ref(tensor), boundary
+        self._call_with_gradient(tensor, functools.partial(self._pass, boundary))
+        return boundary
 
-    def begin(self, backward: _Backward, gradient: torch.Tensor) -> None:
-        """Open a module's backward: the gradient of its output is complete."""
-        if self._tracer.active:
-            mark = self._tracer.mark_at(gradient)
-            backward.opened = _Open(backward.name, dict(backward.arguments), mark)
-            self._stack.append(backward.opened)
+    def _call_with_gradient(
+        self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Register a hook as `Tensor.register_hook` does, without the handle that removes it.
 
-    def end(self, backward: _Backward, gradient: torch.Tensor) -> None:
-        """Close a module's backward: the gradient of its input is complete."""
-        opened, backward.opened = backward.opened, None
-        if opened is not None:
-            self._end(opened, gradient)
-
-    def _end(self, span: _Open, gradient: torch.Tensor | None) -> None:
-        """End a span and whatever is still open inside it."""
-        if span not in self._stack or not self._tracer.active:
+        Making the handle takes as long as all the rest. Hooks on leaves, on subclasses and next to
+        other hooks are torch's own business.
+        """
+        plain = type(tensor) is self._plain_tensor and tensor._backward_hooks is None
+        register = getattr(tensor.grad_fn, "_register_hook_dict", None) if plain else None
+        if register is None:
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
             return
-        now = self._tracer.mark_at(gradient, span.begin)
-        while self._stack:
-            inner = self._stack.pop()
-            self._tracer.add(Kind.COMPUTE, inner.name, inner.begin, now, inner.arguments)
-            if inner is span:
-                return
+        tensor._backward_hooks = OrderedDict(((_OURS, hook),))
+        register(tensor)
 
-    def fail(self, error: Exception) -> None:
-        """Stop tracing."""
-        self._tracer.fail(error)
+    def _pass(self, boundary: _Boundary, gradient: torch.Tensor) -> None:
+        """Close and open what ends and begins with this gradient: all at the same moment."""
+        tracer, stack = self._tracer, self._stack
+        if not tracer.active:
+            return
+        ends, begins = boundary
+        mark: Mark = None
+        try:
+            for backward in ends:
+                place = len(stack) - 1
+                while place >= 0 and stack[place][0] is not backward:
+                    place -= 1
+                if place < 0:
+                    continue
+                begin = stack[place][1]
+                if mark is None or mark is begin:
+                    mark = tracer.mark_at(gradient, begin)
+                self._close(place, mark)
+            for backward in reversed(begins):
+                if mark is None:
+                    mark = tracer.mark_at(gradient)
+                stack.append((backward, mark))
+        except Exception as error:
+            tracer.fail(error)
+
+    def _close(self, place: int, end: Mark) -> None:
+        """End what is open from a place of the stack on: a backward and whatever is inside it."""
+        while len(self._stack) > place:
+            (name, arguments), begin = self._stack.pop()
+            arguments = {**arguments, "phase": _BACKWARD}
+            self._tracer.add(Kind.COMPUTE, name, begin, end, arguments)
 
     def end_all(self) -> None:
         """End what is still open: the whole backward is over."""
-        if self._stack:
-            self._end(self._stack[0], None)
+        if self._stack and self._tracer.active:
+            self._close(0, self._tracer.mark_at(None, self._stack[0][1]))
 
 
 class Modules:
@@ -220,45 +210,37 @@ class Modules:
     def _wrap(self, name: str, original: Function) -> Function:
         position, tracer = self._position, self._tracer
         repeated_name, backward_name = recompute_of(name), backward_of(name)
+        in_backward, in_recompute = Phase.BACKWARD, Phase.RECOMPUTE
+        watch_backward = self._backward_spans.watch
         activation_of = _activation_finder()
 
-        def enter(call: Call) -> bool:
-            if position.is_elsewhere:
-                return False
-            outer = (position.layer, position.phase)
-            layer = getattr(call.positional[0], "layer_number", None) if call.positional else None
+        def begin(positional: tuple[object, ...], named: dict[str, object]) -> _Entered | None:
+            outer_layer, outer_phase = position.layer, position.phase
+            if outer_phase is None and position.is_elsewhere:
+                return None
+            layer = vars(positional[0]).get("layer_number") if positional else None
             if isinstance(layer, int):
                 position.layer = layer
-            if position.phase is Phase.BACKWARD:
-                position.phase = Phase.RECOMPUTE
+            if outer_phase is in_backward:
+                position.phase = in_recompute
             if not tracer.layers.takes(position.layer, position.slot[1] if position.slot else 0):
-                call.memory = (outer, NOT_TAKEN, None)
-                return True
-            source = activation_of(call)
-            call.memory = (outer, tracer.mark_at(source), source)
-            return True
+                return outer_layer, outer_phase, NOT_TAKEN, None
+            source = activation_of(positional, named)
+            return outer_layer, outer_phase, tracer.mark_at(source), source
 
-        def leave(call: Call, result: object) -> object:
-            (layer, phase), begin, source = cast("_Entered", call.memory)
-            if begin is not NOT_TAKEN:
+        def end(memory: _Entered, result: object) -> None:
+            outer_layer, outer_phase, begun, source = memory
+            if begun is not NOT_TAKEN:
                 arguments = position.arguments()
-                repeated = position.phase is Phase.RECOMPUTE
-                title = repeated_name if repeated else name
-                output = result[0] if isinstance(result, tuple) else result
-                tracer.add(Kind.COMPUTE, title, begin, tracer.mark_at(output, begin), arguments)
-                self._watch_backward(backward_name, arguments, source, output)
-            position.layer, position.phase = layer, phase
-            return result
+                title = repeated_name if position.phase is in_recompute else name
+                output: torch.Tensor = result[0] if isinstance(result, tuple) else result  # type: ignore[assignment]
+                tracer.add(Kind.COMPUTE, title, begun, tracer.mark_at(output, begun), arguments)
+                # Without gradients: an evaluation, or the first pass of a recomputed part.
+                if source is not output and getattr(output, "grad_fn", None) is not None:
+                    watch_backward(backward_name, arguments, source, output)
+            position.layer, position.phase = outer_layer, outer_phase
 
-        return around(tracer, original, enter, leave)
-
-    def _watch_backward(
-        self, name: str, arguments: Arguments, source: torch.Tensor | None, output: object
-    ) -> None:
-        if getattr(output, "grad_fn", None) is None:
-            return  # no gradients here: evaluation, or the first pass of a recomputed part
-        if source is not output:
-            self._backward_spans.watch(name, arguments, source, cast("torch.Tensor", output))
+        return beside(tracer, original, begin, end)
 
     def output_layer_of(self, original: Function) -> Function:
         """Wrap a model's `forward` so that its own output layer is traced from then on.
@@ -287,7 +269,10 @@ class Modules:
         self._patched.clear()
 
 
-def _activation_finder() -> Callable[[Call], torch.Tensor | None]:
+_Finder: TypeAlias = "Callable[[tuple[object, ...], dict[str, object]], torch.Tensor | None]"
+
+
+def _activation_finder() -> _Finder:
     """Return a function that finds the first argument, behind `self`, with a gradient.
 
     It finds no weight, on which a hook would stay.
@@ -295,8 +280,8 @@ def _activation_finder() -> Callable[[Call], torch.Tensor | None]:
     from torch import Tensor
     from torch.nn import Parameter
 
-    def find(call: Call) -> torch.Tensor | None:
-        for value in (*call.positional[1:], *call.named.values()):
+    def find(positional: tuple[object, ...], named: dict[str, object]) -> torch.Tensor | None:
+        for value in (*positional[1:], *named.values()):
             if isinstance(value, Tensor) and value.requires_grad:
                 is_weight = value.grad_fn is None and isinstance(value, Parameter)
                 return None if is_weight else value

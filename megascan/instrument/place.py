@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from megascan.schema import Granularity, Phase
 from megascan.tracer import Arguments, IterationListener, RecordingTracer
@@ -37,6 +37,10 @@ class Call:
 
 Enter: TypeAlias = Callable[[Call], bool]
 Leave: TypeAlias = Callable[[Call, object], object]
+
+
+Memory = TypeVar("Memory")
+"""What `beside` keeps from the begin of a call to its end."""
 
 
 def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Leave) -> Function:
@@ -65,6 +69,37 @@ def around(tracer: RecordingTracer, original: Function, enter: Enter, leave: Lea
         except Exception as error:
             tracer.fail(error)
             return result
+
+    return traced
+
+
+def beside(
+    tracer: RecordingTracer,
+    original: Function,
+    begin: Callable[[tuple[object, ...], dict[str, object]], Memory | None],
+    end: Callable[[Memory, object], None],
+) -> Function:
+    """Wrap `original` as `around` does, with tracing that only looks on; cheaper, for modules.
+
+    `begin` gets the arguments and returns what `end` gets beside the result; None: not traced.
+    """
+
+    @functools.wraps(original)
+    def traced(*positional: object, **named: object) -> object:
+        if not tracer.active:
+            return original(*positional, **named)
+        try:
+            memory = begin(positional, named)
+        except Exception as error:
+            tracer.fail(error)
+            memory = None
+        result = original(*positional, **named)
+        if memory is not None:
+            try:
+                end(memory, result)
+            except Exception as error:
+                tracer.fail(error)
+        return result
 
     return traced
 

@@ -380,6 +380,7 @@ def _budget_of(
         lower=tracer.lower,
         current_iteration=lambda: tracer.current_iteration,
         largest_stride=tracer.layers.largest_stride,
+        last_stride=tracer.layers.last_stride,
     ).window_written
 
 

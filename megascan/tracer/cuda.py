@@ -18,6 +18,10 @@ differs from rank to rank: every rank's GPU is a clock domain of its own.
 An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
 share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
 done in between.
+
+Between two of torch's calls nothing of ours is in the processor's caches, so a mark costs what it
+touches: tuples instead of objects, few calls, and methods of C where torch has a layer of Python
+above them (`benchmarks.hot_path --cold`).
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ import bisect
 import contextlib
 import importlib
 import os
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import torch
 
@@ -96,8 +102,8 @@ def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], flo
 class Event(Protocol):
     """What is used of torch.cuda.Event."""
 
-    def record(self, stream: object = None) -> None:
-        """Take the time when the stream (the current one) gets here."""
+    def record(self, stream: object) -> None:
+        """Take the time when the stream gets here."""
 
     def query(self) -> bool:
         """Tell whether the time is taken."""
@@ -107,13 +113,6 @@ class Event(Protocol):
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return milliseconds until another event."""
-
-
-class TensorState(Protocol):
-    """A tensor's memory and what was done to it, at some time."""
-
-    def is_that_of(self, tensor: object) -> bool:
-        """Tell whether a tensor lies in the same memory, and nothing was done to it since."""
 
 
 class Device(Protocol):
@@ -128,9 +127,6 @@ class Device(Protocol):
 
     def record(self, event: Event) -> None:
         """Record on the current stream, as cheaply as possible."""
-
-    def state_of(self, tensor: object) -> TensorState | None:
-        """Return what tells whether a tensor is changed later; None for what is no tensor."""
 
     def record_aside(self, event: Event) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
@@ -152,10 +148,13 @@ class EventPool:
         self._make = make
         self._free: deque[Event] = deque()
 
+        self.take_free: Callable[[], Event] = self._free.popleft
+        """Return a free event; IndexError when there is none."""
+
     def take(self) -> Event:
         """Return a free event, or a new one."""
         try:
-            return self._free.popleft()
+            return self.take_free()
         except IndexError:
             return self._make()
 
@@ -174,19 +173,11 @@ _RATE_TOLERANCE = 5e-6
 """Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
 
 
-@dataclass(slots=True)
-class CudaMark:
-    """An event, and when the host launched it."""
+CudaMark: TypeAlias = tuple[Event, int]
+"""An event, and when the host launched it."""
 
-    event: Event
-    launch_ns: int
-
-
-@dataclass(slots=True)
-class HostMark:
-    """A time of the host's clock."""
-
-    time_ns: int
+_HostMark: TypeAlias = int
+"""A time of the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +197,14 @@ class DeviceTimes:
     """
 
     def __init__(self, marks: Sequence[CudaMark], opened: Tie, closed: Tie, step: Step) -> None:
-        ordered = [mark.event for mark in sorted(marks, key=lambda mark: mark.launch_ns)]
-        self._times, closing_ms = self._read(ordered, opened.event, closed.event, step)
-        self._start_ns, self._ns_per_ms = _fit(opened, closed, closing_ms)
+        ordered = [event for event, _ in sorted(marks, key=itemgetter(1))]
+        times, closing_ms = self._read(ordered, opened.event, closed.event, step)
+        start_ns, ns_per_ms = _fit(opened, closed, closing_ms)
+        self.host_ns = {
+            identity: round(start_ns + elapsed_ms * ns_per_ms)
+            for identity, elapsed_ms in times.items()
+        }
+        """By identity of the event, rounded to ns."""
 
     def _read(
         self, events: Sequence[Event], opened: Event, closed: Event, step: Step
@@ -222,7 +218,8 @@ class DeviceTimes:
         times: dict[int, float] = {}
         reference, reference_ms = opened, 0.0
         for number, event in enumerate(events):
-            wait_for(event)
+            if not event.query():  # spares those that are done, nearly all, a change of threads
+                event.synchronize()
             elapsed_ms = reference.elapsed_time(event)
             times[id(event)] = reference_ms + elapsed_ms
             if elapsed_ms > _MAX_REFERENCE_DISTANCE_MS:
@@ -230,19 +227,6 @@ class DeviceTimes:
             if not number % _EVENTS_A_STEP:
                 step()
         return times, reference_ms + reference.elapsed_time(closed)
-
-    def host_ns(self, mark: Mark) -> int:
-        """Return the host time of a mark, rounded to ns."""
-        if isinstance(mark, HostMark):
-            return mark.time_ns
-        elapsed_ms = self._times[id(cast(CudaMark, mark).event)]
-        return round(self._start_ns + elapsed_ms * self._ns_per_ms)
-
-
-def wait_for(event: Event) -> None:
-    """Wait for an event; the query spares those that are done, nearly all, a change of threads."""
-    if not event.query():
-        event.synchronize()
 
 
 def _fit(opened: Tie, closed: Tie, distance_ms: float) -> tuple[float, float]:
@@ -263,7 +247,7 @@ def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
         id(mark): mark
         for span in spans
         for mark in (span.begin, span.end)
-        if isinstance(mark, CudaMark)
+        if isinstance(mark, tuple)
     }
     return list(marks.values())
 
@@ -289,23 +273,29 @@ class CudaTimer:
         self._device = device
         self._record_launches = record_launches
         self._pool = EventPool(device.new_event)
-        self._newest: CudaMark | None = None
-        self._complete: TensorState | None = None
+        self._take_free, self._record = self._pool.take_free, device.record
+        self.mark_host: Callable[[], Mark] = now_ns
+        self._newest: Mark = None
+        self._complete: weakref.ref[torch.Tensor] | None = None
+        self._version = 0
         self._narrowest_ns = 0
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
 
     def mark(self) -> Mark:
         """Record an event on the current stream, and the host time of its launch."""
-        event = self._pool.take()
-        self._device.record(event)
-        self._complete = None
-        return CudaMark(event, now_ns())
+        return self.mark_after(None)
 
     def mark_at(self, tensor: object, unless: Mark = None) -> Mark:
-        """Return the newest mark if the same tensor was complete at it, else a new one."""
-        state, newest = self._complete, self._newest
-        if state is not None and newest is not unless and state.is_that_of(tensor):
-            return newest
+        """Return the newest mark if the same tensor was complete at it, else a new one.
+
+        The weak reference tells whether it is the same one: later tensors get the identity of
+        earlier ones, but not while those live.
+        """
+        complete, newest = self._complete, self._newest
+        if complete is not None and newest is not unless:
+            known = complete()
+            if known is not None and known is tensor and known._version == self._version:
+                return newest
         return self.mark_after(tensor)
 
     def mark_before(self, tensor: object) -> Mark:
@@ -315,14 +305,25 @@ class CudaTimer:
         return mark
 
     def mark_after(self, tensor: object) -> Mark:
-        """Return a new mark, at which this tensor is complete."""
-        mark = self.mark()
-        self._newest, self._complete = cast(CudaMark, mark), self._device.state_of(tensor)
-        return mark
+        """Return a new mark, at which this tensor is complete.
 
-    def mark_host(self) -> Mark:
-        """Mark now, on the host."""
-        return HostMark(now_ns())
+        That cannot be told of subclasses, whose memory others hold, and of tensors made in
+        inference mode, whose changes torch does not count.
+        """
+        try:
+            event = self._take_free()
+        except IndexError:
+            event = self._device.new_event()
+        self._record(event)
+        mark = self._newest = event, now_ns()
+        self._complete = None
+        if type(tensor) is torch.Tensor:
+            try:
+                self._version = tensor._version
+                self._complete = weakref.ref(tensor)
+            except RuntimeError:
+                pass
+        return mark
 
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Record the work's end on a stream of our own that waits for it, which holds nobody up.
@@ -335,7 +336,7 @@ class CudaTimer:
             return False
         event = self._pool.take()
         self._device.record_after(event, work, span.lane)
-        span.end = CudaMark(event, now_ns())
+        span.end = event, now_ns()
         return True
 
     def tie(self) -> Tie:
@@ -371,20 +372,27 @@ class CudaTimer:
         """Read the events back, in ns relative to the origin; waits for the last one."""
         opened, closed = cast(Tie, times.opened), cast(Tie, times.closed)
         marks = distinct_marks(spans)
-        host = DeviceTimes(marks, opened, closed, step)
+        host_ns = DeviceTimes(marks, opened, closed, step).host_ns
         records = []
         for number, span in enumerate(spans):
-            records.append(self._record(span, host))
+            records.append(self._record_of(span, host_ns))
             if not number % _SPANS_A_STEP:
                 step()
-        self._pool.give_back([mark.event for mark in marks])
+        self._pool.give_back([event for event, _ in marks])
         self._pool.give_back([opened.event, closed.event])
         return _in_lanes(spans, records)
 
-    def _record(self, span: Span, host: DeviceTimes) -> SpanRecord:
-        start_ns, end_ns = host.host_ns(span.begin), host.host_ns(span.end)
-        if self._record_launches and isinstance(span.begin, CudaMark):
-            span.arguments["launch_ns"] = span.begin.launch_ns - start_ns
+    def _record_of(self, span: Span, host_ns: Mapping[int, int]) -> SpanRecord:
+        begin, end = cast(
+            "tuple[CudaMark | _HostMark, CudaMark | _HostMark]", (span.begin, span.end)
+        )
+        end_ns = host_ns[id(end[0])] if isinstance(end, tuple) else end
+        if isinstance(begin, tuple):
+            start_ns = host_ns[id(begin[0])]
+            if self._record_launches:
+                span.arguments["launch_ns"] = begin[1] - start_ns
+        else:
+            start_ns = begin
         duration_ns = max(0, end_ns - start_ns)
         start_ns -= self._clock.origin_ns
         return span.kind, span.name, span.track, start_ns, duration_ns, span.arguments
@@ -392,10 +400,11 @@ class CudaTimer:
     def durations_ns(self, moments: Sequence[tuple[Mark, Mark]]) -> list[int]:
         """Return the device time between two marks; waits for the last one."""
         durations = []
-        for begin, end in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
-            wait_for(end.event)
-            durations.append(round(begin.event.elapsed_time(end.event) * 1e6))
-            self._pool.give_back([begin.event, end.event])
+        for (begin, _), (end, _) in cast("Sequence[tuple[CudaMark, CudaMark]]", moments):
+            if not end.query():
+                end.synchronize()
+            durations.append(round(begin.elapsed_time(end) * 1e6))
+            self._pool.give_back([begin, end])
         return durations
 
     def check(self, times: WindowTimes) -> ClockCheck:
@@ -449,24 +458,12 @@ class TorchDevice:
         self._from = torch.zeros(1, device="cuda")
         self._to = torch.zeros(1).pin_memory()
         self._after: dict[str, torch.cuda.Stream] = {}
-        self._current = CurrentStream(torch.cuda.current_device())
+        self.record = CurrentStream(torch.cuda.current_device()).record
         self._nvml = Nvml(self.name)
 
     def new_event(self) -> Event:
         """Return an event that takes time."""
-        event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,assignment]
-        return event
-
-    def record(self, event: Event) -> None:
-        """Record on the stream that is current for this thread."""
-        event.record(self._current.find())
-
-    @staticmethod
-    def state_of(tensor: object) -> TensorState | None:
-        """Return the state of a plain tensor; None for subclasses, whose memory others hold."""
-        if type(tensor) is not torch.Tensor or _WEAK_REFERENCE is None or tensor.is_inference():
-            return None
-        return _TensorState(tensor, _WEAK_REFERENCE(tensor))
+        return cast(Event, torch._C._CudaEventBase(enable_timing=True))
 
     def record_aside(self, event: Event) -> None:
         """Record on the stream for ties, behind a copy of one number to the host.
@@ -477,7 +474,7 @@ class TorchDevice:
         """
         with torch.cuda.stream(self._aside):
             self._to.copy_(self._from, non_blocking=True)
-            event.record()
+            event.record(self._aside)
 
     def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
         """Record when the work is done; a lane's stream holds nothing but such waits."""
@@ -486,44 +483,11 @@ class TorchDevice:
             stream = self._after[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             work.wait()
-            event.record()
+            event.record(stream)
 
     def counters(self) -> dict[str, float]:
         """Read clock, power and temperature."""
         return self._nvml.read()
-
-
-class _WeakReference(Protocol):
-    def expired(self) -> bool: ...
-
-
-_WEAK_REFERENCE: Callable[[torch.Tensor], _WeakReference] | None = getattr(
-    torch._C, "_WeakTensorRef", None
-)
-"""Torch's own kind: Python's goes with the Python object, of which a tensor may have several."""
-
-
-class _TensorState:
-    """Where a tensor lies, and torch's count of changes to it.
-
-    The weak reference tells whether it still lies there: later tensors get the memory of earlier
-    ones, but not while those live.
-    """
-
-    __slots__ = ("_pointer", "_reference", "_version")
-
-    def __init__(self, tensor: torch.Tensor, reference: _WeakReference) -> None:
-        self._pointer, self._version = tensor.data_ptr(), tensor._version
-        self._reference = reference
-
-    def is_that_of(self, tensor: object) -> bool:
-        """Tell whether it is the same memory, or a part of it from its begin on, and unchanged."""
-        return (
-            type(tensor) is torch.Tensor
-            and tensor.data_ptr() == self._pointer
-            and tensor._version == self._version
-            and not self._reference.expired()
-        )
 
 
 class CurrentStream:
@@ -541,15 +505,16 @@ class CurrentStream:
         )
         self._known: dict[int, torch.cuda.Stream] = {}
 
-    def find(self) -> torch.cuda.Stream:
-        """Return the stream on which the calling thread launches now."""
+    def record(self, event: Event) -> None:
+        """Record on the stream on which the calling thread launches now."""
         if self._handle_of is None:
-            return torch.cuda.current_stream(self._device)
+            event.record(torch.cuda.current_stream(self._device))
+            return
         handle = self._handle_of(self._device)
         stream = self._known.get(handle)
         if stream is None:
             stream = self._known[handle] = torch.cuda.current_stream(self._device)
-        return stream
+        event.record(stream)
 
 
 def can_wait_aside() -> bool:

@@ -108,8 +108,15 @@ class LayerTurns:
 
     def largest_stride(self) -> int:
         """Return from which stride on no fewer layers are recorded; 1 without any layers."""
-        sizes = [len(layers) // self.least for layers in self._layers_of_chunk.values()]
-        return max(sizes, default=1)
+        return self.last_stride() // self.least or 1
+
+    def last_stride(self) -> int:
+        """Return the stride that leaves a single layer of each chunk, where `allow` is called."""
+        return max(map(len, self._layers_of_chunk.values()), default=1)
+
+    def allow(self, stride: int) -> None:
+        """Let a stride leave fewer layers than `least`, as a budget may ask for."""
+        self.least = max(1, min(self.least, self.last_stride() // stride))
 
     @property
     def chosen(self) -> tuple[int, ...] | None:
@@ -485,6 +492,7 @@ class RecordingTracer(Tracer):
         if self._window_open:
             self._end_window()
         was_full = self.full
+        self.layers.allow(level.layer_stride)
         self._config = replace(
             self._config,
             granularity=level.granularity,

@@ -1,7 +1,7 @@
 """The background thread that turns finished windows into lines of the rank file.
 
 Python's threads take turns: whoever asks for the interpreter while another computes waits up to 5
-ms, and training asks after every kernel that it launches. So the writer computes for a fifth of a
+ms, and training asks after every kernel that it launches. So the writer computes for a
 millisecond at a time and rests in between; whoever waits gets its turn then. Shorter turns cost
 more than they spare, for each one wakes two threads up. It also starts late: many trainers
 wait for the device at the end of an iteration, and their launches are urgent right after it.
@@ -79,7 +79,7 @@ class Voice:
             thread.join(_FINISH_S)
 
 
-SLICE_NS = 200_000
+SLICE_NS = 1_000_000
 REST_S = 100e-6
 """Long enough that a thread that waits has woken up and taken over."""
 FIRST_REST_S = 0.02

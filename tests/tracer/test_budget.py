@@ -43,6 +43,7 @@ class Job:
         seed=1,
         granularity=Granularity.FULL,
         largest_stride=1,
+        last_stride=1,
         budget_ratio=0.01,
     ):
         self.config = TraceConfig(
@@ -53,7 +54,7 @@ class Job:
         self.cost_of = cost_of
         self.board = Board()
         self.levels: list[Level] = []
-        self.iteration = 0
+        self.iteration, self.iteration_ns = 0, 10 * MS
         self.budget = Budget(
             self.config,
             self.board,
@@ -61,6 +62,7 @@ class Job:
             lower=self.levels.append,
             current_iteration=lambda: self.iteration,
             largest_stride=lambda: largest_stride,
+            last_stride=lambda: last_stride,
         )
 
     def run(self, num_windows):
@@ -75,7 +77,7 @@ class Job:
                 self.iteration += 1
                 traced = place == 0
                 factor = 1 + (self.cost_of(granularity) if traced else 0)
-                duration = 10 * MS * factor * (1 + self.noise * abs(self.rng.gauss(0, 1)))
+                duration = self.iteration_ns * factor * (1 + self.noise * abs(self.rng.gauss(0, 1)))
                 activity = Activity.TRACED if traced else Activity.NONE
                 timings.append((self.iteration, activity, round(duration)))
             self.budget.window_written(
@@ -126,6 +128,18 @@ def test_without_a_budget_layers_take_turns_and_nothing_else_goes(warnings_of_me
     assert "no fewer layers can be recorded; --trace-budget SHARE lowers the rest" in rest
 
 
+def test_a_single_layer_is_the_last_step_and_taken_where_two_cost_too_much(warnings_of_megascan):
+    job = Job(lambda granularity: 0.0, largest_stride=4, last_stride=8, budget_ratio=0.0)
+    job.cost_of = lambda granularity: 0.7 / (job.levels[-1].layer_stride if job.levels else 1)
+    job.run(200)  # 14 % of the run, 3.5 % with two layers, 1.75 % with one
+    assert [level.layer_stride for level in job.levels] == [4, 8]
+    assert len(warnings_of_megascan()) == 2
+    job = Job(lambda granularity: 0.0, largest_stride=4, last_stride=8, budget_ratio=0.0)
+    job.cost_of = lambda granularity: 0.3 / (job.levels[-1].layer_stride if job.levels else 1)
+    job.run(200)
+    assert [level.layer_stride for level in job.levels] == [4]
+
+
 def test_without_a_budget_a_traced_iteration_may_cost_a_little(warnings_of_megascan):
     job = Job(lambda granularity: 0.08, noise=0.005, largest_stride=64, budget_ratio=0.0)
     job.run(200)  # 1.6 % of the run
@@ -166,6 +180,23 @@ def test_noise_lowers_nothing(seed):
     job = Job(lambda granularity: 0.0, noise=0.3, seed=seed)  # run ratios some per cent either way
     job.run(400)
     assert job.levels == [] and job.board == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_takes_no_layers_either(seed):
+    """Though less evidence is enough for them."""
+    job = Job(lambda granularity: 0.0, noise=0.3, seed=seed, largest_stride=64, budget_ratio=0.0)
+    job.run(400)
+    assert job.levels == [] and job.board == {}
+
+
+def test_layers_take_turns_soon_where_iterations_are_long_enough():
+    """At the first look, after seven windows, from the sixth interval behind it on."""
+    job = Job(lambda granularity: 0.3, noise=0.05, largest_stride=4, budget_ratio=0.0)
+    job.iteration_ns = 300 * MS
+    job.run(7)
+    (level,) = job.levels
+    assert (level.layer_stride, level.from_iteration) == (4, 6 * 5 + 6 * 5 + 1)
 
 
 def test_a_cost_within_the_budget_lowers_nothing():

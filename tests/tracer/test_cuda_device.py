@@ -178,7 +178,6 @@ def test_moments_are_the_same_only_while_nothing_is_done_to_a_tensor(timer):
     tensor = torch.ones(1 << 20, device="cuda")
     first = timer.mark_at(tensor)
     assert timer.mark_at(tensor) is first
-    assert timer.mark_at(tensor.view(2, -1)) is first
     tensor.add_(1)
     second = timer.mark_at(tensor)
     assert second is not first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from megascan.instrument.megatron import BackwardSpans, Modules
+from megascan.instrument.place import Position
 from megascan.schema import Kind, Track
 from megascan.tracer import cuda
 from megascan.tracer.cuda import CudaTimer, CurrentStream, can_wait_aside
@@ -51,9 +54,6 @@ class Gpu:
         event.true_ns = max(self.busy_until_ns, self.host_ns)
         event.recorded = True
 
-    def state_of(self, tensor):
-        return tensor and FakeState(tensor)
-
     def record_aside(self, event):
         event.true_ns = self.host_ns + self.aside_ns
         event.recorded = True
@@ -86,16 +86,6 @@ class FakeEvent:
     def elapsed_time(self, end):
         milliseconds = (end.true_ns - self.true_ns) * self.gpu.rate / 1e6
         return struct.unpack("f", struct.pack("f", milliseconds))[0]  # float32, as CUDA's
-
-
-class FakeState:
-    """Of tensors that are lists here: a list is changed when it grows."""
-
-    def __init__(self, tensor):
-        self.tensor, self.length = tensor, len(tensor)
-
-    def is_that_of(self, tensor):
-        return tensor is self.tensor and len(tensor) == self.length
 
 
 @pytest.fixture
@@ -391,6 +381,16 @@ def test_the_training_thread_waits_for_the_device_between_iterations_only(
     assert len(waited) <= num_ties * 4
 
 
+class RecordedOn:
+    """An event that knows the streams on which it was recorded."""
+
+    def __init__(self):
+        self.streams = []
+
+    def record(self, stream):
+        self.streams.append(stream)
+
+
 def test_the_current_stream_is_made_once_and_found_again_by_its_handle(monkeypatch):
     current, made = [7], []
 
@@ -401,36 +401,56 @@ def test_the_current_stream_is_made_once_and_found_again_by_its_handle(monkeypat
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0],
                         raising=False)  # fmt: skip
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    streams = CurrentStream(1)
-    assert [streams.find() for _ in range(3)] == ["stream 7 of device 1"] * 3
-    current[0] = 8  # another stream was chosen, or another thread asks
-    assert streams.find() == "stream 8 of device 1"
-    current[0] = 7
-    assert streams.find() == "stream 7 of device 1" and len(made) == 2
+    streams, event = CurrentStream(1), RecordedOn()
+    for handle in (7, 7, 7, 8, 7):  # another stream was chosen, or another thread asks
+        current[0] = handle
+        streams.record(event)
+    assert event.streams == [f"stream {handle} of device 1" for handle in (7, 7, 7, 8, 7)]
+    assert len(made) == 2
 
 
 def test_where_torch_tells_no_handle_it_is_asked_for_the_stream(monkeypatch):
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"asked for {device}")
-    assert CurrentStream(0).find() == "asked for 0"
+    event = RecordedOn()
+    CurrentStream(0).record(event)
+    assert event.streams == ["asked for 0"]
+
+
+@pytest.mark.parametrize("made", ["weight", "in inference mode", "nothing"])
+def test_what_may_change_unseen_is_never_complete(gpu, made):
+    with torch.inference_mode(made == "in inference mode"):
+        tensor = None if made == "nothing" else torch.ones(3)
+    if made == "weight":
+        tensor = torch.nn.Parameter(tensor)  # a subclass: others may hold its memory
+    timer = make_timer(gpu())
+    assert timer.mark_at(tensor) is not timer.mark_at(tensor)
+
+
+def test_a_tensor_with_the_identity_of_one_that_is_gone_is_another_one(gpu):
+    timer, tensor = make_timer(gpu()), torch.ones(1)
+    first = timer.mark_at(tensor)
+    del tensor
+    again = [torch.ones(1) for _ in range(20)]  # one of them gets its memory
+    assert all(timer.mark_at(one) is not first for one in again)
 
 
 def test_what_is_complete_at_the_newest_mark_needs_no_other(gpu):
-    timer, tensor = make_timer(gpu()), [1]
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
     assert timer.mark_at(tensor) is first
-    assert timer.mark_at([1]) is not first  # another one that looks alike
+    assert timer.mark_at(torch.ones(1)) is not first  # another one that looks alike
 
 
 def test_what_was_changed_since_the_newest_mark_gets_a_mark_of_its_own(gpu):
-    timer, tensor = make_timer(gpu()), [1]
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
-    tensor.append(2)
+    tensor.add_(1)
     assert timer.mark_at(tensor) is not first
 
 
 def test_a_mark_of_anything_else_comes_between(gpu):
-    timer, tensor = make_timer(gpu()), [1]
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     first = timer.mark_at(tensor)
     timer.mark()
     assert timer.mark_at(tensor) is not first
@@ -440,7 +460,7 @@ def test_a_mark_of_anything_else_comes_between(gpu):
 def test_work_whose_change_nobody_sees_still_lasts(gpu):
     """A collective fills its tensor, a module may return what it was given."""
     device = gpu()
-    timer, tensor = make_timer(device), [1]
+    timer, tensor = make_timer(device), torch.ones(1)
     begin = timer.mark_at(tensor)
     device.launch(5_000)
     end = timer.mark_after(tensor)
@@ -454,7 +474,7 @@ def test_work_whose_change_nobody_sees_still_lasts(gpu):
 
 def test_a_shared_event_is_given_back_once(gpu):
     device = gpu()
-    timer, tensor = make_timer(device), [1]
+    timer, tensor = make_timer(device), torch.ones(1)
     opened = timer.tie()
     marks = [timer.mark(), timer.mark_at(tensor), timer.mark_at(tensor), timer.mark()]
     device.host(10_000_000)
@@ -465,8 +485,33 @@ def test_a_shared_event_is_given_back_once(gpu):
 
 def test_a_collective_that_goes_on_by_itself_leaves_nothing_complete(gpu):
     """Torch does not count what it does to its tensor, and the wait for it takes no mark."""
-    timer, tensor = make_timer(gpu()), [1]
+    timer, tensor = make_timer(gpu()), torch.ones(1)
     opened = timer.mark_at(tensor)
     begin = timer.mark_before(tensor)
     assert begin is opened
     assert timer.mark_at(tensor) is not begin
+
+
+def test_layers_in_a_row_share_the_mark_between_them(gpu, make_tracer):
+    """In forward order by the tensor that is handed on, in backward by its gradient."""
+    device = gpu()
+    tracer, _ = make_tracer(timer=make_timer(device))
+    position = Position()
+    backward_spans = BackwardSpans(tracer, position)
+
+    class Layer(torch.nn.Linear):
+        pass
+
+    forward_of = Modules(tracer, position, backward_spans).forward_of("layer")
+    Layer.forward = forward_of(torch.nn.Linear.forward)
+    x = torch.ones(8, 4, requires_grad=True) * 1
+    with tracer.iteration(1):
+        for layer in [Layer(4, 4) for _ in range(4)]:
+            x = layer(x)
+        x.sum().backward()
+        spans = list(tracer._spans)
+    for name in ("layer", "layer-backward"):
+        row = [span for span in spans if span.name == name]
+        assert len(row) == 4
+        for earlier, later in itertools.pairwise(row):
+            assert earlier.end is later.begin and earlier.begin is not earlier.end

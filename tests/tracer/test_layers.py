@@ -12,7 +12,8 @@ import pytest
 from megascan.config import TraceConfig, add_trace_arguments
 from megascan.errors import ConfigError, InputError
 from megascan.header import RankHeader, WindowRecord
-from megascan.schema import Kind
+from megascan.schema import Granularity, Kind
+from megascan.tracer.budget import Level
 from megascan.tracer.tracer import LayerTurns
 
 WINDOW = {"run_id": "r", "window": 0, "first_iteration": 1, "last_iteration": 2, "num_spans": 0}
@@ -124,3 +125,32 @@ def test_old_rank_files_of_the_examples_tell_all_layers() -> None:
 
     example = Path(__file__).parents[2] / "examples" / "h200-pp2-dp2-healthy.json.gz"
     assert not is_sampled(read_timeline(example))
+
+
+def test_a_budget_may_leave_one_layer_of_a_chunk(make_tracer: Callable) -> None:
+    tracer, _ = make_tracer(interval=4, window=1)
+    chosen = {}
+    for iteration in range(1, 18):
+        if stride := {2: 4, 7: 8}.get(iteration):
+            level = Level(
+                granularity=Granularity.FULL,
+                interval=4,
+                layer_stride=stride,
+                from_iteration=iteration,
+            )
+            tracer.lower(level)
+        with tracer.iteration(iteration):
+            if tracer.active:
+                for layer in range(1, 9):
+                    tracer.layers.takes(layer)
+                chosen[iteration] = tracer.layers.chosen
+    assert chosen == {1: None, 5: (2, 6), 9: (3,), 13: (4,), 17: (5,)}
+
+
+def test_a_stride_of_the_user_s_own_leaves_two() -> None:
+    turns = LayerTurns()
+    turns.begin_iteration(config(64), 1)
+    assert all(turns.takes(layer) for layer in range(8))
+    turns.begin_iteration(config(64), 2)
+    assert turns.chosen is not None and len(turns.chosen) == 2
+    assert (turns.largest_stride(), turns.last_stride()) == (4, 8)

@@ -228,3 +228,50 @@ def test_an_error_of_ours_in_a_hook_stops_tracing_and_no_backward(
     assert torch.equal(source.grad, torch.full((3,), 2.0))
     (warning,) = warnings_of_megascan()
     assert "tracing stopped" in warning and "ZeroDivisionError" in warning
+
+
+class Alike(torch.Tensor):
+    """A tensor of somebody else's class."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Alike, torch.nn.Parameter])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_hooks_of_others_on_a_tensor_stay_and_count(make_tracer, kind, earlier):
+    """Before ours, after ours, on a leaf and on a subclass; the trainer may take its own away."""
+    tracer, _ = make_tracer()
+    spans = BackwardSpans(tracer, Position())
+    leaf = torch.ones(3, requires_grad=True)
+    source = (
+        torch.nn.Parameter(leaf) if kind is torch.nn.Parameter else (leaf * 1).as_subclass(kind)
+    )
+    called = []
+    with tracer.iteration(1):
+        result = source * 2
+        if earlier:
+            source.register_hook(lambda gradient: called.append("trainer's") or gradient * 10)
+        spans.watch("module-backward", {"layer": 3}, source, result)
+        if not earlier:
+            source.register_hook(lambda gradient: called.append("trainer's") or gradient * 10)
+        source.register_hook(lambda gradient: called.append("removed")).remove()
+        result.sum().backward()
+        recorded = [span.name for span in tracer._spans]
+    reached = source.grad if kind is torch.nn.Parameter else leaf.grad
+    assert called == ["trainer's"] and reached.tolist() == [20.0] * 3
+    assert recorded == ["module-backward"]
+
+
+def test_a_torch_without_the_short_way_registers_the_long_way(make_tracer, monkeypatch):
+    tracer, _ = make_tracer()
+    spans = BackwardSpans(tracer, Position())
+    registered = []
+    monkeypatch.setattr(
+        torch.Tensor, "register_hook", lambda tensor, hook: registered.append(tensor)
+    )
+    source = torch.ones(3, requires_grad=True) * 1
+    with tracer.iteration(1):
+        spans.watch("module-backward", {}, source, source * 2)
+        assert not registered
+        monkeypatch.setattr(spans, "_plain_tensor", None)
+        other = torch.ones(3, requires_grad=True) * 1
+        spans.watch("module-backward", {}, other, other * 2)
+    assert len(registered) == 2
