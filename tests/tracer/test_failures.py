@@ -215,9 +215,9 @@ def test_a_place_that_cannot_be_written_to(kind, tmp_path, make_tracer, warnings
         place.write_text("mine")
     else:
         place.mkdir()
-        _, path = make_tracer(folder=place)
-        wait_until(path.exists)
-        path.unlink()
+        first, path = make_tracer(folder=place)
+        first.close()
+        path.unlink(missing_ok=True)
         os.mkfifo(path)
     begin = time.monotonic()
     tracer, _ = make_tracer(interval=2, window=2, folder=place, resumed=True)
