@@ -750,6 +750,11 @@ class _Consequences:
         0.25, "share of the cost", Origin.CONVENTION,
         "a link that costs less than this of what its slow device does goes with it",
     )  # fmt: skip
+    awaited_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "between what a link is slower by and its members' passes, that wait for it: a slow device "
+        "slows what it transfers by no more than what it computes",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

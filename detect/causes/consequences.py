@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from detect.report import Cause, Finding
+from detect.report import Cause, Finding, Owner
 from detect.text import percent, ranks_text
 from detect.thresholds import CONSEQUENCES
 
@@ -28,7 +28,7 @@ ONE_FAULT = {
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of which none is a consequence of another; the heavier of two explains."""
-    left = sorted(findings, key=_weight)
+    left = sorted(findings, key=lambda one: (_is_waiting(one, findings), *_weight(one)))
     result: list[Finding] = []
     for finding in left:
         place = next((i for i, one in enumerate(result) if _explains(one, finding)), None)
@@ -38,6 +38,26 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
             main = result[place]
             result[place] = replace(main, evidence=(*main.evidence, _sentence(finding)))
     return result
+
+
+def _is_waiting(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether a group's slow link explains why its members look slow themselves: they wait
+    for it inside their passes. A slow device would slow transfers by no more than its own work.
+    """
+    return (
+        finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
+        and finding.owner == Owner.UNDECIDED
+        and any(_is_awaited(link, finding) for link in findings)
+    )
+
+
+def _is_awaited(link: Finding, finding: Finding) -> bool:
+    much_slower = link.slowdown - 1.0 >= CONSEQUENCES.awaited_ratio * (finding.slowdown - 1.0)
+    return (
+        (link.cause, link.owner) == (Cause.LINK, Owner.NODE)
+        and set(link.ranks) >= set(finding.ranks)
+        and much_slower
+    )
 
 
 def _weight(finding: Finding) -> tuple[bool, float]:
@@ -54,6 +74,8 @@ def _explains(main: Finding, other: Finding) -> bool:
         return meets  # whoever launches late holds up its partners' messages, too
     if not meets or not set(main.ranks) & set(other.ranks):
         return False
+    if other.owner == Owner.UNDECIDED and _is_awaited(main, other):
+        return other.cause in (Cause.COMPUTE, Cause.UNKNOWN)
     same = set(main.ranks) >= set(other.ranks)
     if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
         return same or minor or other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
@@ -71,7 +93,8 @@ def _excess(finding: Finding) -> float:
 def _sentence(finding: Finding) -> str:
     what = {
         Cause.LOADER: "its data loading is slower to match",
-        Cause.COMPUTE: "what its host delays looks like slower computing, too",
+        Cause.COMPUTE: "what it delays looks like slower computing, too",
+        Cause.UNKNOWN: f"{ranks_text(finding.ranks)} wait for it inside their passes",
         Cause.HOST: "the time lost between its operations goes with it",
         Cause.LINK: f"the communication of {ranks_text(finding.ranks)} suffers with it",
     }[finding.cause]

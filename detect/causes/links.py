@@ -158,8 +158,7 @@ def _search_connections(inquiry: Inquiry) -> Answer:
 def _attribute(
     seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
-    error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    left = [one for one in suspects if _above(units, one, error_ns)]
+    left = [one for one in suspects if _above(seen, units, one)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
@@ -182,10 +181,12 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine; what is a rail (the same device of several hosts). Which
-    member of another group is slow, nobody can tell.
+    `worst` unit takes, which are fine; what is a rail (the same device of several hosts); and what
+    lies on one host: that host is. Which member of another group is slow, nobody can tell.
     """
     if len(ranks) == 1:
+        return True
+    if _is_inside_a_host(seen.members, ranks):
         return True
     recorded = {rank for workers in seen.members.workers for rank in workers}
     if not recorded.issuperset(ranks):
@@ -194,6 +195,22 @@ def _is_isolated(
     if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
     return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
+
+
+def _is_inside_a_host(members: Members, ranks: tuple[int, ...]) -> bool:
+    """Return whether these ranks use GPUs of one host, so that no network lies between them.
+
+    Where a trace names no host, devices tell: a job whose devices all have different numbers runs
+    on one. On CPUs no link lies between them.
+    """
+    recorded = {rank for workers in members.workers for rank in workers}
+    if members.device_kind == "cpu" or not recorded.issuperset(ranks):
+        return False
+    if any(members.hosts):
+        hosts = {_device_of(members, rank)[0] for rank in ranks}
+        return len(hosts) == 1 and "" not in hosts
+    devices = [_device_of(members, rank)[1] for rank in sorted(recorded)]
+    return len(recorded) == members.layout.world_size and len(set(devices)) == len(devices)
 
 
 def _device_of(members: Members, rank: int) -> tuple[str, int]:
@@ -206,9 +223,20 @@ def _device_of(members: Members, rank: int) -> tuple[str, int]:
     return "", -1
 
 
-def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
-    """Return whether the lost time exceeds what clock errors could feign."""
+def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
+    """Return whether the lost time exceeds what clock errors could feign.
+
+    An operation's transfer is never above its shortest member's own span, which one clock measures:
+    it is those it is compared with that clocks may make too short. Inside a host, where its members
+    meet hundreds of times an iteration, they do so by their typical error.
+    """
+    if seen.alignment is None:
+        return True
     actual, normal = _times(units, suspect)
+    is_inside = _is_inside_a_host(seen.members, units.members[suspect.row])
+    error_ns = (
+        seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
+    )
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
 
 
