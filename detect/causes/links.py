@@ -32,7 +32,7 @@ from detect.stats.noise import Usual
 from detect.stats.persistence import Course
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CONSEQUENCES, LINKS, SEARCH
+from detect.thresholds import CONSEQUENCES, COSTS, LINKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -43,6 +43,12 @@ IN_DOUBT = (
 
 IN_DOUBT_ENDS = (
     "one of its ends has no other connection that is fine: the link, or that end, may be slow"
+)
+
+
+IN_DOUBT_NOW_AND_THEN = (
+    "it comes and goes and costs the step nothing: messages that share a NIC find it free or taken, "
+    "and one of them may be the unlucky one"
 )
 
 
@@ -337,7 +343,7 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
     rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
     slowdown = float(np.exp(link.course.effect))
     reach = SEARCH.interval_sigmas * link.course.standard_error
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
             ranks=link.ranks,
@@ -356,6 +362,11 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
             advice=connection_advice(seen, link.ranks),
         ),
     )
+    costs_nothing = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
+    if len(link.course.episodes) < 2 or not costs_nothing or not finding.cost_is_replayed:
+        return finding
+    evidence = (*finding.evidence, IN_DOUBT_NOW_AND_THEN)
+    return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:

@@ -86,7 +86,8 @@ class _Crossings:
 
     transfers: Transfers
     level: Floats
-    """(unit,): log ns"""
+    """(unit,): log of the mean, ns. Of messages that share a NIC some are alone on it and some are
+    not: a median is that of the ones or of the others, by chance."""
     hosts: tuple[frozenset[str], ...]
     """Of each unit; more than one where it crosses a border."""
     device_of: Mapping[int, tuple[str, int]]
@@ -227,11 +228,10 @@ def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
         )
         for place, rank in enumerate(workers)
     }
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
+    mean_ns = robust.mean(transfers.transfer_ns, axis=1)
     return _Crossings(
         transfers=transfers,
-        level=robust.median(log_ns, axis=1),
+        level=np.log(np.where(mean_ns > 0, mean_ns, np.nan)),
         hosts=tuple(
             frozenset(device_of[rank][0] for rank in unit if rank in device_of)
             for unit in transfers.members
