@@ -68,22 +68,39 @@ def _weight(finding: Finding) -> tuple[bool, float]:
 def _explains(main: Finding, other: Finding) -> bool:
     """Return whether `other` is what the fault of `main` looks like elsewhere."""
     meets = main.first_iteration <= other.last_iteration
-    meets = meets and other.first_iteration <= main.last_iteration
-    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
-    if main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK and minor:
-        return meets  # whoever launches late holds up its partners' messages, too
-    if not meets or not set(main.ranks) & set(other.ranks):
+    if not meets or not other.first_iteration <= main.last_iteration:
         return False
-    if other.owner == Owner.UNDECIDED and _is_awaited(main, other):
-        return other.cause in (Cause.COMPUTE, Cause.UNKNOWN)
+    minor = _excess(other) <= CONSEQUENCES.minor_share * _excess(main)
+    if minor and (_launches_late(main, other) or _is_behind(main, other)):
+        return True
+    if not set(main.ranks) & set(other.ranks):
+        return False
+    return _is_waiting(other, [main]) or _goes_with(main, other, minor=minor)
+
+
+def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
+    """Return the same of findings that share ranks."""
     same = set(main.ranks) >= set(other.ranks)
     if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
         return same or minor or other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
         return same and other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
-    if main.cause == other.cause == Cause.LINK:
-        return True
-    return same and (main.cause, other.cause) in ONE_FAULT
+    both_links = main.cause == other.cause == Cause.LINK
+    return both_links or (same and (main.cause, other.cause) in ONE_FAULT)
+
+
+def _launches_late(main: Finding, other: Finding) -> bool:
+    """Return whether a host that launches late holds up its partners' messages, too."""
+    return main.cause == Cause.HOST and len(main.ranks) > 1 and other.cause == Cause.LINK
+
+
+def _is_behind(main: Finding, other: Finding) -> bool:
+    """Return whether a link between hosts may suffer from the slow network of a third one: what
+    comes late from there meets other messages at the NICs behind it.
+    """
+    are_links = main.cause == other.cause == Cause.LINK
+    is_network = len(main.ranks) > 1 and main.owner == Owner.NODE and "," not in main.host
+    return are_links and is_network and "," in other.host and len(other.ranks) < len(main.ranks)
 
 
 def _excess(finding: Finding) -> float:

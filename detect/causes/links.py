@@ -47,8 +47,8 @@ IN_DOUBT_ENDS = (
 
 
 IN_DOUBT_NOW_AND_THEN = (
-    "it comes and goes and costs the step nothing: messages that share a NIC find it free or taken, "
-    "and one of them may be the unlucky one"
+    "it comes and goes and costs the step nothing: messages that share a NIC find it free or "
+    "taken, and one of them may be the unlucky one"
 )
 
 
@@ -165,6 +165,7 @@ def _attribute(
     seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
     left = [one for one in suspects if _above(seen, units, one)]
+    left = [one for one in left if not any(_waits_for(units, one, other) for other in left)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
@@ -192,7 +193,7 @@ def _is_isolated(
     """
     if len(ranks) == 1:
         return True
-    if _is_inside_a_host(seen.members, ranks):
+    if are_inside_a_host(seen.members, ranks):
         return True
     recorded = {rank for workers in seen.members.workers for rank in workers}
     if not recorded.issuperset(ranks):
@@ -203,8 +204,8 @@ def _is_isolated(
     return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
-def _is_inside_a_host(members: Members, ranks: tuple[int, ...]) -> bool:
-    """Return whether these ranks use GPUs of one host, so that no network lies between them.
+def are_inside_a_host(members: Members, ranks: tuple[int, ...]) -> bool:
+    """Return whether these ranks use GPUs of one host: no network lies between them.
 
     Where a trace names no host, devices tell: a job whose devices all have different numbers runs
     on one. On CPUs no link lies between them.
@@ -239,11 +240,25 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     if seen.alignment is None:
         return True
     actual, normal = _times(units, suspect)
-    is_inside = _is_inside_a_host(seen.members, units.members[suspect.row])
-    error_ns = (
-        seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
-    )
+    is_inside = are_inside_a_host(seen.members, units.members[suspect.row])
+    error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
+
+
+def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
+    """Return whether a group loses what another stage's group of the same operation loses.
+
+    Where sizes were not recorded, an operation may hold what follows it: of a stage's reduction
+    that ends with a reduction over stages, the wait for the slow one. It then loses the same time
+    and is the less slow of both.
+    """
+    mine, its = (units.transfers.kind[_row_of(units, one)] for one in (suspect, other))
+    kinds = units.transfers.kinds
+    if mine == its or kinds[mine] != kinds[its] or suspect.course.effect >= other.course.effect:
+        return False
+    lost, others = (actual - normal for actual, normal in
+                    (_times(units, one) for one in (suspect, other)))  # fmt: skip
+    return abs(lost / others - 1.0) <= LINKS.same_loss_share
 
 
 def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
@@ -363,7 +378,8 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
         ),
     )
     costs_nothing = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
-    if len(link.course.episodes) < 2 or not costs_nothing or not finding.cost_is_replayed:
+    lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
+    if lasts or not costs_nothing or not finding.cost_is_replayed:
         return finding
     evidence = (*finding.evidence, IN_DOUBT_NOW_AND_THEN)
     return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)

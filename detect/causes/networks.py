@@ -41,7 +41,7 @@ from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, times
-from detect.thresholds import LINKS, NETWORKS, SEARCH
+from detect.thresholds import COSTS, LINKS, NETWORKS, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -204,6 +204,9 @@ def _slowest(
     excess_ns = _excess_ns(transfers, split, ranks)
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return None
+    slow_ns, quick_ns = _typical_ns(transfers, split)
+    if np.log(slow_ns / max(quick_ns, 1.0)) < split.effect / 2:
+        return None  # a few transfers that clocks make vanish shorten a mean
     if seen.alignment is not None:
         typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
         lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
@@ -361,11 +364,7 @@ def _who(slow: SlowNetwork) -> str:
 
 def _evidence(seen: Observations, split: _Split, others: str) -> str:
     assert seen.transfers is not None
-    typical = robust.median(seen.transfers.transfer_ns, axis=1)
-    size = seen.transfers.size_bytes
-    if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
-        typical = typical / size * SHOWN_BYTES
-    slow_ns, quick_ns = (float(np.median(typical[units])) for units in (split.slow, split.quick))
+    slow_ns, quick_ns = _typical_ns(seen.transfers, split)
     return (
         f"one {split.kind} takes {milliseconds(slow_ns)} on "
         f"{counted(len(split.slow), 'connection')} of it against {milliseconds(quick_ns)} on "
@@ -376,7 +375,7 @@ def _evidence(seen: Observations, split: _Split, others: str) -> str:
 
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_networks(inquiry)
-    notes = () if found else _hidden_by_rings(inquiry.seen)
+    hidden = [] if found else _hidden_hosts(inquiry.seen)
     transfers = inquiry.seen.transfers
     slow = [] if transfers is None else [
         (set(one.ranks), [set(transfers.members[unit]) for unit in one.split.all_slow.tolist()])
@@ -393,28 +392,33 @@ def _search(inquiry: Inquiry) -> Answer:
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         explains=explains,
-        notes=notes,
+        notes=_notes(inquiry.seen, hidden),
+        hides=_hides(inquiry.seen, hidden),
     )
 
 
-def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
-    """Say whose slow network could not have been seen: nothing crosses borders without it."""
+def _hidden_hosts(seen: Observations) -> list[str]:
+    """Return the hosts whose slow network could not have been seen: nothing that is large enough to
+    tell crosses between hosts without them.
+    """
     hosts = sorted({name for name in seen.members.hosts if name})
-    if len(hosts) < 2:
-        return ()
-    hidden = hosts
-    if seen.transfers is not None:
-        crossings = _crossings(seen, seen.transfers)
-        kinds = _kinds(crossings, floor=0.0)
-        hidden = [
-            name
-            for name in hosts
-            if not any(min(map(len, one.split(crossings.touches(name)))) for one in kinds)
-        ]
+    if len(hosts) < 2 or seen.transfers is None:
+        return hosts if len(hosts) > 1 else []
+    crossings = _crossings(seen, seen.transfers)
+    kinds = _kinds(crossings, floor=0.0)
+    return [
+        name
+        for name in hosts
+        if not any(min(map(len, one.split(crossings.touches(name)))) for one in kinds)
+    ]
+
+
+def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
+    """Say whose slow network could not have been seen."""
     if not hidden:
         return ()
     test = "an all_reduce_perf (nccl-tests) between pairs of hosts shows it"
-    if hidden == hosts:
+    if len(hidden) == len({name for name in seen.members.hosts if name}):
         return (
             "all communication between hosts runs through every one of them, or was not recorded: "
             f"a slow network of one host slows all alike and cannot be seen here; {test}",
@@ -424,6 +428,50 @@ def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
         f"and is large enough to tell runs through {'them' if len(hidden) > 1 else 'it'}, or has "
         f"no equal; {test}",
     )
+
+
+def _hides(seen: Observations, hidden: list[str]) -> str:
+    """Say that the step may owe much of its time to a slow network that nobody can see; "" where
+    one at half its speed costs little, or where there are no networks to speak of (CPUs).
+    """
+    if not hidden or seen.transfers is None or seen.members.device_kind == "cpu":
+        return ""
+    transfers = seen.transfers
+    crosses = _crossings(seen, transfers).crosses & ~(
+        (transfers.size_bytes >= 0) & (transfers.size_bytes < NETWORKS.min_bytes)
+    )
+    by_rank: dict[int, float] = defaultdict(float)
+    for unit in np.flatnonzero(crosses).tolist():
+        for rank in transfers.members[unit]:
+            by_rank[rank] += float(transfers.total_ns[unit])
+    share = max(by_rank.values(), default=0.0) / float(np.median(seen.iteration_ns))
+    saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
+    if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
+        return ""
+    cost = _cost_if_slow(seen, hidden)
+    if cost is not None and cost < POWER.healthy_ratio:
+        return ""
+    return (
+        f"transfers between hosts last {share:.0%} of the iteration and run through all of them: "
+        "a network at half its speed would look the same"
+    )
+
+
+def _cost_if_slow(seen: Observations, hidden: list[str]) -> float | None:
+    """Return by replay what one of these hosts would cost if its network had half its speed."""
+    if seen.costs is None:
+        return None
+    rows = [row for row, host in enumerate(seen.members.hosts) if host == hidden[0]]
+    return seen.costs.ratio_of_border(seen.members.ranks_of(rows), NETWORKS.half_speed_ratio)
+
+
+def _typical_ns(transfers: Transfers, split: _Split) -> tuple[float, float]:
+    """Return what one slow and one quick transfer take; of unlike sizes, so many bytes of them."""
+    typical = robust.median(transfers.transfer_ns, axis=1)
+    size = transfers.size_bytes
+    if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
+        typical = typical / size * SHOWN_BYTES
+    return float(np.median(typical[split.slow])), float(np.median(typical[split.quick]))
 
 
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search)
