@@ -193,41 +193,14 @@ def _is_isolated(
     """
     if len(ranks) == 1:
         return True
-    if are_inside_a_host(seen.members, ranks):
+    if seen.members.are_inside_a_host(ranks):
         return True
-    recorded = {rank for workers in seen.members.workers for rank in workers}
-    if not recorded.issuperset(ranks):
+    if not set(seen.members.recorded).issuperset(ranks):
         return False
-    places = [_device_of(seen.members, rank) for rank in ranks]
+    places = [seen.members.device_of(rank) for rank in ranks]
     if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
     return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
-
-
-def are_inside_a_host(members: Members, ranks: tuple[int, ...]) -> bool:
-    """Return whether these ranks use GPUs of one host: no network lies between them.
-
-    Where a trace names no host, devices tell: a job whose devices all have different numbers runs
-    on one. On CPUs no link lies between them.
-    """
-    recorded = {rank for workers in members.workers for rank in workers}
-    if members.device_kind == "cpu" or not recorded.issuperset(ranks):
-        return False
-    if any(members.hosts):
-        hosts = {_device_of(members, rank)[0] for rank in ranks}
-        return len(hosts) == 1 and "" not in hosts
-    devices = [_device_of(members, rank)[1] for rank in sorted(recorded)]
-    return len(recorded) == members.layout.world_size and len(set(devices)) == len(devices)
-
-
-def _device_of(members: Members, rank: int) -> tuple[str, int]:
-    """Return host and device number of a rank, -1 where it is not known; one that a row stands for
-    beside others has the number that follows the one before, as launchers give them.
-    """
-    for row, workers in enumerate(members.workers):
-        if rank in workers:
-            return members.hosts[row], members.device_index[row] + workers.index(rank)
-    return "", -1
 
 
 def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
@@ -240,7 +213,7 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     if seen.alignment is None:
         return True
     actual, normal = _times(units, suspect)
-    is_inside = are_inside_a_host(seen.members, units.members[suspect.row])
+    is_inside = seen.members.are_inside_a_host(units.members[suspect.row])
     error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
 
@@ -253,8 +226,10 @@ def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
     and is the less slow of both.
     """
     mine, its = (units.transfers.kind[_row_of(units, one)] for one in (suspect, other))
-    kinds = units.transfers.kinds
+    kinds, members = units.transfers.kinds, units.members
     if mine == its or kinds[mine] != kinds[its] or suspect.course.effect >= other.course.effect:
+        return False
+    if set(members[suspect.row]) & set(members[other.row]):
         return False
     lost, others = (actual - normal for actual, normal in
                     (_times(units, one) for one in (suspect, other)))  # fmt: skip

@@ -224,13 +224,7 @@ def _slowest(
 
 def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
     members = seen.members
-    device_of = {
-        rank: (host, number + place if number >= 0 else -1)
-        for workers, host, number in zip(
-            members.workers, members.hosts, members.device_index, strict=True
-        )
-        for place, rank in enumerate(workers)
-    }
+    device_of = {rank: members.device_of(rank) for rank in members.recorded}
     mean_ns = robust.mean(transfers.transfer_ns, axis=1)
     return _Crossings(
         transfers=transfers,

@@ -24,7 +24,6 @@ import numpy as np
 from scipy import special
 
 from detect.causes.finding import Claim, build_finding, connection_advice
-from detect.causes.links import are_inside_a_host
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
@@ -118,7 +117,7 @@ def _finding(seen: Observations, slower: _Slower, lost_ns: Floats, num_kinds: in
     assert seen.transfers is not None
     transfers, members = seen.transfers, seen.members
     ranks = tuple(sorted({rank for unit in slower.units for rank in transfers.members[unit]}))
-    is_inside = are_inside_a_host(members, ranks)
+    is_inside = members.are_inside_a_host(ranks)
     slowdown, num = float(np.exp(slower.effect)), len(seen.iterations)
     reach = SEARCH.interval_sigmas * slower.error
     rows = tuple(row for row, own in enumerate(members.workers) if set(own) & set(ranks))

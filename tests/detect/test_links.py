@@ -130,7 +130,7 @@ def test_without_host_names_only_the_same_axis_is_a_witness(job):
         return 2.0 if (rank, peer) == (1, 5) else 1.0
 
     seen = observe(job(layout=Layout(dp=4, pp=2), transfer=transfer).timeline())
-    members = replace(seen.members, hosts=("",) * 8)
+    members = replace(seen.members, hosts=("",) * 8, device_index=(-1,) * 8)
     units = _Units(
         members=((1, 5), (1, 2), (5, 6)), unit=np.arange(3), transfers=seen.transfers,
         crosses=np.zeros(3, dtype=bool), way=np.array([0, 1, 1]),
