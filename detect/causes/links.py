@@ -367,7 +367,10 @@ def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
     if len(link.ranks) == 2:
         places = " and ".join(place(seen.members, row) for row in rows)
         return f"the link between ranks {link.ranks[0]} and {link.ranks[1]} ({places})"
-    return f"the group of ranks {listed(link.ranks)}"
+    group = f"the group of ranks {listed(link.ranks)}"
+    if seen.members.are_inside_a_host(link.ranks) and seen.members.hosts[rows[0]]:
+        return f"{group} (host {seen.members.hosts[rows[0]]})"
+    return group
 
 
 def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
@@ -380,6 +383,8 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     if len(link.units) > 1:
         groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
         sentences.append(f"slow among {groups}; what they share is named")
+    elif len(link.ranks) > 2 and seen.members.are_inside_a_host(link.ranks):
+        sentences.append("its host is to blame; which of its GPUs, one group alone cannot tell")
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
     if len(link.ranks) == 2 and not link.is_isolated:
