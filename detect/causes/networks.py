@@ -387,7 +387,7 @@ def _search(inquiry: Inquiry) -> Answer:
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         explains=explains,
         notes=_notes(inquiry.seen, hidden),
-        hides=_hides(inquiry.seen, hidden),
+        hides="" if found else _hides(inquiry.seen, hidden),
     )
 
 
@@ -425,38 +425,46 @@ def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
 
 
 def _hides(seen: Observations, hidden: list[str]) -> str:
-    """Say that the step may owe much of its time to a slow network that nobody can see; "" where
-    one at half its speed costs little, or where there are no networks to speak of (CPUs).
+    """Say that the step may owe much of its time to slow links that nobody can see; "" where links
+    at half their speed cost little, or where there are none to speak of (CPUs).
     """
-    if not hidden or seen.transfers is None or seen.members.device_kind == "cpu":
+    transfers, members = seen.transfers, seen.members
+    if transfers is None or members.device_kind == "cpu":
         return ""
-    transfers = seen.transfers
-    crosses = _crossings(seen, transfers).crosses & ~(
-        (transfers.size_bytes >= 0) & (transfers.size_bytes < NETWORKS.min_bytes)
-    )
-    by_rank: dict[int, float] = defaultdict(float)
-    for unit in np.flatnonzero(crosses).tolist():
-        for rank in transfers.members[unit]:
-            by_rank[rank] += float(transfers.total_ns[unit])
-    share = max(by_rank.values(), default=0.0) / float(np.median(seen.iteration_ns))
+    large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
+    if hidden:
+        crossings = _crossings(seen, transfers)
+        touched = np.any([crossings.touches(name) for name in hidden], axis=0)
+        blind, what = large & crossings.crosses & touched, "between hosts"
+        rows = [row for row, host in enumerate(members.hosts) if host == hidden[0]]
+        ranks = members.ranks_of(rows)
+    elif members.are_inside_a_host(members.recorded):
+        is_alone = np.bincount(transfers.kind, minlength=len(transfers.kinds)) == 1
+        blind, what = large & is_alone[transfers.kind], "inside the host"
+        ranks = members.recorded[:1]
+    else:
+        return ""
+    share = _most_ns(transfers, blind) / float(np.median(seen.iteration_ns))
     saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
     if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
         return ""
-    cost = _cost_if_slow(seen, hidden)
-    if cost is not None and cost < POWER.healthy_ratio:
-        return ""
+    if seen.costs is not None:
+        cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio)
+        if cost is not None and cost < POWER.healthy_ratio:
+            return ""
     return (
-        f"transfers between hosts last {share:.0%} of the iteration and run through all of them: "
-        "a network at half its speed would look the same"
+        f"transfers {what} last {share:.0%} of the iteration and have no equals: with links at "
+        "half their speed the trace would look the same"
     )
 
 
-def _cost_if_slow(seen: Observations, hidden: list[str]) -> float | None:
-    """Return by replay what one of these hosts would cost if its network had half its speed."""
-    if seen.costs is None:
-        return None
-    rows = [row for row, host in enumerate(seen.members.hosts) if host == hidden[0]]
-    return seen.costs.ratio_of_border(seen.members.ranks_of(rows), NETWORKS.half_speed_ratio)
+def _most_ns(transfers: Transfers, which: Flags) -> float:
+    """Return the transfer time an iteration of the rank that spends most in some of them."""
+    by_rank: dict[int, float] = defaultdict(float)
+    for unit in np.flatnonzero(which).tolist():
+        for rank in transfers.members[unit]:
+            by_rank[rank] += float(transfers.total_ns[unit])
+    return max(by_rank.values(), default=0.0)
 
 
 def _typical_ns(transfers: Transfers, split: _Split) -> tuple[float, float]:
