@@ -425,36 +425,28 @@ def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
 
 
 def _hides(seen: Observations, hidden: list[str]) -> str:
-    """Say that the step may owe much of its time to slow links that nobody can see; "" where links
-    at half their speed cost little, or where there are none to speak of (CPUs).
+    """Say that the step may owe much of its time to a slow network of a `hidden` host; "" where one
+    at half its speed costs little, or where there are none to speak of (CPUs).
     """
     transfers, members = seen.transfers, seen.members
-    if transfers is None or members.device_kind == "cpu":
+    if not hidden or transfers is None or members.device_kind == "cpu":
         return ""
+    crossings = _crossings(seen, transfers)
     large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
-    if hidden:
-        crossings = _crossings(seen, transfers)
-        touched = np.any([crossings.touches(name) for name in hidden], axis=0)
-        blind, what = large & crossings.crosses & touched, "between hosts"
-        rows = [row for row, host in enumerate(members.hosts) if host == hidden[0]]
-        ranks = members.ranks_of(rows)
-    elif members.are_inside_a_host(members.recorded):
-        is_alone = np.bincount(transfers.kind, minlength=len(transfers.kinds)) == 1
-        blind, what = large & is_alone[transfers.kind], "inside the host"
-        ranks = members.recorded[:1]
-    else:
-        return ""
-    share = _most_ns(transfers, blind) / float(np.median(seen.iteration_ns))
+    touched = np.any([crossings.touches(name) for name in hidden], axis=0)
+    blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
+    share = blind_ns / float(np.median(seen.iteration_ns))
     saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
     if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
         return ""
     if seen.costs is not None:
+        ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
         cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio)
         if cost is not None and cost < POWER.healthy_ratio:
             return ""
     return (
-        f"transfers {what} last {share:.0%} of the iteration and have no equals: with links at "
-        "half their speed the trace would look the same"
+        f"transfers between hosts last {share:.0%} of the iteration and have no equals: a network "
+        "at half its speed would look the same"
     )
 
 
