@@ -205,7 +205,7 @@ def _slowest(
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return None
     slow_ns, quick_ns = _typical_ns(transfers, split)
-    if np.log(slow_ns / max(quick_ns, 1.0)) < split.effect / 2:
+    if slow_ns < quick_ns * float(np.exp(split.effect / 2)):
         return None  # a few transfers that clocks make vanish shorten a mean
     if seen.alignment is not None:
         typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
