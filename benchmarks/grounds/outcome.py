@@ -1,9 +1,7 @@
 """Score one verdict against the truth of its ground, and add scores up by family.
 
 A finding whose owner is `node` is right when every rank that it names is at fault, and wrong when
-it names any other. One exception: a link finding whose ranks share one host is right when the link
-of one of them is at fault, for a host is what is drained; how many such there are is printed. A
-fault is found when a right finding names one of its ranks; it is *due* when
+it names any other. A fault is found when a right finding names one of its ranks; it is *due* when
 it costs the job 5 % of an iteration or more (3 % for links), or makes computing 1.05 times slower
 and costs 1 %: nobody can be blamed for silence about a fault that costs nothing.
 """
@@ -39,8 +37,6 @@ class Named:
     interval: tuple[float, float]
     first_iteration: int
     cost_ratio: float
-    host: str = ""
-    """Of all its ranks; several are parted by commas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +63,7 @@ class Outcome:
     def wrong(self) -> tuple[Named, ...]:
         """Return the findings that blame a node which is not at fault."""
         return tuple(
-            one
-            for one in self.findings
-            if one.owner == "node" and set(one.ranks) - self.at_fault and not self.drains(one)
-        )
-
-    def drains(self, one: Named) -> bool:
-        """Tell whether a finding names the GPUs of one host, one of whose links is at fault."""
-        linked = {rank for fault in self.planted if fault.cause == "link" for rank in fault.ranks}
-        is_one_host = bool(one.host) and "," not in one.host
-        return (
-            one.owner == "node"
-            and one.cause == "link"
-            and is_one_host
-            and bool(linked & set(one.ranks))
+            one for one in self.findings if one.owner == "node" and set(one.ranks) - self.at_fault
         )
 
     @property
@@ -96,7 +79,7 @@ class Outcome:
             # a collector pauses for what its process allocates: named, and the job's
             if (one.owner == "node" or one.cause == planted.cause == "gc")
             and set(one.ranks) & set(planted.ranks)
-            and (not set(one.ranks) - self.at_fault or self.drains(one))
+            and not set(one.ranks) - self.at_fault
         ]
         return next((one for one in right if one.cause == planted.cause), next(iter(right), None))
 
@@ -187,7 +170,6 @@ def _kept(finding: Finding) -> Named:
         interval=(float(interval[0]), float(interval[1])),
         first_iteration=int(finding.first_iteration),
         cost_ratio=float(finding.step_time_cost_ratio),
-        host=finding.host,
     )
 
 
@@ -205,16 +187,11 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
         rows.append(f"| {ground} | {family} | {_cells(group)} |")
     rows.append(f"| all | all | {_cells(outcomes)} |")
     healthy = [one for one in outcomes if not one.at_fault]
-    by_host = sum(
-        any(outcome.drains(one) and set(one.ranks) - outcome.at_fault for one in outcome.findings)
-        for outcome in outcomes
-    )
     wrong = sum(bool(one.wrong) for one in healthy)
     rows.append("")
     rows.append(
         f"{wrong} of {len(healthy)} jobs without a fault of hardware got a name; "
-        f"{sum(bool(one.error) for one in outcomes)} of {len(outcomes)} could not be judged. "
-        f"In {by_host} jobs with a slow link its host is named by GPUs that are sound, too."
+        f"{sum(bool(one.error) for one in outcomes)} of {len(outcomes)} could not be judged."
     )
     return "\n".join(rows)
 

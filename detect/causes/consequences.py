@@ -52,9 +52,11 @@ def _is_waiting(finding: Finding, findings: Sequence[Finding]) -> bool:
 
 
 def _is_awaited(link: Finding, finding: Finding) -> bool:
+    is_told = link.owner == Owner.NODE or (link.host != "" and "," not in link.host)
     much_slower = link.slowdown - 1.0 >= CONSEQUENCES.awaited_ratio * (finding.slowdown - 1.0)
     return (
-        (link.cause, link.owner) == (Cause.LINK, Owner.NODE)
+        link.cause == Cause.LINK
+        and is_told
         and set(link.ranks) >= set(finding.ranks)
         and much_slower
     )

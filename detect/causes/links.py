@@ -188,12 +188,10 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine; what is a rail (the same device of several hosts); and what
-    lies on one host: that host is. Which member of another group is slow, nobody can tell.
+    `worst` unit takes, which are fine; and what is a rail (the same device of several hosts). Which
+    member of another group is slow, nobody can tell, of one host's no more than of several.
     """
     if len(ranks) == 1:
-        return True
-    if seen.members.are_inside_a_host(ranks):
         return True
     if not set(seen.members.recorded).issuperset(ranks):
         return False
@@ -384,7 +382,9 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
         groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
         sentences.append(f"slow among {groups}; what they share is named")
     elif len(link.ranks) > 2 and seen.members.are_inside_a_host(link.ranks):
-        sentences.append("its host is to blame; which of its GPUs, one group alone cannot tell")
+        sentences.append(
+            "it lies inside one host; which of its GPUs is slow, one group alone cannot tell"
+        )
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
     if len(link.ranks) == 2 and not link.is_isolated:

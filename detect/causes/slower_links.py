@@ -10,8 +10,8 @@ least variance of the log transfer times, the median of the kind's connections i
     clear if quarter(after) - three quarters(before) >= effect / 2
 
 and nearly all connections of the kind must have changed by as much. The bytes are the same before
-and after, so no data explains it. Inside one host of GPUs that host is to blame; between hosts any
-of them may be, or what else uses the network: undecided.
+and after, so no data explains it. Which member is to blame the trace cannot tell, nor between hosts
+whether others use the network: undecided.
 
 Example: an all-gather of 8 GPUs takes 1.1 ms until iteration 16 and 8.6 ms from then on.
 """
@@ -135,7 +135,7 @@ def _finding(seen: Observations, slower: _Slower, lost_ns: Floats, num_kinds: in
             ranks=ranks,
             rows=rows,
             cause=Cause.LINK,
-            owner=Owner.NODE if is_inside else Owner.UNDECIDED,
+            owner=Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
             course=Course(

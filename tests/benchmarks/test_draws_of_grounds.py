@@ -7,8 +7,6 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases, ground_named
-from benchmarks.grounds.ground import Planted
-from benchmarks.grounds.outcome import Named, Outcome, table_of
 from megascan.errors import UsageError
 
 
@@ -52,36 +50,3 @@ def test_cases_of_one_cause_are_those_that_plant_it():
     links = chosen("--draw", "1", "--cause", "link")
     assert all("link" in {one.cause for one in case.planted} for case in links)
     assert {"nic", "rail", "nvlink", "two faults"} <= {case.family for case in links}
-
-
-def outcome_of(cause, host, ranks=(4, 5, 6, 7), at_fault=(6,)):
-    named = Named(
-        ranks=ranks, cause=cause, owner="node", slowdown=2.0, interval=(1.9, 2.1),
-        first_iteration=1, cost_ratio=1.1, host=host,
-    )  # fmt: skip
-    fault = Planted(kind="nvlink", cause="link", owner="node", ranks=at_fault, cost_ratio=1.1)
-    return Outcome(
-        ground="kernels", name="one", family="nvlink", num_ranks=8, verdict="degraded",
-        planted=(fault,), findings=(named,),
-    )  # fmt: skip
-
-
-def test_link_finding_of_the_host_at_fault_is_right_and_counted():
-    right = outcome_of("link", "n0")
-    assert right.finding_of(right.planted[0]) is not None and not right.wrong
-    assert "In 1 jobs with a slow link its host is named" in table_of([right])
-    assert "In 0 jobs" in table_of([outcome_of("link", "n0", ranks=(6,))])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        outcome_of("link", "n0, n1"),
-        outcome_of("link", ""),
-        outcome_of("compute", "n0"),
-        outcome_of("link", "n0", at_fault=(1,)),
-    ],
-    ids=["two hosts", "unknown hosts", "another cause", "others of the host"],
-)
-def test_nothing_else_that_names_sound_ranks_is_right(wrong):
-    assert wrong.wrong and wrong.finding_of(wrong.planted[0]) is None

@@ -59,6 +59,9 @@ def test_members_that_wait_for_their_slow_link_are_no_slow_devices(finding):
     waiting = replace(finding, cause=Cause.COMPUTE, owner=Owner.UNDECIDED, slowdown=1.1)
     [only] = folded([waiting, link])
     assert only.cause == Cause.LINK
+    of_a_host = replace(link, owner=Owner.UNDECIDED, host="n0")
+    assert folded([waiting, of_a_host])[0].cause == Cause.LINK
+    assert folded([waiting, replace(of_a_host, host="n0, n1")])[0].cause == Cause.COMPUTE
     for other in (replace(waiting, owner=Owner.NODE), replace(waiting, slowdown=1.6)):
         assert folded([other, link])[0].cause == Cause.COMPUTE
 
