@@ -176,6 +176,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         limited_by={
             cause.value: answer.least_because for cause, answer in answers if answer.least_because
         },
+        hides=tuple(answer.hides for _, answer in answers if answer.hides),
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
@@ -244,6 +245,7 @@ def _report(
     findings: tuple[Finding, ...] = (),
     minimum_detectable: Mapping[str, float] | None = None,
     limited_by: Mapping[str, str] | None = None,
+    hides: tuple[str, ...] = (),
     unseen: tuple[int, ...] = (),
     notes: tuple[str, ...],
 ) -> Report:
@@ -267,6 +269,7 @@ def _report(
         completeness=seen.completeness,
         notes=(*seen.notes, *notes),
         unseen_ranks=unseen,
+        hides=hides,
         source=seen.source,
         min_slowdown=settings.min_slowdown,
         false_discovery_rate=settings.false_discovery_rate,

@@ -169,6 +169,8 @@ class Report:
     """Ranks with a file but without an iteration in it: missing, and not healthy."""
     unseen_ranks: tuple[int, ...] = ()
     """Ranks that would not be found however slowly they computed, while others would."""
+    hides: tuple[str, ...] = ()
+    """What of a size that matters could not have been seen, each as part of a sentence."""
     source: str = ""
     min_slowdown: float = 1.03
     """Compute less slow than this was not to be reported."""
@@ -200,8 +202,10 @@ class Report:
 
     @property
     def judged(self) -> bool:
-        """Return whether nothing found is health: enough would have been found, on any rank."""
-        return self.shows_enough and not self.unseen_ranks
+        """Return whether nothing found is health: enough would have been found, on any rank and
+        any network.
+        """
+        return self.shows_enough and not self.unseen_ranks and not self.hides
 
     @property
     def verdict(self) -> Verdict:

@@ -126,6 +126,8 @@ def _blindness(report: Report) -> str:
         why = report.limited_by.get(Cause.COMPUTE, "")
         what = f"a rank that computes less than {times(least)} slower would not have been found"
         return f"{what}: {why}" if why else what
+    if not report.unseen_ranks:
+        return report.hides[0]
     return (
         f"{ranks_text(report.unseen_ranks)} would not have been found at "
         f"{POWER.blind_ratio:.0f} times {'its' if len(report.unseen_ranks) == 1 else 'their'} time"

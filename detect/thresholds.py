@@ -516,6 +516,11 @@ class _Networks:
         Origin.BENCHMARK,
         "that a slow network costs one of its ranks",
     )
+    half_speed_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "by which a port that fell to half its rate transfers slower: what a network that nobody "
+        "can see may cost is reckoned so",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -661,6 +666,10 @@ class _Links:
         0.3, "share of the effect", Origin.BENCHMARK,
         "that a connection may be slower by and still be a witness for its ends",
     )  # fmt: skip
+    same_loss_share: float = limit(
+        0.2, "share of the loss", Origin.BENCHMARK,
+        "within which two groups lose the same, so that the less slow one waits for the other",
+    )  # fmt: skip
     late_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which one late rank exceeds its peers at least"
     )
@@ -749,6 +758,11 @@ class _Consequences:
     minor_share: float = limit(
         0.25, "share of the cost", Origin.CONVENTION,
         "a link that costs less than this of what its slow device does goes with it",
+    )  # fmt: skip
+    awaited_ratio: float = limit(
+        2.0, "ratio", Origin.PHYSICS,
+        "between what a link is slower by and its members' passes, that wait for it: a slow device "
+        "slows what it transfers by no more than what it computes",
     )  # fmt: skip
 
 

@@ -45,6 +45,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case")
     parser.add_argument("--only", metavar="TEXT", help="only cases whose family or name holds TEXT")
+    parser.add_argument(
+        "--cause",
+        metavar="CAUSE",
+        help="only cases with such a cause planted, alone or beside others: link, host, ...",
+    )
     parser.add_argument("--baselines", action="store_true", help="judge by other tools' rules, too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument(
@@ -74,9 +79,10 @@ def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
         for case in ground_named(name).cases(arguments.draw)
         if case.unseen == arguments.unseen
         and (not arguments.only or arguments.only in f"{case.family} {case.name}")
+        and (not arguments.cause or arguments.cause in {one.cause for one in case.planted})
     ][arguments.draw % arguments.every :: arguments.every]
     if not cases:
-        raise UsageError("no case is left; see --only, --every and --ground")
+        raise UsageError("no case is left; see --only, --cause, --every and --ground")
     return cases
 
 

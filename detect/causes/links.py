@@ -32,7 +32,7 @@ from detect.stats.noise import Usual
 from detect.stats.persistence import Course
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CONSEQUENCES, LINKS, SEARCH
+from detect.thresholds import CONSEQUENCES, COSTS, LINKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -43,6 +43,12 @@ IN_DOUBT = (
 
 IN_DOUBT_ENDS = (
     "one of its ends has no other connection that is fine: the link, or that end, may be slow"
+)
+
+
+IN_DOUBT_NOW_AND_THEN = (
+    "it comes and goes and costs the step nothing: messages that share a NIC find it free or "
+    "taken, and one of them may be the unlucky one"
 )
 
 
@@ -158,8 +164,8 @@ def _search_connections(inquiry: Inquiry) -> Answer:
 def _attribute(
     seen: Observations, units: _Units, compared: Flags, suspects: tuple[Suspect, ...]
 ) -> list[_SlowLink]:
-    error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    left = [one for one in suspects if _above(units, one, error_ns)]
+    left = [one for one in suspects if _above(seen, units, one)]
+    left = [one for one in left if not any(_waits_for(units, one, other) for other in left)]
     slow = mask_of([one.row for one in suspects], len(units.members))
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
@@ -182,34 +188,50 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine; what is a rail (the same device of several hosts). Which
-    member of another group is slow, nobody can tell.
+    `worst` unit takes, which are fine; and what is a rail (the same device of several hosts). Which
+    member of another group is slow, nobody can tell, of one host's no more than of several.
     """
     if len(ranks) == 1:
         return True
-    recorded = {rank for workers in seen.members.workers for rank in workers}
-    if not recorded.issuperset(ranks):
+    if not set(seen.members.recorded).issuperset(ranks):
         return False
-    places = [_device_of(seen.members, rank) for rank in ranks]
+    places = [seen.members.device_of(rank) for rank in ranks]
     if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
         return True
     return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
-def _device_of(members: Members, rank: int) -> tuple[str, int]:
-    """Return host and device number of a rank, -1 where it is not known; one that a row stands for
-    beside others has the number that follows the one before, as launchers give them.
+def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
+    """Return whether the lost time exceeds what clock errors could feign.
+
+    An operation's transfer is never above its shortest member's own span, which one clock measures:
+    it is those it is compared with that clocks may make too short. Inside a host, where its members
+    meet hundreds of times an iteration, they do so by their typical error.
     """
-    for row, workers in enumerate(members.workers):
-        if rank in workers:
-            return members.hosts[row], members.device_index[row] + workers.index(rank)
-    return "", -1
-
-
-def _above(units: _Units, suspect: Suspect, error_ns: float) -> bool:
-    """Return whether the lost time exceeds what clock errors could feign."""
+    if seen.alignment is None:
+        return True
     actual, normal = _times(units, suspect)
+    is_inside = seen.members.are_inside_a_host(units.members[suspect.row])
+    error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
+
+
+def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
+    """Return whether a group loses what another stage's group of the same operation loses.
+
+    Where sizes were not recorded, an operation may hold what follows it: of a stage's reduction
+    that ends with a reduction over stages, the wait for the slow one. It then loses the same time
+    and is the less slow of both.
+    """
+    mine, its = (units.transfers.kind[_row_of(units, one)] for one in (suspect, other))
+    kinds, members = units.transfers.kinds, units.members
+    if mine == its or kinds[mine] != kinds[its] or suspect.course.effect >= other.course.effect:
+        return False
+    if set(members[suspect.row]) & set(members[other.row]):
+        return False
+    lost, others = (actual - normal for actual, normal in
+                    (_times(units, one) for one in (suspect, other)))  # fmt: skip
+    return abs(lost / others - 1.0) <= LINKS.same_loss_share
 
 
 def _times(units: _Units, suspect: Suspect) -> tuple[float, float]:
@@ -309,7 +331,7 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
     rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
     slowdown = float(np.exp(link.course.effect))
     reach = SEARCH.interval_sigmas * link.course.standard_error
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
             ranks=link.ranks,
@@ -328,6 +350,12 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
             advice=connection_advice(seen, link.ranks),
         ),
     )
+    costs_nothing = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
+    lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
+    if lasts or not costs_nothing or not finding.cost_is_replayed:
+        return finding
+    evidence = (*finding.evidence, IN_DOUBT_NOW_AND_THEN)
+    return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
@@ -337,7 +365,10 @@ def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
     if len(link.ranks) == 2:
         places = " and ".join(place(seen.members, row) for row in rows)
         return f"the link between ranks {link.ranks[0]} and {link.ranks[1]} ({places})"
-    return f"the group of ranks {listed(link.ranks)}"
+    group = f"the group of ranks {listed(link.ranks)}"
+    if seen.members.are_inside_a_host(link.ranks) and seen.members.hosts[rows[0]]:
+        return f"{group} (host {seen.members.hosts[rows[0]]})"
+    return group
 
 
 def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
@@ -350,6 +381,10 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     if len(link.units) > 1:
         groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
         sentences.append(f"slow among {groups}; what they share is named")
+    elif len(link.ranks) > 2 and seen.members.are_inside_a_host(link.ranks):
+        sentences.append(
+            "it lies inside one host; which of its GPUs is slow, one group alone cannot tell"
+        )
     elif len(link.ranks) > 2:
         sentences.append("which link inside the group is slow, one group alone cannot tell")
     if len(link.ranks) == 2 and not link.is_isolated:

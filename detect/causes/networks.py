@@ -1,4 +1,4 @@
-"""Find hosts whose network is slow: everything that crosses their border.
+"""Find hosts and rails whose network is slow: everything that crosses between hosts by them.
 
 Problem: the eight GPUs of a host share its NICs. A NIC at half speed slows every message and every
 ring that enters or leaves the host. Link by link that is a majority of the messages of two stages,
@@ -14,6 +14,10 @@ The host's network is slow when the effect is clear and as large as the floor in
 and in no other kind is what touches it as quick as the rest. Two hosts that only talk to each other
 cannot be told apart, and stay undecided; rings through all hosts have no B, and say nothing.
 
+A rail is the same device of all hosts, whose NICs hang on one switch. It is split off in the same
+way: what touches it against what does not. In a short window no single ring of a slow rail is sure
+by itself; all of them together are.
+
 Stages hold unlike numbers of parameters, so their gradients' rings are of unlike sizes. Large ones
 take time in proportion: rings that are alike but for their size are also compared by the byte, from
 a higher floor on.
@@ -25,7 +29,7 @@ Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +41,7 @@ from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, times
-from detect.thresholds import LINKS, NETWORKS, SEARCH
+from detect.thresholds import COSTS, LINKS, NETWORKS, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -45,15 +49,29 @@ NOT_TOLD_APART = (
     "these hosts exchange with each other only: the trace cannot tell which of them is slow"
 )
 
+RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: either may be slow"
+
 SHOWN_BYTES = 100_000_000
 """Of transfers of unlike sizes, for how many bytes their times are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowNetwork:
-    """A host, or hosts that cannot be told apart, whose border is crossed slowly."""
+class _Port:
+    """A way between hosts that many connections share: the NICs of a host, or a rail."""
 
-    hosts: tuple[str, ...]
+    name: str
+    """Of a host its name, of a rail the number of its device."""
+    ranks: tuple[int, ...]
+    touches: Flags
+    """(unit,): has a member there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNetwork:
+    """A host or a rail, or several that cannot be told apart, by which all is slow."""
+
+    names: tuple[str, ...]
+    is_rail: bool
     ranks: tuple[int, ...]
     split: _Split
     """In the kind of transfers that shows it best."""
@@ -68,9 +86,12 @@ class _Crossings:
 
     transfers: Transfers
     level: Floats
-    """(unit,): log ns"""
+    """(unit,): log of the mean, ns. Of messages that share a NIC some are alone on it and some are
+    not: a median is that of the ones or of the others, by chance."""
     hosts: tuple[frozenset[str], ...]
     """Of each unit; more than one where it crosses a border."""
+    device_of: Mapping[int, tuple[str, int]]
+    """Host and device number of each recorded rank."""
 
     @property
     def crosses(self) -> Flags:
@@ -113,55 +134,106 @@ class _Split:
 
 
 def slow_networks(inquiry: Inquiry) -> list[SlowNetwork]:
-    """Return the hosts whose network is slow: one, or several that nothing tells apart."""
+    """Return what is slow of the network: a host's, else a rail; several that nothing tells apart
+    are one.
+    """
     seen, settings = inquiry.seen, inquiry.settings
     if seen.transfers is None:
         return []
     crossings = _crossings(seen, seen.transfers)
-    names = sorted({name for hosts in crossings.hosts if len(hosts) > 1 for name in hosts})
     least = settings.min_link_slowdown
     if seen.members.device_kind == "cpu":
         least = max(least, LINKS.cpu_min_slowdown)
     kinds = _kinds(crossings, float(np.log(least)))
-    splits = {name: _clearest(kinds, crossings.touches(name)) for name in names}
-    sure = {
-        name: one
-        for name, one in splits.items()
-        if one and one.p_value * len(names) <= settings.false_discovery_rate
-    }
+    for ports, is_rail in ((_hosts(crossings), False), (_rails(crossings), True)):
+        slow = _slowest(inquiry, crossings.transfers, kinds, ports, is_rail=is_rail)
+        if slow is not None:
+            return [slow]
+    return []
+
+
+def _hosts(crossings: _Crossings) -> list[_Port]:
+    """Return the hosts that exchange with others."""
+    names = sorted({name for hosts in crossings.hosts if len(hosts) > 1 for name in hosts})
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, (host, _) in crossings.device_of.items():
+        ranks[host].append(rank)
+    return [
+        _Port(name=name, ranks=tuple(sorted(ranks[name])), touches=crossings.touches(name))
+        for name in names
+    ]
+
+
+def _rails(crossings: _Crossings) -> list[_Port]:
+    """Return the rails; none where device numbers, or hosts, are not known of all ranks."""
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, (host, device) in crossings.device_of.items():
+        if not host or device < 0:
+            return []
+        ranks[device].append(rank)
+    ports = []
+    for device, own in sorted(ranks.items()):
+        hosts = [crossings.device_of[rank][0] for rank in own]
+        if len(set(hosts)) < len(hosts):
+            return []  # two ranks with one number: the numbers are no rails
+        if len(hosts) > 1:
+            mine = set(own)
+            touches = np.array([bool(mine & set(unit)) for unit in crossings.transfers.members])
+            ports.append(_Port(name=str(device), ranks=tuple(sorted(own)), touches=touches))
+    return ports
+
+
+def _slowest(
+    inquiry: Inquiry, transfers: Transfers, kinds: list[_Kind], ports: list[_Port], *, is_rail: bool
+) -> SlowNetwork | None:
+    """Return the port, or those alike, that explain most slow connections and cost enough."""
+    seen = inquiry.seen
+    clearest = [_clearest(kinds, port.touches) for port in ports]
+    rate = inquiry.settings.false_discovery_rate
+    sure = [
+        (port, split)
+        for port, split in zip(ports, clearest, strict=True)
+        if split and split.p_value * len(ports) <= rate
+    ]
     if not sure:
-        return []
-    most = max(len(one.all_slow) for one in sure.values())
-    best = tuple(name for name, one in sure.items() if len(one.all_slow) == most)
-    split = sure[best[0]]
-    rows = [row for row, host in enumerate(seen.members.hosts) if host in best]
-    ranks = seen.members.ranks_of(rows)
-    excess_ns = _excess_ns(seen.transfers, split, ranks)
+        return None
+    most = max(len(split.all_slow) for _, split in sure)
+    best = [(port, split) for port, split in sure if len(split.all_slow) == most]
+    split = best[0][1]
+    ranks = tuple(sorted(rank for port, _ in best for rank in port.ranks))
+    excess_ns = _excess_ns(transfers, split, ranks)
     if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
-        return []
+        return None
+    slow_ns, quick_ns = _typical_ns(transfers, split)
+    if slow_ns < quick_ns * float(np.exp(split.effect / 2)):
+        return None  # a few transfers that clocks make vanish shorten a mean
     if seen.alignment is not None:
-        typical = float(np.median(robust.median(seen.transfers.transfer_ns[split.slow], axis=1)))
+        typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
         lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
         if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
-            return []  # so many connections are not fooled by one bad clock, but by most
-    q_value = min(1.0, split.p_value * len(names))
-    return [SlowNetwork(hosts=best, ranks=ranks, split=split, q_value=q_value, excess_ns=excess_ns)]
+            return None  # so many connections are not fooled by one bad clock, but by most
+    return SlowNetwork(
+        names=tuple(port.name for port, _ in best),
+        is_rail=is_rail,
+        ranks=ranks,
+        split=split,
+        q_value=min(1.0, split.p_value * len(ports)),
+        excess_ns=excess_ns,
+    )
 
 
 def _crossings(seen: Observations, transfers: Transfers) -> _Crossings:
     members = seen.members
-    host_of = {
-        rank: host for row, host in enumerate(members.hosts) for rank in members.workers[row]
-    }
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(transfers.transfer_ns > 0, np.log(transfers.transfer_ns), np.nan)
+    device_of = {rank: members.device_of(rank) for rank in members.recorded}
+    mean_ns = robust.mean(transfers.transfer_ns, axis=1)
     return _Crossings(
         transfers=transfers,
-        level=robust.median(log_ns, axis=1),
+        level=np.log(np.where(mean_ns > 0, mean_ns, np.nan)),
         hosts=tuple(
-            frozenset(host_of[rank] for rank in unit if rank in host_of)
+            frozenset(device_of[rank][0] for rank in unit if rank in device_of)
             for unit in transfers.members
         ),
+        device_of=device_of,
     )
 
 
@@ -244,11 +316,14 @@ def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...]) -> f
 
 
 def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
-    is_one = len(slow.hosts) == 1
-    who = f"host {slow.hosts[0]}'s network" if is_one else f"the network of {listed(slow.hosts)}"
+    is_one = len(slow.names) == 1
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     reach = SEARCH.interval_sigmas * split.error
-    rows = tuple(row for row, host in enumerate(seen.members.hosts) if host in slow.hosts)
+    rows = tuple(
+        row for row, ranks in enumerate(seen.members.workers) if set(ranks) & set(slow.ranks)
+    )
+    doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
+    others = "on other rails" if slow.is_rail else "between other hosts"
     return build_finding(
         seen,
         Claim(
@@ -262,59 +337,82 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             q_value=slow.q_value,
             num_peers=len(split.quick),
             saved_ns=np.full(len(seen.iterations), slow.excess_ns),
-            subject=f"{who} (ranks {listed(slow.ranks)})",
-            predicate=f"transfers {times(slowdown)} slower than between other hosts",
-            evidence=(_evidence(seen, split), *(() if is_one else (NOT_TOLD_APART,))),
+            subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
+            predicate=f"transfers {times(slowdown)} slower than {others}",
+            evidence=(_evidence(seen, split, others), *(() if is_one else (doubt,))),
             advice=connection_advice(seen, slow.ranks),
-            is_border=is_one,
+            is_border=is_one and not slow.is_rail,
         ),
     )
 
 
-def _evidence(seen: Observations, split: _Split) -> str:
+def _who(slow: SlowNetwork) -> str:
+    """Return "host n02's network", "the rail of GPU 3 of every host"."""
+    if slow.is_rail:
+        plural = "s" * (len(slow.names) > 1)
+        return f"the rail{plural} of GPU{plural} {listed(slow.names)} of every host"
+    if len(slow.names) == 1:
+        return f"host {slow.names[0]}'s network"
+    return f"the network of {listed(slow.names)}"
+
+
+def _evidence(seen: Observations, split: _Split, others: str) -> str:
     assert seen.transfers is not None
-    typical = robust.median(seen.transfers.transfer_ns, axis=1)
-    size = seen.transfers.size_bytes
-    if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
-        typical = typical / size * SHOWN_BYTES
-    slow_ns, quick_ns = (float(np.median(typical[units])) for units in (split.slow, split.quick))
+    slow_ns, quick_ns = _typical_ns(seen.transfers, split)
     return (
         f"one {split.kind} takes {milliseconds(slow_ns)} on "
         f"{counted(len(split.slow), 'connection')} of it against {milliseconds(quick_ns)} on "
-        f"{counted(len(split.quick), 'connection')} between other hosts, counted from the last "
-        "member's arrival"
+        f"{counted(len(split.quick), 'connection')} {others}, counted from the last member's "
+        "arrival"
     )
 
 
 def _search(inquiry: Inquiry) -> Answer:
     found = slow_networks(inquiry)
-    notes = () if found else _hidden_by_rings(inquiry.seen)
-    ranks = {rank for one in found for rank in one.ranks}
+    hidden = [] if found else _hidden_hosts(inquiry.seen)
+    transfers = inquiry.seen.transfers
+    slow = [] if transfers is None else [
+        (set(one.ranks), [set(transfers.members[unit]) for unit in one.split.all_slow.tolist()])
+        for one in found
+    ]  # fmt: skip
+
+    def explains(finding: Finding) -> bool:
+        named = set(finding.ranks)
+        return finding.cause == Cause.LINK and any(
+            named <= ranks or (named & ranks and any(named <= unit for unit in units))
+            for ranks, units in slow
+        )
+
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),
-        explains=lambda finding: finding.cause == Cause.LINK and bool(ranks & set(finding.ranks)),
-        notes=notes,
+        explains=explains,
+        notes=_notes(inquiry.seen, hidden),
+        hides="" if found else _hides(inquiry.seen, hidden),
     )
 
 
-def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
-    """Say whose slow network could not have been seen: nothing crosses borders without it."""
+def _hidden_hosts(seen: Observations) -> list[str]:
+    """Return the hosts whose slow network could not have been seen: nothing that is large enough to
+    tell crosses between hosts without them.
+    """
     hosts = sorted({name for name in seen.members.hosts if name})
-    if len(hosts) < 2:
-        return ()
-    hidden = hosts
-    if seen.transfers is not None:
-        crossings = _crossings(seen, seen.transfers)
-        kinds = _kinds(crossings, floor=0.0)
-        hidden = [
-            name
-            for name in hosts
-            if not any(min(map(len, one.split(crossings.touches(name)))) for one in kinds)
-        ]
+    if len(hosts) < 2 or seen.transfers is None:
+        return hosts if len(hosts) > 1 else []
+    crossings = _crossings(seen, seen.transfers)
+    kinds = _kinds(crossings, floor=0.0)
+    return [
+        name
+        for name in hosts
+        if not any(min(map(len, one.split(crossings.touches(name)))) for one in kinds)
+    ]
+
+
+def _notes(seen: Observations, hidden: list[str]) -> tuple[str, ...]:
+    """Say whose slow network could not have been seen."""
     if not hidden:
         return ()
     test = "an all_reduce_perf (nccl-tests) between pairs of hosts shows it"
-    if hidden == hosts:
+    if len(hidden) == len({name for name in seen.members.hosts if name}):
         return (
             "all communication between hosts runs through every one of them, or was not recorded: "
             f"a slow network of one host slows all alike and cannot be seen here; {test}",
@@ -324,6 +422,50 @@ def _hidden_by_rings(seen: Observations) -> tuple[str, ...]:
         f"and is large enough to tell runs through {'them' if len(hidden) > 1 else 'it'}, or has "
         f"no equal; {test}",
     )
+
+
+def _hides(seen: Observations, hidden: list[str]) -> str:
+    """Say that the step may owe much of its time to a slow network of a `hidden` host; "" where one
+    at half its speed costs little, or where there are none to speak of (CPUs).
+    """
+    transfers, members = seen.transfers, seen.members
+    if not hidden or transfers is None or members.device_kind == "cpu":
+        return ""
+    crossings = _crossings(seen, transfers)
+    large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
+    touched = np.any([crossings.touches(name) for name in hidden], axis=0)
+    blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
+    share = blind_ns / float(np.median(seen.iteration_ns))
+    saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
+    if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
+        return ""
+    if seen.costs is not None:
+        ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
+        cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio)
+        if cost is not None and cost < POWER.healthy_ratio:
+            return ""
+    return (
+        f"transfers between hosts last {share:.0%} of the iteration and have no equals: a network "
+        "at half its speed would look the same"
+    )
+
+
+def _most_ns(transfers: Transfers, which: Flags) -> float:
+    """Return the transfer time an iteration of the rank that spends most in some of them."""
+    by_rank: dict[int, float] = defaultdict(float)
+    for unit in np.flatnonzero(which).tolist():
+        for rank in transfers.members[unit]:
+            by_rank[rank] += float(transfers.total_ns[unit])
+    return max(by_rank.values(), default=0.0)
+
+
+def _typical_ns(transfers: Transfers, split: _Split) -> tuple[float, float]:
+    """Return what one slow and one quick transfer take; of unlike sizes, so many bytes of them."""
+    typical = robust.median(transfers.transfer_ns, axis=1)
+    size = transfers.size_bytes
+    if len(np.unique(size[np.concatenate([split.slow, split.quick])])) > 1:  # by the byte
+        typical = typical / size * SHOWN_BYTES
+    return float(np.median(typical[split.slow])), float(np.median(typical[split.quick]))
 
 
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search)

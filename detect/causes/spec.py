@@ -73,6 +73,9 @@ class Answer:
     """What makes that so large, as part of a sentence: "6 iterations that vary by 20 % each"."""
     unseen: tuple[int, ...] = ()
     """Ranks that would not be found however slow they were, while others would."""
+    hides: str = ""
+    """What of a size that matters could not have been seen, as part of a sentence: finding nothing
+    is no health then."""
     slow: Flags | None = None
     """(row,): who computes slowly, for the searches that follow."""
     notes: tuple[str, ...] = ()

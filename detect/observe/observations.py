@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -111,6 +112,40 @@ class Members:
     def ranks_of(self, rows: Iterable[int]) -> tuple[int, ...]:
         """Return the global ranks that some rows stand for, ascending."""
         return tuple(sorted(rank for row in rows for rank in self.workers[int(row)]))
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Global ranks that any row stands for, ascending."""
+        return tuple(sorted(rank for ranks in self.workers for rank in ranks))
+
+    def device_of(self, rank: int) -> tuple[str, int]:
+        """Return host and device number of a rank, -1 where it is not known; one that a row stands
+        for beside others has the number that follows the one before, as launchers give them.
+        """
+        return self._devices.get(rank, ("", -1))
+
+    @cached_property
+    def _devices(self) -> dict[int, tuple[str, int]]:
+        return {
+            rank: (host, number + place if number >= 0 else -1)
+            for ranks, host, number in zip(self.workers, self.hosts, self.device_index, strict=True)
+            for place, rank in enumerate(ranks)
+        }
+
+    def are_inside_a_host(self, ranks: Iterable[int]) -> bool:
+        """Return whether these ranks use GPUs of one host: no network lies between them.
+
+        Where a trace names no host, devices tell: a job whose devices all have different numbers
+        runs on one. On CPUs no link lies between them.
+        """
+        places = [self.device_of(rank) for rank in ranks]
+        if self.device_kind == "cpu" or any(device < 0 for _, device in places):
+            return False
+        if any(self.hosts):
+            hosts = {host for host, _ in places}
+            return len(hosts) == 1 and "" not in hosts
+        devices = [device for _, device in self._devices.values()]
+        return len(set(devices)) == len(devices) == self.layout.world_size
 
     def coordinates(self, row: int) -> dict[str, int]:
         """Place of one row on the axes that the job uses."""

@@ -44,3 +44,9 @@ def test_draws_of_a_part_take_other_places_of_the_catalogue_and_nothing_unseen()
 def test_seeds_that_are_none_are_refused():
     with pytest.raises(UsageError, match="--draw -1 --every 1"):
         chosen("--draw", "-1")
+
+
+def test_cases_of_one_cause_are_those_that_plant_it():
+    links = chosen("--draw", "1", "--cause", "link")
+    assert all("link" in {one.cause for one in case.planted} for case in links)
+    assert {"nic", "rail", "nvlink", "two faults"} <= {case.family for case in links}

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 from detect import DetectorSettings, Report, detect
+from detect.observe.extract import observe
+from detect.observe.observations import Observations, Transfers, steady
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
@@ -313,3 +315,35 @@ def slow() -> Callable[..., Effect]:
 def together() -> Callable[..., Effect]:
     """Several effects at once."""
     return all_effects
+
+
+def _exchanging(
+    timeline: Timeline, units: list[tuple[tuple[int, ...], int, object]], **changes: object
+) -> Observations:
+    """Observe a job whose communication is these groups: (members, bytes, ms) each.
+
+    The ms are one number, or one for each of the iterations that are judged; groups of equal size
+    are of one kind.
+    """
+    seen = steady(observe(timeline), DetectorSettings())
+    shape = (len(seen.members), len(seen.iterations))
+    kinds = sorted({(len(members), size) for members, size, _ in units})
+    time_ns = np.array([np.broadcast_to(np.asarray(ms) * 1e6, shape[1]) for _, _, ms in units])
+    wobble = np.exp(0.01 * np.random.default_rng(0).standard_normal(time_ns.shape))
+    transfers = Transfers(
+        members=tuple(members for members, _, _ in units),
+        kinds=tuple(f"dp all_reduce of {size} bytes by {width}" for width, size in kinds),
+        kind=np.array([kinds.index((len(members), size)) for members, size, _ in units]),
+        size_bytes=np.array([size for _, size, _ in units]),
+        transfer_ns=time_ns * wobble,
+        total_ns=time_ns.mean(axis=1),
+        late_ns=np.zeros(shape),
+        quick_ns=np.zeros(shape),
+    )
+    return replace(seen, **{"transfers": transfers, "costs": None} | changes)
+
+
+@pytest.fixture
+def exchanging() -> Callable[..., Observations]:
+    """`exchanging(timeline, [((0, 1, 2, 3), 10**8, 12.0), …])`: communication of these groups."""
+    return _exchanging

@@ -51,3 +51,25 @@ def test_faults_of_one_rank_at_different_times_stay_two(finding):
     compute = replace(finding, cause=Cause.COMPUTE, last_iteration=6)
     later = replace(finding, cause=Cause.HOST, first_iteration=9)
     assert len(folded([compute, later])) == 2
+
+
+def test_members_that_wait_for_their_slow_link_are_no_slow_devices(finding):
+    """Their passes are 1.1 times as long, their transfers twice: no device slows those more."""
+    link = replace(finding, ranks=(0, 1, 2, 3), slowdown=2.0)
+    waiting = replace(finding, cause=Cause.COMPUTE, owner=Owner.UNDECIDED, slowdown=1.1)
+    [only] = folded([waiting, link])
+    assert only.cause == Cause.LINK
+    of_a_host = replace(link, owner=Owner.UNDECIDED, host="n0")
+    assert folded([waiting, of_a_host])[0].cause == Cause.LINK
+    assert folded([waiting, replace(of_a_host, host="n0, n1")])[0].cause == Cause.COMPUTE
+    for other in (replace(waiting, owner=Owner.NODE), replace(waiting, slowdown=1.6)):
+        assert folded([other, link])[0].cause == Cause.COMPUTE
+
+
+def test_messages_behind_a_slow_network_suffer_with_it(finding):
+    network = replace(finding, ranks=(0, 1, 2, 3), host="n0", step_time_cost_ratio=1.2)
+    behind = replace(finding, ranks=(4, 8), host="n1, n2", step_time_cost_ratio=1.01)
+    [only] = folded([network, behind])
+    assert only.ranks == (0, 1, 2, 3) and "ranks 4 and 8" in only.evidence[-1]
+    assert len(folded([network, replace(behind, step_time_cost_ratio=1.1)])) == 2
+    assert len(folded([network, replace(behind, host="n1")])) == 2

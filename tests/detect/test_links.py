@@ -130,7 +130,7 @@ def test_without_host_names_only_the_same_axis_is_a_witness(job):
         return 2.0 if (rank, peer) == (1, 5) else 1.0
 
     seen = observe(job(layout=Layout(dp=4, pp=2), transfer=transfer).timeline())
-    members = replace(seen.members, hosts=("",) * 8)
+    members = replace(seen.members, hosts=("",) * 8, device_index=(-1,) * 8)
     units = _Units(
         members=((1, 5), (1, 2), (5, 6)), unit=np.arange(3), transfers=seen.transfers,
         crosses=np.zeros(3, dtype=bool), way=np.array([0, 1, 1]),
@@ -152,3 +152,88 @@ def test_a_pair_with_an_end_that_was_not_recorded_is_undecided(job):
         for some in (seen, cut(seen, "row", np.delete(np.arange(16), 5)))
     ]
     assert owners == [[((5, 9), Owner.NODE)], [((5, 9), Owner.UNDECIDED)]]
+
+
+def _groups_of_four(slow_ms):
+    return [
+        (tuple(range(first, first + 4)), 10**8, slow_ms if first == 8 else 2.0)
+        for first in range(0, 16, 4)
+    ]
+
+
+def test_slow_group_inside_a_host_stays_undecided_and_names_its_host(job, exchanging):
+    """Which of the four GPUs, one group cannot tell."""
+    timeline = job(layout=Layout(tp=4, dp=4), hosts=8).timeline()
+    (finding,) = judge(exchanging(timeline, _groups_of_four(6.0)), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), Owner.UNDECIDED)
+    assert finding.host == "n01" and "host n01" in finding.headline
+    assert any("which of its GPUs" in one for one in finding.evidence)
+
+
+def test_slow_group_of_two_hosts_stays_undecided(job, exchanging):
+    timeline = job(layout=Layout(tp=4, dp=4), hosts=2).timeline()
+    (finding,) = judge(exchanging(timeline, _groups_of_four(6.0)), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), Owner.UNDECIDED)
+
+
+def test_processes_on_cpus_have_no_link_inside_their_host(job, exchanging):
+    timeline = job(layout=Layout(tp=4, dp=4), hosts=8, device="cpu").timeline()
+    (finding,) = judge(exchanging(timeline, _groups_of_four(12.0)), DetectorSettings()).findings
+    assert finding.owner == Owner.UNDECIDED
+
+
+def test_clocks_that_agree_badly_elsewhere_do_not_excuse_a_group_of_one_host(job, exchanging):
+    """4 ms lost, clocks within 5 ms in the worst hundredth and 1 us typically."""
+    timeline = job(layout=Layout(tp=4, dp=4), hosts=8).timeline()
+    seen = exchanging(timeline, _groups_of_four(6.0))
+    bad = replace(seen.alignment, residual_median_ns=1e3, residual_p99_ns=5e6)
+    (finding,) = judge(replace(seen, alignment=bad), DetectorSettings()).findings
+    assert finding.ranks == (8, 9, 10, 11)
+
+
+def test_devices_that_all_differ_are_those_of_one_host(job):
+    members = observe(job(layout=Layout(tp=4, dp=2)).timeline()).members
+    nameless = replace(members, hosts=("",) * 8)
+    assert nameless.are_inside_a_host((0, 1, 2, 3))
+    twice = replace(nameless, device_index=(0, 1, 2, 3) * 2)
+    assert not twice.are_inside_a_host((0, 1, 2, 3))
+
+
+class _Cost:
+    """Every finding costs the same."""
+
+    def __init__(self, ratio):
+        self.ratio = lambda ranks, *, links: ratio
+        self.ratio_of_border = lambda ranks, slowdown: ratio
+
+
+def test_link_that_comes_and_goes_and_costs_nothing_is_undecided(job):
+    """Messages that share a NIC find it free or taken."""
+
+    def transfer(rank, peer, iteration):
+        return 2.0 if (rank, peer) == (5, 9) and iteration % 10 < 5 else 1.0
+
+    seen = observe(job(layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer).timeline())
+    owners = [
+        [one.owner for one in judge(replace(seen, costs=_Cost(ratio)), DetectorSettings()).findings]
+        for ratio in (1.0, 1.05)
+    ]
+    assert owners == [[Owner.UNDECIDED], [Owner.NODE]]
+
+
+def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging):
+    """Sizes are unknown: the last stage's reductions end with one over the stages. That of rail 3
+    loses 12 of 39 ms there, the 12 ms that it loses in the first stage.
+    """
+    ms = {0: 5.0, 1: 27.0}
+    units = [
+        ((8 * stage + rail, 8 * stage + 4 + rail), -1, ms[stage] + 12.0 * (rail == 3))
+        for stage in range(2) for rail in range(4)
+    ]  # fmt: skip
+    timeline = job(layout=Layout(tp=4, dp=2, pp=2), hosts=8).timeline()
+    seen = exchanging(timeline, units)
+    by_stage = replace(
+        seen.transfers, kind=np.repeat([0, 1], 4), kinds=("dp all_reduce of unknown size",) * 2
+    )
+    found = judge(replace(seen, transfers=by_stage), DetectorSettings()).findings
+    assert [one.ranks for one in found] == [(3, 7)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from detect import Cause, DetectorSettings, Owner
+from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, steady
@@ -128,3 +128,61 @@ def test_what_cannot_be_seen_of_a_network_is_said(job):
     assert any("a slow network of n01 cannot be seen here" in note for note in notes)
     far = job(layout=Layout(pp=4, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
     assert not any("cannot be seen here" in note for note in far.report().notes)
+
+
+def test_slow_rail_of_three_iterations_is_one_finding(job):
+    """No message of GPU 3 is sure by itself in so short a window; all of them together are."""
+    report = job(
+        layout=Layout(pp=4, dp=8), hosts=8, iterations=3, microbatches=2, message_bytes=MEGABYTE,
+        transfer=lambda one, other, iteration: 2.0 if one % 8 == 3 else 1.0,
+    ).report()  # fmt: skip
+    (finding,) = report.findings
+    assert (finding.ranks, finding.owner) == ((3, 11, 19, 27), Owner.NODE)
+    assert "the rail of GPU 3 of every host" in finding.headline
+
+
+def test_rails_that_always_go_together_stay_undecided(job, exchanging):
+    """GPU 1 of one host talks to GPU 2 of the other only."""
+    units = [((rank, 4 + (3 - rank)), 10**8, 20.0 if rank in (1, 2) else 10.0) for rank in range(4)]
+    timeline = job(layout=Layout(dp=8), hosts=4).timeline()
+    for rank, header in timeline.headers.items():
+        timeline.headers[rank] = replace(header, device=replace(header.device, index=rank % 4))
+    (finding,) = judge(exchanging(timeline, units), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((1, 2, 5, 6), Owner.UNDECIDED)
+    assert "the rails of GPUs 1 and 2" in finding.headline
+
+
+def test_messages_that_find_their_nic_taken_now_and_then_are_judged_by_their_mean(job, exchanging):
+    """Alone on its NIC a message takes 2 ms, 4 ms from host 2; beside another one twice that: a
+    median is the one or the other by chance.
+    """
+    turns = {0: [1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2], 1: [2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1]}
+    units = [
+        ((rank, rank + 4), 10**8, np.resize(turns[rank % 2], 20) * (4.0 if rank >= 4 else 2.0))
+        for rank in range(12)
+    ]
+    timeline = job(layout=Layout(pp=4, dp=4), hosts=4).timeline()
+    found = judge(exchanging(timeline, units), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in found] == [((8, 9, 10, 11), Owner.NODE)]
+
+
+def test_transfers_that_clocks_make_vanish_make_no_others_slow(job, exchanging):
+    """Without host 1 every third message seems to take no time; the others take as long."""
+    units = [
+        ((rank, rank + 4), 10**8, 10.0 if rank < 8 else np.resize([10.0, 10.0, 0.0], 20))
+        for rank in range(12)
+    ]
+    timeline = job(layout=Layout(pp=4, dp=4), hosts=4).timeline()
+    assert judge(exchanging(timeline, units), DetectorSettings()).findings == ()
+
+
+def test_half_an_iteration_in_rings_through_all_hosts_is_no_health(job, exchanging):
+    """The iteration lasts 245 ms: a NIC at half its speed may be half of 150 ms, or of 50 ms."""
+    timeline = job(layout=Layout(dp=16), hosts=8).timeline()
+    ring = tuple(range(16))
+    long, short = (
+        judge(exchanging(timeline, [(ring, 10**9, ms)]), DetectorSettings()) for ms in (150.0, 50.0)
+    )
+    assert (long.verdict, short.verdict) == (Verdict.UNDECIDED, Verdict.HEALTHY)
+    assert "a network at half its speed" in " ".join(render_text(long).split())
+    assert any("cannot be seen here" in note for note in short.notes)
