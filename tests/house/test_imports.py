@@ -85,7 +85,7 @@ def test_rooms_of_the_core_import_downwards_only():
 MEASURING = ("detect/observe", "detect/stats")
 SHARED_BY_CAUSES = {
     *("spec", "finding", "lost_time", "starvation", "device", "power", "readings"),
-    *("blindness", "hits"),
+    *("blindness", "hits", "slow_passes"),
 }
 """Of causes: what several of them use, and what compute says beside its findings."""
 
