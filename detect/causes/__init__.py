@@ -13,7 +13,7 @@
     occupancy.py    ranks for whom all others wait        blindness.py   what the trace cannot show
     imbalance.py    heavy stages, uneven sequences        finding.py     place, time, cost, headline
     corruption.py   devices that compute wrongly          spec.py        what a cause is
-    consequences.py what follows from another finding     slow_passes.py devices throttled now and then
+    consequences.py what follows from another finding     slow_passes.py single slow passes
 
 Start reading at spec.py, then losses.py. To add a cause see registry.py.
 """
