@@ -89,13 +89,13 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
 
 
 def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether a rank that this one exchanges data with inside its passes is slow alike, and
-    its optimizer by more than twice as much for that: what waits for it is no slow device.
+    """Return whether a rank that this one exchanges tokens with inside its passes is slow alike,
+    and its optimizer by more than twice as much for that: what waits for it is no slow device.
     """
     members = seen.members
     group = members.layout.group(int(members.ranks[row]), "ep")
-    rivals = np.isin(members.ranks, group) | (members.tensor_group == members.tensor_group[row])
-    rivals &= passes.slow & (passes.effects >= 0.5 * passes.effects[row])
+    rivals = np.isin(members.ranks, group) & passes.slow
+    rivals &= passes.effects >= 0.5 * passes.effects[row]
     rivals[row] = False
     share = robust.centre(optimizer) / np.maximum(passes.effects, DEVICE.least_isolated_log)
     most = float(np.nanmax(share[rivals], initial=-np.inf))
