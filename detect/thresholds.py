@@ -400,6 +400,10 @@ class _Device:
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
+    min_other_mates: int = limit(
+        4, "ranks", Origin.CONVENTION,
+        "of other TP groups, that show by how much optimizer steps of sound mates differ",
+    )  # fmt: skip
     isolated_share: float = limit(
         0.4, "share of the effect", Origin.BENCHMARK,
         "by which a rank exceeds its TP mates in one pass: they wait for it in the other, which is "
@@ -590,6 +594,9 @@ class _Bursts:
         0.1, "share of the size", Origin.BENCHMARK,
         "within which half of a device's slow passes lie where it has a second speed",
     )  # fmt: skip
+    least_of_one_speed: int = limit(
+        4, "passes", Origin.CONVENTION, "of one speed before that is no accident"
+    )
     prior_hits: float = limit(
         0.5,
         "hits",

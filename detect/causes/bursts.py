@@ -41,11 +41,14 @@ from detect.causes.hits import (
     Burst,
     chance,
     course_of,
+    half_width,
     interval_of,
     lost_share,
+    num_runs,
     over_own_level,
 )
 from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
+from detect.causes.slow_passes import slow_passes
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
@@ -200,7 +203,7 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     over, sigma = _off_quiet(gap)
     margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
     ways = np.stack([over > margin, over < -margin])
-    num_bursts = [_num_runs(one.reshape(-1)) for one in ways]
+    num_bursts = [num_runs(one) for one in ways]
     row = int(num_bursts[1] > num_bursts[0])
     hits = ways[row].any(axis=1)
     if num_bursts[row] < BURSTS.min_hits or ways[row].mean() > BURSTS.max_pair_share:
@@ -212,7 +215,7 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     size = float(np.median(np.abs(over)[ways[row]]))
     agrees = own > PAIRS.agrees_share * size > abs(other)
     q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
-    is_one_speed = _half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
+    is_one_speed = half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
     other_hits = int(ways[1 - row].any(axis=1).sum())
     if is_one_speed:  # then it is no noise, of whoever has more of it
         length = len(hits)
@@ -233,24 +236,8 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
     over = value - robust.median(value, axis=0)
-    width, level = _half_width(over)
+    width, level = half_width(over)
     return np.nan_to_num(over - level), width / 2 / BURSTS.half_sigmas
-
-
-def _half_width(values: Floats) -> tuple[float, float]:
-    """Return how far the densest half of the values reaches, and its mean."""
-    known = np.sort(values[np.isfinite(values)])
-    half = len(known) // 2
-    if not half:
-        return 0.0, 0.0
-    width = known[half:] - known[: len(known) - half]
-    first = int(np.argmin(width))
-    return float(width[first]), float(np.mean(known[first : first + half + 1]))
-
-
-def _num_runs(hits: Flags) -> int:
-    """Return how many stretches of hits there are."""
-    return int((hits & ~np.r_[False, hits[:-1]]).sum())
 
 
 def _places(seen: Observations) -> Integers:
@@ -444,9 +431,11 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
         lone = None if known.any() else pair_burst(log_ns, rate, BURSTS.least_share)
         return [lone] if lone else []
     floor = inquiry.settings.min_slowdown - 1.0
-    group = seen.members.tensor_group
     over = _compute_excess(seen, known)
-    found = bursts(over, known, rate, BURSTS.least_share, least_hit=floor, group=group)
+    found = slow_passes(seen, known, rate, floor)
+    more = known | mask_of([one.row for one in found], len(known))
+    group = seen.members.tensor_group
+    found += bursts(over, more, rate, BURSTS.least_share, least_hit=floor, group=group)
     stage, rows = seen.members.stage, [one.row for one in found]
     rate_of_hits = _hits(over, known)[0].mean(axis=1)
     return [
@@ -495,12 +484,12 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
 
 
 def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: list[int]) -> bool:
-    """Return whether a row of the same TP group has bursts, too (`found`), is `known` to be slow or
-    to pause, or recorded nothing in most of these iterations: which waits for which is not known,
-    and who waits may lose more.
+    """Return whether a row of the same TP group is `known` to be slow or to pause, or has bursts,
+    too (`found`), that this one does not stand out from, or recorded nothing in most of these
+    iterations: which waits for which is not known, and who waits may lose more.
     """
     mates = mates_of(seen.members, burst.row)
-    if known[mates].any() or np.isin(mates, found).any():
+    if known[mates].any() or (not burst.stands_out and np.isin(mates, found).any()):
         return True
     absent = ~np.isfinite(seen.work.log_ns[mates][:, burst.hits]).any(axis=2)
     return bool((absent.mean(axis=1) > BURSTS.most_of_host_share).any())

@@ -50,6 +50,7 @@ from detect.causes.device import (
     optimizer_shows,
     reading_evidence,
     slow_clock,
+    slowest_optimizer,
     starvation,
 )
 from detect.causes.finding import Claim, build_finding, saved_by_compute
@@ -63,6 +64,7 @@ from detect.observe.observations import (
     Observations,
     Work,
     num_judgeable,
+    settled,
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -313,10 +315,15 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     share = 1.0 - float(np.exp(-course.effect))  # of its compute, spent above its peers
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
-    return build_finding(
+    ranks, subject = members.workers[row], f"{ranks_of(members, row)} ({place(members, row)})"
+    slowest = None if owner != Owner.NODE or len(ranks) < 2 else _named_worker(seen, slow)
+    if slowest is not None and seen.workers is not None:
+        known, ranks = seen.workers.members, slowest[:1]
+        subject = f"rank {ranks[0]} ({place(known, known.row(ranks[0]))})"
+    finding = build_finding(
         seen,
         Claim(
-            ranks=members.workers[row],
+            ranks=ranks,
             rows=(row,),
             cause=cause,
             owner=owner,
@@ -326,8 +333,8 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,
             saved_ns=saved_by_compute(seen, row, excess),
-            subject=f"{ranks_of(members, row)} ({place(members, row)})",
-            predicate=_predicate(members, slow, cause, owner, is_bound),
+            subject=subject,
+            predicate=_predicate(slow, cause, owner, is_bound, is_one=len(ranks) == 1),
             evidence=(
                 *_evidence(seen, slow),
                 *((BOUND,) if is_bound else ()),
@@ -344,12 +351,24 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             is_bound=is_bound,
         ),
     )
+    return finding if slowest is None else _placed(seen, finding)
 
 
-def _predicate(members: Members, slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool) -> str:
+def _placed(seen: Observations, finding: Finding) -> Finding:
+    """Return the finding of one rank of a row that stands for several, with that rank's place."""
+    members = seen.members if seen.workers is None else seen.workers.members
+    row = members.row(finding.ranks[0])
+    return replace(
+        finding,
+        coordinates=members.coordinates(row),
+        host=members.hosts[row],
+        device=f"{members.devices[row]} #{members.device_index[row]}",
+    )
+
+
+def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_one: bool) -> str:
     slowdown = times(float(np.exp(slow.suspect.course.effect)))
     peers = counted(slow.num_peers, "peer")
-    is_one = len(members.workers[slow.suspect.row]) == 1
     verb, whose = ("computes", "its") if is_one else ("compute", "their")
     how = f"takes {slowdown} the time of its {peers}"
     if cause == Cause.COMPUTE:
@@ -383,8 +402,10 @@ def _judge(
         decision = _Decision(False, ordinary)
     elif clock is not None:
         decision = _Decision(True, clock)
-    elif _warms_up(inquiry):
+    elif _warms_up(inquiry, slow):
         decision = _Decision(False, WARMING_UP)
+    elif _named_worker(seen, slow) is not None:
+        decision = _one_of_group(seen, slow)
     elif slow.across_stages:
         decision = _alone_on_its_stage(slow)
     elif slow.num_peers == 1:
@@ -400,14 +421,40 @@ def _judge(
         if doubt is not None and _changed_on_even_data(seen, found, slow):
             decision = _Decision(True, CHANGED)
     if decision.decided and len(seen.members.workers[slow.suspect.row]) > 1:
-        decision = _Decision(False, ONE_OF_GROUP)
+        decision = _one_of_group(seen, slow)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
 
 
-def _warms_up(inquiry: Inquiry) -> bool:
-    """Return whether nearly all that is left are the run's first iterations, which get quicker."""
-    return num_judgeable(inquiry.seen, inquiry.settings) < WINDOW.min_iterations
+def _one_of_group(seen: Observations, slow: SlowRow) -> _Decision:
+    """Judge a slow row that stands for a TP group: its optimizer steps wait for nobody."""
+    slowest = _named_worker(seen, slow)
+    if slowest is None:
+        return _Decision(False, ONE_OF_GROUP)
+    return _Decision(
+        True,
+        f"of its TP group, whose ranks wait for each other inside their passes, rank {slowest[0]} "
+        f"alone has a slower optimizer step ({times(float(np.exp(slowest[1])))})",
+    )
+
+
+def _named_worker(seen: Observations, slow: SlowRow) -> tuple[int, float] | None:
+    """Return which rank of a slow TP group has the slow device, and its optimizer's log slowdown;
+    None where that is not shown.
+    """
+    slowest = slowest_optimizer(seen, slow.suspect.row, slow.suspect.course.active)
+    least = DEVICE.optimizer_share * slow.suspect.course.effect
+    return slowest if slowest is not None and slowest[1] >= least else None
+
+
+def _warms_up(inquiry: Inquiry, slow: SlowRow) -> bool:
+    """Return whether nearly all that is left are the run's first iterations, and those in which the
+    row is slow still get quicker.
+    """
+    if num_judgeable(inquiry.seen, inquiry.settings) >= WINDOW.min_iterations:
+        return False
+    of_row = slow.suspect.course.active & settled(inquiry.seen, inquiry.settings)
+    return int(of_row.sum()) < WINDOW.min_iterations
 
 
 def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:

@@ -76,7 +76,8 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     iterations in which the row is slow.
     """
     effect = float(passes.effects[row])
-    if is_isolated(seen.members, passes, row) or optimizer_shows(optimizer, passes, row):
+    shows = optimizer_shows(optimizer, passes, row) and not _waits(seen, optimizer, passes, row)
+    if shows or is_isolated(seen.members, passes, row):
         return None
     level = float(robust.centre(optimizer[row]))
     alike = _on_the_same_data(seen.members, row)
@@ -106,6 +107,46 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
     error = _optimizer_error(optimizer, passes.slow, row)
     least = DEVICE.optimizer_share * float(passes.effects[row])
     return level >= max(least, DEVICE.sure_sigmas * error)
+
+
+def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
+    """Return whether a rank that this one exchanges tokens with inside its passes is slow alike,
+    and its optimizer by more than twice as much for that: what waits for it is no slow device.
+    """
+    members = seen.members
+    group = members.layout.group(int(members.ranks[row]), "ep")
+    rivals = np.isin(members.ranks, group) & passes.slow
+    rivals &= passes.effects >= 0.5 * passes.effects[row]
+    rivals[row] = False
+    share = robust.centre(optimizer) / np.maximum(passes.effects, DEVICE.least_isolated_log)
+    most = float(np.nanmax(share[rivals], initial=-np.inf))
+    return bool(share[row] < PAIRS.agrees_share * most)
+
+
+def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int, float] | None:
+    """Return which of the ranks that a row stands for has a slow optimizer step, and its log
+    slowdown against the others; None where none stands out, or that was not recorded.
+
+    Ranks of other rows show by how much sound ones of a TP group differ.
+    """
+    if seen.workers is None:
+        return None
+    known, residuals = seen.workers.members, {}
+    with np.errstate(divide="ignore"):
+        log_ns = np.log(seen.workers.optimizer_ns[:, active].astype(np.float64))
+    for place, ranks in enumerate(seen.members.workers):
+        own = log_ns[[known.row(rank) for rank in ranks]]
+        if len(ranks) > 1 and np.isfinite(own).all():
+            nobody = np.zeros(len(ranks), dtype=bool)
+            level = robust.centre(own - robust.expected_from_others(own, nobody))
+            residuals[place] = dict(zip(ranks, level.tolist(), strict=True))
+    own_levels = residuals.pop(row, {})
+    others = np.array([one for levels in residuals.values() for one in levels.values()])
+    if not own_levels or len(others) < DEVICE.min_other_mates:
+        return None
+    rank = max(own_levels, key=lambda one: own_levels[one])
+    error = max(float(np.sqrt(np.mean(others**2))), DEVICE.optimizer_error_log)
+    return (rank, own_levels[rank]) if own_levels[rank] >= DEVICE.sure_sigmas * error else None
 
 
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:

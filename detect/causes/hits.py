@@ -60,6 +60,25 @@ class Burst:
     is_one_speed: bool = False
     """Whether its slow passes are slow by one and the same factor, as of a device that has two
     speeds; noise has no such second level."""
+    stands_out: bool = False
+    """Whether it is slower in its hits than all rows of its TP group."""
+
+
+def half_width(values: Floats) -> tuple[float, float]:
+    """Return how far the densest half of the values reaches, and its mean."""
+    known = np.sort(values[np.isfinite(values)])
+    half = len(known) // 2
+    if not half:
+        return 0.0, 0.0
+    width = known[half:] - known[: len(known) - half]
+    first = int(np.argmin(width))
+    return float(width[first]), float(np.mean(known[first : first + half + 1]))
+
+
+def num_runs(hits: Flags) -> int:
+    """Return how many stretches of hits there are, one after the other in all dimensions."""
+    hits = hits.reshape(-1)
+    return int((hits & ~np.r_[False, hits[:-1]]).sum())
 
 
 def over_own_level(value: Floats, known: Flags) -> Floats:

@@ -229,6 +229,14 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What is known of each rank where a row of the observations stands for its TP group."""
+
+    members: Members
+    optimizer_ns: Floats = field(metadata=along("worker", "iteration"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observations:
     """All that is known of a window, ready for comparison."""
 
@@ -242,6 +250,8 @@ class Observations:
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
+    workers: Workers | None = None
+    """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(
         default_factory=dict, metadata=along("row", "iteration")
     )
@@ -345,9 +355,19 @@ def num_judgeable(seen: Observations, settings: DetectorSettings) -> int:
     early = seen.iterations <= settings.num_warmup_iterations
     if not early.any():  # nearly always, and asked for every slow rank
         return len(seen.iterations)
-    level = _level(seen)
-    is_warming = level[early].max() >= level[-1] + np.log(WINDOW.warm_ratio)
+    is_warming = not settled(seen, settings).all()
     return int((~early).sum()) if is_warming else len(seen.iterations)
+
+
+def settled(seen: Observations, settings: DetectorSettings) -> Flags:
+    """Flag the iterations in which, and after which, nobody warms up any more, (iteration,): all
+    but the run's first ones that are slow for everybody, and what lies before such a one.
+    """
+    level = _level(seen)
+    is_early = seen.iterations <= settings.num_warmup_iterations
+    warm = np.flatnonzero(is_early & (level >= level[-1] + np.log(WINDOW.warm_ratio)))
+    last = int(warm.max(initial=-1))
+    return np.asarray(np.arange(len(level)) > last)
 
 
 def one_row_a_worker(seen: Observations) -> Observations:
@@ -367,4 +387,5 @@ def one_row_a_worker(seen: Observations) -> Observations:
         "only up to its TP group; trace with --trace-granularity full to split it"
     )
     kept = cut(seen, "row", rows)
+    kept = replace(kept, workers=Workers(members=members, optimizer_ns=seen.optimizer_ns))
     return replace(kept, members=replace(kept.members, workers=workers), notes=(*seen.notes, note))

@@ -52,16 +52,11 @@ def compare_within(
 
     An excluded rank (a fault that is already known) is nobody's peer but is still compared.
     """
-    log_ns, data = _without_data(work, members, groups, excluded)
-    num_ranks, num_iterations, num_ops = log_ns.shape
-    residual = np.full_like(log_ns, np.nan)
+    residual, data = pass_residuals(work, members, groups, excluded)
+    num_ranks, num_iterations, num_ops = residual.shape
     num_peers = np.zeros(num_ranks, dtype=np.int64)
     for rows in groups:
-        flat = log_ns[rows].reshape(len(rows), -1)
-        expected = robust.expected_from_others(flat, excluded[rows])
-        residual[rows] = (flat - expected).reshape(len(rows), num_iterations, num_ops)
-        kept = int((~excluded[rows]).sum())
-        num_peers[rows] = kept - (~excluded[rows])
+        num_peers[rows] = int((~excluded[rows]).sum()) - (~excluded[rows])
     by_phase = np.stack(
         [
             robust.median(residual[:, :, work.phase == phase], axis=2)
@@ -75,6 +70,21 @@ def compare_within(
         reach = DATA.level_sigmas * data.spread / np.sqrt(num_iterations * num_ops / 2)
         by_phase = by_phase - _data_level(by_phase, members, excluded, reach)
     return Residuals(robust.mean(by_phase, axis=0), by_phase, num_peers)
+
+
+def pass_residuals(
+    work: Work, members: Members, groups: list[Integers], excluded: Flags
+) -> tuple[Floats, Data]:
+    """Return of every pass its log time less that of the others of its group that are not
+    `excluded`, data taken out, (rank, iteration, operation), and what was taken out.
+    """
+    log_ns, data = _without_data(work, members, groups, excluded)
+    residual = np.full_like(log_ns, np.nan)
+    for rows in groups:
+        flat = log_ns[rows].reshape(len(rows), -1)
+        expected = robust.expected_from_others(flat, excluded[rows])
+        residual[rows] = (flat - expected).reshape(len(rows), *log_ns.shape[1:])
+    return residual, data
 
 
 def peer_groups(work: Work, members: Members) -> list[Integers]:

@@ -158,3 +158,12 @@ def test_the_first_iterations_of_a_run_that_gets_quicker_name_nobody(job, warms_
     (finding,) = report.findings
     assert finding.ranks == (5,)
     assert finding.owner == (Owner.UNDECIDED if warms_up else Owner.NODE)
+
+
+def test_two_iterations_after_the_one_that_is_slow_for_all_are_enough(job):
+    def work(slot):
+        first = 1.6 if slot.iteration == 1 else 1.0
+        return first * (1.3 if slot.rank == 5 else 1.0)
+
+    report = job(layout=Layout(dp=8), iterations=3, first_iteration=1, work=work).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((5,), Owner.NODE)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from detect import Cause, Owner
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 
@@ -42,3 +46,34 @@ def test_two_slow_mates_are_both_named(job, slow, together):
     report = job(layout=Layout(tp=2, dp=4), work=together(slow(2, 1.1), slow(3, 1.2))).report()
     assert set(owners(report)) == {(2,), (3,)}
     assert {owner for _, owner in owners(report).values()} == {Owner.NODE}
+
+
+def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
+    """All ranks of an EP group wait for rank 1 inside their passes; rank 2's optimizer is a bit
+    slower than others', but nothing like rank 1's.
+    """
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return {1: 1.1, 2: 1.03}.get(slot.rank, 1.0)
+        return 1.15 if slot.rank < 4 else 1.0
+
+    found = owners(job(layout=Layout(dp=8, ep=4), work=work).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == {(1,)}
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.2, (3,)), (1.0, (2, 3))])
+def test_the_optimizer_tells_which_rank_of_an_unsplit_group_is_slow(job, factor, named):
+    def work(slot):
+        if slot.name == "optimizer":
+            return factor if slot.rank == 3 else 1.0
+        return 1.5 if slot.rank in (2, 3) else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    (finding,) = judge(replace(seen, splits_tensor_groups=False), DetectorSettings()).findings
+    assert finding.ranks == named
+    assert finding.owner == (Owner.NODE if len(named) == 1 else Owner.UNDECIDED)
+    if finding.owner == Owner.NODE:
+        assert finding.headline.startswith("rank 3 (DP1 TP1")
+        assert finding.coordinates == {"dp": 1, "tp": 1}
+        assert "rank 3 alone has a slower optimizer step" in " ".join(finding.evidence)

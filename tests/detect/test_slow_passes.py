@@ -1,0 +1,106 @@
+"""A device that is throttled now and then is found by its passes, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, Owner
+from detect.causes.slow_passes import slow_passes
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+RATE, FLOOR = 0.01, 0.03
+QUIET = 0.005
+
+
+def found_in(seen):
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    return slow_passes(seen, nobody, RATE, FLOOR)
+
+
+def owners(report):
+    return {one.ranks: (one.cause, one.owner) for one in report.findings}
+
+
+def throttled(rank, iterations, microbatches=range(8), factor=1.24):
+    """Passes of these microbatches are slow in these iterations."""
+
+    def work(slot):
+        hit = slot.iteration in iterations and slot.microbatch in microbatches
+        return factor if slot.rank == rank and hit and slot.name != "optimizer" else 1.0
+
+    return work
+
+
+def test_one_pass_in_eight_of_every_iteration(job):
+    """No iteration is without it, and the median pass is as quick as ever."""
+
+    def work(slot):
+        hit = slot.rank == 5 and slot.microbatch == slot.iteration * 3 % 8
+        return 1.5 if hit and slot.name != "optimizer" else 1.0
+
+    every = job(layout=Layout(dp=16), iterations=10, noise=QUIET, work=work)
+    assert owners(every.report()) == {(5,): (Cause.COMPUTE, Owner.NODE)}
+
+
+def test_a_microbatch_that_always_takes_longer_is_no_throttling(job):
+    """Whatever the rank does at its third microbatch, its device is as quick as ever."""
+    always = job(layout=Layout(dp=16), iterations=10, noise=QUIET)
+    always = always.but(work=throttled(5, range(99), {3}, 1.5))
+    assert owners(always.report()) == {}
+
+
+@pytest.mark.parametrize(("iterations", "named"), [({5, 9}, {(5,)}), ({8, 9}, set())])
+def test_two_iterations_at_one_speed_are_no_noise_but_one_event_may_be_chance(
+    job, iterations, named
+):
+    report = job(
+        layout=Layout(dp=8), iterations=10, noise=QUIET, work=throttled(5, iterations)
+    ).report()
+    assert set(owners(report)) == named
+
+
+def test_hits_of_any_size_are_counted_as_events(job):
+    random = np.random.default_rng(4)
+    sizes = {(at, one): random.uniform(1.2, 2.5) for at in (5, 9) for one in range(8)}
+
+    def work(slot):
+        return sizes.get((slot.iteration, slot.microbatch), 1.0) if slot.rank == 5 else 1.0
+
+    (burst,) = found_in(observe(job(layout=Layout(dp=8), iterations=10).but(noise=QUIET,
+                        work=throttled(5, {5, 9})).timeline()))  # fmt: skip
+    assert burst.is_one_speed and burst.row == 5
+    assert found_in(observe(job(layout=Layout(dp=8), iterations=10, work=work).timeline())) == []
+
+
+def test_the_mate_that_waits_in_the_backward_pass_is_not_named(job):
+    def work(slot):
+        hit = slot.iteration in (5, 9, 12) and slot.name != "optimizer"
+        waits = slot.rank == 7 and slot.phase == "backward"
+        return 1.3 if hit and (slot.rank == 6 or waits) else 1.0
+
+    report = job(layout=Layout(tp=2, dp=8), iterations=14, noise=QUIET, work=work).report()
+    assert owners(report)[6,] == (Cause.COMPUTE, Owner.NODE)
+    assert owners(report).get((7,), (None, None))[1] != Owner.NODE
+
+
+def test_passes_that_their_launches_held_up_are_the_hosts(job):
+    seen = observe(
+        job(layout=Layout(dp=8), iterations=10, noise=QUIET, work=throttled(5, {5, 9})).timeline()
+    )
+    starved = np.zeros((8, 10))
+    assert [one.row for one in found_in(replace(seen, starved_share=starved))] == [5]
+    starved[5] = 0.6
+    assert found_in(replace(seen, starved_share=starved)) == []
+
+
+def test_a_peer_that_was_quicker_makes_nobody_slow(job):
+    quicker = throttled(1, {5, 9, 12}, factor=0.6)
+    layout = Layout(dp=2, pp=2)
+    assert found_in(observe(job(layout=layout, iterations=14, work=quicker).timeline())) == []
+    slower = throttled(1, {5, 9, 12}, factor=1.5)
+    (burst,) = found_in(observe(job(layout=layout, iterations=14, work=slower).timeline()))
+    assert burst.row == 1
