@@ -8,7 +8,7 @@ Idea: count passes. Each is compared with the same pass of its peers, and with i
 level; a hit exceeds both by far more than sound passes vary. Hits side by side are one event, for
 whatever held the rank up lasts as long as it likes. So many events must be improbable at the rate
 that the other rows show. A device that is throttled has a second speed: where hits are slow by one
-and the same factor, in both kinds of passes, they are no noise, and each of them counts.
+and the same factor, and nobody else's by as much, they are no noise, and each of them counts.
 
 Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
 as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
@@ -102,6 +102,11 @@ class _Passes:
             return False
         return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
 
+    def is_of_others(self, row: int, others: Flags) -> bool:
+        """Return whether other rows have hits about as large: then such events come to anybody."""
+        size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
+        return bool((self.hits[others] & (self.over[others] >= size)).any())
+
     def stands_out(self, seen: Observations, row: int) -> bool:
         """Return whether the row is slower in its hits than all of its TP group."""
         by_phase = np.stack(
@@ -133,9 +138,9 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
     left, found = ~known, list[Burst]()
     for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
         hits = passes.counted(row, mates_of(seen.members, row))
-        is_one_speed = passes.is_one_speed(row)
-        count = hits.sum(axis=(1, 2)) if is_one_speed else np.array([num_runs(one) for one in hits])
         others = left & (np.arange(num_rows) != row)
+        is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, others)
+        count = hits.sum(axis=(1, 2)) if is_one_speed else np.array([num_runs(one) for one in hits])
         num_own, num_others = int(passes.num_known[row]), int(passes.num_known[others].sum())
         own, theirs = int(count[row]), int(count[others].sum())
         q_value = chance(own, num_own, theirs, num_others) * num_rows / (len(found) + 1)
