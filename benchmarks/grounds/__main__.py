@@ -23,7 +23,7 @@ from typing import cast
 import orjson
 
 from benchmarks.grounds.ground import Case, Ground
-from benchmarks.grounds.outcome import Outcome, judge_case, table_of
+from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster")
@@ -132,6 +132,8 @@ def main() -> int:
             for line in outcome.complaints():
                 print(f"{outcome.ground} {outcome.name}: {line}")
     print(table_of(outcomes))
+    print()
+    print(table_by_cause(outcomes))
     return 0
 
 

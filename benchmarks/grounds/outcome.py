@@ -83,6 +83,10 @@ class Outcome:
         ]
         return next((one for one in right if one.cause == planted.cause), next(iter(right), None))
 
+    def points_at(self, planted: Planted) -> bool:
+        """Tell whether any finding, whoever it blames, has a rank of this fault."""
+        return any(set(named.ranks) & set(planted.ranks) for named in self.findings)
+
     def complaints(self) -> list[str]:
         """Say what went wrong, a line each: errors, wrong names, due faults that were missed."""
         lines = [self.error] if self.error else []
@@ -196,15 +200,34 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(rows)
 
 
+def table_by_cause(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row a cause of what is due: found, only pointed at, said to be none."""
+    rows = [
+        "| planted | due | found | found, not blamed | silent: `HEALTHY` | `JOB` | `UNDECIDED` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    due = [(one, fault) for one in outcomes for fault in one.due]
+    parts = {
+        cause: [(one, fault) for one, fault in due if fault.cause == cause]
+        for cause in {fault.cause for _, fault in due}
+    }
+    dear = [it for it in parts.get("compute", []) if it[1].cost_ratio >= DUE_COST]
+    if dear:
+        parts[f"compute that costs {DUE_COST - 1:.0%}"] = dear
+    for name, part in [*sorted(parts.items()), ("all", due)]:
+        missed = [(one, fault) for one, fault in part if one.finding_of(fault) is None]
+        silent = [one.verdict for one, fault in missed if not one.points_at(fault)]
+        counts = (silent.count(verdict) for verdict in ("healthy", "job", "undecided"))
+        cells = [len(part), len(part) - len(missed), len(missed) - len(silent), *counts]
+        rows.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
 def _cells(group: Sequence[Outcome]) -> str:
     due = [(one, fault) for one in group for fault in one.due]
     found = [(fault, one.finding_of(fault)) for one, fault in due]
     right = sum(named is not None and named.cause == fault.cause for fault, named in found)
-    unnamed = sum(
-        one.finding_of(fault) is None
-        and any(set(named.ranks) & set(fault.ranks) for named in one.findings)
-        for one, fault in due
-    )
+    unnamed = sum(one.finding_of(fault) is None and one.points_at(fault) for one, fault in due)
     num_found = sum(named is not None for _, named in found)
     wrong = sum(bool(one.wrong) for one in group)
     return f"{len(group)} | {len(due)} | {num_found} | {right} | {unnamed} | {wrong}"

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases, ground_named
+from benchmarks.grounds.ground import Planted
+from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
 from megascan.errors import UsageError
 
 
@@ -50,3 +52,25 @@ def test_cases_of_one_cause_are_those_that_plant_it():
     links = chosen("--draw", "1", "--cause", "link")
     assert all("link" in {one.cause for one in case.planted} for case in links)
     assert {"nic", "rail", "nvlink", "two faults"} <= {case.family for case in links}
+
+
+def test_faults_are_counted_by_their_cause():
+    def outcome(verdict, *findings):
+        fault = Planted(kind="nic", cause="link", owner="node", ranks=(6,), cost_ratio=1.1)
+        return Outcome(
+            ground="cluster", name=verdict, family="nic", num_ranks=8, verdict=verdict,
+            planted=(fault,), findings=findings,
+        )  # fmt: skip
+
+    def named(owner):
+        return Named(
+            ranks=(6,), cause="link", owner=owner, slowdown=2.0, interval=(1.9, 2.1),
+            first_iteration=1, cost_ratio=1.1,
+        )  # fmt: skip
+
+    outcomes = [
+        outcome("degraded", named("node")), outcome("undecided", named("undecided")),
+        outcome("healthy"), outcome("undecided"),
+    ]  # fmt: skip
+    rows = table_by_cause(outcomes).splitlines()[2:]
+    assert rows == ["| link | 4 | 1 | 1 | 1 | 0 | 1 |", "| all | 4 | 1 | 1 | 1 | 0 | 1 |"]
