@@ -5,15 +5,15 @@
 
     compute.py      a rank computes slowly (also: starved by its host, slow in one pass only)
     losses.py       loader, garbage collection, host      lost_time.py  the search they share
-    links.py        slow connections, late exits          slow_passes.py single slow passes
-    slower_links.py links that become slower              hits.py       such iterations, counted
-    networks.py     a host's network, a rail              device.py     slow, long data, starved;
-    hosts.py        whole hosts, launching late                         what its clock says
-    bursts.py       ranks that lose time now and then     power.py      what would be found, and
-    paused_hosts.py hosts that stall one rank or another                what never could be
-    occupancy.py    ranks for whom all others wait        finding.py    place, time, cost, words,
-    imbalance.py    heavy stages, uneven sequences                      what follows from another
-    corruption.py   devices that compute wrongly          spec.py       what a cause is
+    links.py        slow connections, late exits          hits.py       iterations and passes in
+    networks.py     a host's network, a rail                            which time is lost, counted
+    hosts.py        whole hosts, launching late           device.py     slow, long data, starved;
+    bursts.py       ranks that lose time now and then                   what its clock says
+    paused_hosts.py hosts that stall one rank or another  power.py      what would be found, and
+    occupancy.py    ranks for whom all others wait                      what never could be
+    imbalance.py    heavy stages, uneven sequences        finding.py    place, time, cost, words,
+    corruption.py   devices that compute wrongly                        what follows from another
+                                                          spec.py       what a cause is
 
 Start reading at spec.py, then losses.py. To add a cause see registry.py.
 """

@@ -46,9 +46,9 @@ from detect.causes.hits import (
     lost_share,
     num_runs,
     over_own_level,
+    slow_passes,
 )
 from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
-from detect.causes.slow_passes import slow_passes
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner

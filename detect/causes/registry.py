@@ -18,7 +18,6 @@ from detect.causes import (
     networks,
     occupancy,
     paused_hosts,
-    slower_links,
 )
 from detect.causes.spec import CauseSpec
 
@@ -30,7 +29,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     links.LATE_EXITS,
     links.LINK,
     networks.NETWORK,
-    slower_links.SLOWER_LINKS,
+    links.SLOWER_LINKS,
     hosts.WHOLE_HOSTS,
     paused_hosts.PAUSED_HOSTS,
     bursts.BURST,
