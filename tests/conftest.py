@@ -27,7 +27,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.hookimpl(trylast=True)  # once the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
-    """Name failures at once: here, not in xdist's workers, whose reports all come here."""
+    """Name failures at once: here, not in xdist's workers, whose reports all come here.
+
+    Ctrl-C is what it is in a terminal, also of a suite that was started in the background.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamedFailures(terminal))
