@@ -161,7 +161,7 @@ class Budget:
             if now.layer_stride < most:
                 return replace(level, layer_stride=min(most, now.layer_stride * factor))
             if now.layer_stride < last:
-                return replace(level, layer_stride=min(last, now.layer_stride * 2))
+                return replace(level, layer_stride=min(last, now.layer_stride * factor))
         if not self._config.budget_ratio:
             return None
         if now.granularity is Granularity.FULL:

@@ -140,6 +140,14 @@ def test_a_single_layer_is_the_last_step_and_taken_where_two_cost_too_much(warni
     assert [level.layer_stride for level in job.levels] == [4]
 
 
+def test_few_steps_lead_to_a_single_layer_where_layers_cost_much():
+    """A short job of many layers would end on the way otherwise."""
+    job = Job(lambda granularity: 5.0, largest_stride=50, last_stride=201, budget_ratio=0.005)
+    job.run(100)
+    steps = [(level.granularity, level.layer_stride) for level in job.levels[:3]]
+    assert steps == [("full", 50), ("full", 201), ("base", 201)]
+
+
 def test_without_a_budget_a_traced_iteration_may_cost_a_little(warnings_of_megascan):
     job = Job(lambda granularity: 0.08, noise=0.005, largest_stride=64, budget_ratio=0.0)
     job.run(200)  # 1.6 % of the run
