@@ -49,7 +49,7 @@ from megascan.arrays import (
     group_numbers,
     group_starts,
 )
-from megascan.parallel import across_threads
+from megascan.parallel import over_blocks
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
 from megascan.timeline import equals, is_end, narrow, numbers
 from megascan.vocabulary import ROOTED_OPS
@@ -150,7 +150,7 @@ def split_waits(ends: pa.Table, matches: Matches, clocks: Alignment) -> Integers
     def filled(rows: RowNumbers) -> None:
         wait[rows] = columns.waits(rows)
 
-    for _ in map(filled, blocks) if len(blocks) < 2 else across_threads(filled, blocks):
+    for _ in over_blocks(filled, blocks):
         pass
     return wait
 

@@ -39,7 +39,7 @@ from megascan.arrays import (
     parted,
 )
 from megascan.header import RankHeader
-from megascan.parallel import across_threads
+from megascan.parallel import over_blocks
 from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import equals, narrow, narrow_codes
 
@@ -175,8 +175,7 @@ def _matched_blocks(columns: _Columns, groups: _Groups) -> Iterable[_Block]:
             *_match_messages(columns, rows[columns.is_message[rows]]),
         )
 
-    blocks = _blocks(columns.iteration)
-    return map(matched, blocks) if len(blocks) == 1 else across_threads(matched, blocks)
+    return over_blocks(matched, _blocks(columns.iteration))
 
 
 def _code_of(text: str, texts: list[str]) -> int:

@@ -119,6 +119,11 @@ def across_threads(
         pool.shutdown(cancel_futures=True)
 
 
+def over_blocks(work: Callable[[Item], Result], blocks: Sequence[Item]) -> Iterator[Result]:
+    """Yield results by threads; of a single block without any."""
+    return map(work, blocks) if len(blocks) < 2 else across_threads(work, blocks)
+
+
 def can_fork() -> bool:
     """Tell whether this process may be copied: no other thread of it could hold a lock."""
     return sys.platform == "linux" and threading.active_count() == 1

@@ -116,7 +116,7 @@ def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) ->
     members = seen.members
     group = members.layout.group(int(members.ranks[row]), "ep")
     rivals = np.isin(members.ranks, group) & passes.slow
-    rivals &= passes.effects >= 0.5 * passes.effects[row]
+    rivals &= passes.effects >= PAIRS.agrees_share * passes.effects[row]
     rivals[row] = False
     share = robust.centre(optimizer) / np.maximum(passes.effects, DEVICE.least_isolated_log)
     most = float(np.nanmax(share[rivals], initial=-np.inf))

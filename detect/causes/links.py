@@ -627,7 +627,7 @@ def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds:
     is_inside = members.are_inside_a_host(ranks)
     slowdown, num = float(np.exp(slower.effect)), len(seen.iterations)
     reach = SEARCH.interval_sigmas * slower.error
-    rows = tuple(row for row, own in enumerate(members.workers) if set(own) & set(ranks))
+    rows = members.rows_with(ranks)
     active = np.arange(num) >= slower.first
     kind = transfers.kinds[int(transfers.kind[slower.units[0]])]
     where = f"inside host {members.hosts[rows[0]]}".rstrip() if is_inside else "between hosts"

@@ -319,9 +319,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     is_one = len(slow.names) == 1
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     reach = SEARCH.interval_sigmas * split.error
-    rows = tuple(
-        row for row, ranks in enumerate(seen.members.workers) if set(ranks) & set(slow.ranks)
-    )
+    rows = seen.members.rows_with(slow.ranks)
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
     others = "on other rails" if slow.is_rail else "between other hosts"
     return build_finding(

@@ -113,6 +113,11 @@ class Members:
         """Return the global ranks that some rows stand for, ascending."""
         return tuple(sorted(rank for row in rows for rank in self.workers[int(row)]))
 
+    def rows_with(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return the rows that stand for any of some global ranks, ascending."""
+        named = set(ranks)
+        return tuple(row for row, own in enumerate(self.workers) if named & set(own))
+
     @property
     def recorded(self) -> tuple[int, ...]:
         """Global ranks that any row stands for, ascending."""

@@ -90,14 +90,9 @@ def slowdowns(examined: Examination) -> Floats:
     value = np.exp(robust.median(examined.slowness, axis=1))
     for finding in examined.report.findings:
         if finding.cause in RANK_CAUSES and finding.cause != Cause.HOST:
-            rows = _rows_of(examined.seen.members, finding.ranks)
+            rows = list(examined.seen.members.rows_with(finding.ranks))
             value[rows] = np.fmax(value[rows], finding.slowdown)
     return value
-
-
-def _rows_of(members: Members, ranks: Sequence[int]) -> list[int]:
-    named = set(ranks)
-    return [row for row, own in enumerate(members.workers) if named & set(own)]
 
 
 def causes_by_row(members: Members, findings: Sequence[Finding]) -> dict[int, str]:
@@ -105,7 +100,7 @@ def causes_by_row(members: Members, findings: Sequence[Finding]) -> dict[int, st
     causes: dict[int, list[str]] = {}
     for finding in findings:
         if finding.cause != Cause.STAGE_IMBALANCE:
-            for row in _rows_of(members, finding.ranks):
+            for row in members.rows_with(finding.ranks):
                 causes.setdefault(row, []).append(f"{finding.cause.value} ({finding.owner.value})")
     return {row: ", ".join(dict.fromkeys(names)) for row, names in causes.items()}
 

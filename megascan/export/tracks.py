@@ -67,7 +67,7 @@ from megascan.arrays import (
 from megascan.errors import UsageError
 from megascan.export.chain import Hop, shown_hops
 from megascan.header import Json, RankHeader
-from megascan.parallel import Kept, across_threads
+from megascan.parallel import Kept, over_blocks
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import (
     ShardedTimeline,
@@ -397,8 +397,7 @@ def _in_groups(group: RowNumbers, key: Integers) -> RowNumbers:
     def ordered(rows: RowNumbers) -> RowNumbers:
         return rows[np.lexsort((key[rows], group[rows]))]
 
-    done = map(ordered, blocks) if len(blocks) < 2 else across_threads(ordered, blocks)
-    return np.concatenate([np.empty(0, dtype=np.int32), *done])
+    return np.concatenate([np.empty(0, dtype=np.int32), *over_blocks(ordered, blocks)])
 
 
 @dataclass(frozen=True, kw_only=True)
