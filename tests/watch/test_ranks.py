@@ -219,11 +219,14 @@ def test_lookouts_tell_in_what_the_others_stand_and_who_says_nothing(healthy, gr
 def test_pytorchs_own_dump_is_understood(tmp_path):
     """torch writes it: one rank on gloo, in a process of its own."""
     program = f"""
-import torch, torch.distributed as dist
+import pickle, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
+dump = b""
+while not dump or not pickle.loads(dump)["entries"][0]["retired"]:  # by its thread, soon
+    dump = torch._C._distributed_c10d._dump_fr_trace()
 with open({str(tmp_path / "nccl_trace_rank_0")!r}, "wb") as file:
-    file.write(torch._C._distributed_c10d._dump_fr_trace())
+    file.write(dump)
 """
     subprocess.run([sys.executable, "-c", program], check=True, env={"TORCH_FR_BUFFER_SIZE": "100"})
     (standing,) = read_standings([tmp_path])
