@@ -10,6 +10,7 @@ Owns the verdict. Fed with a `megascan.timeline.Timeline` (or an op table) by `m
     thresholds.py  every number that decides
     report.py      the result; text.py says it, page/ draws it
     whatif/        a replay of the step: what slowness costs
+    optable.py     op tables of production traces: their replay, their observations
     comparison/    what changed between two traces
 
 Names are loaded when they are first used: a replay of the step needs no statistics, and is done

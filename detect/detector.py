@@ -124,8 +124,7 @@ def detect_op_table(path: Path, settings: DetectorSettings | None = None) -> Rep
 
 def _observe_op_table(path: Path) -> Observations:
     """Load what reads op tables only for them: nearly all verdicts are on timelines."""
-    from detect.observe.optable import observe_op_table
-    from detect.whatif.optable import read_op_table
+    from detect.optable import observe_op_table, read_op_table
 
     return observe_op_table(read_op_table(path))
 

@@ -126,7 +126,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alignment:
+class ClockAgreement:
     """How well the clocks agree: what transfer times and links can be trusted to."""
 
     method: str
@@ -162,7 +162,7 @@ class Report:
     limited_by: Mapping[str, str] = field(default_factory=dict)
     """By class, what keeps its minimum from being smaller."""
     iteration_ns: float
-    alignment: Alignment | None = None
+    alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unrecorded_ranks: tuple[int, ...] = ()

@@ -78,7 +78,7 @@ import os, resource, select, signal, socket, struct, sys
 names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT")
 numbers = [getattr(signal, name) for name in names]
 numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-code = {anew}
+code, got = {anew}, []
 mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 with socket.socket(socket.AF_UNIX) as server:
     try:
@@ -87,7 +87,7 @@ with socket.socket(socket.AF_UNIX) as server:
         server.setblocking(False)
         signal.set_wakeup_fd(server.fileno())
         for number in numbers:
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda number, _: got.append(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         select.select([server], [], [])
         answer = server.recv(4)
@@ -99,6 +99,9 @@ for number in numbers:
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 if code == {anew}:
+    for number in got:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 if code < 0:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -111,7 +114,8 @@ os._exit(code)
 
 A signal that comes earlier is blocked until then. A later one writes its number to the server by
 itself (`set_wakeup_fd`): a handler in Python would run only after the wait for the answer, where
-the signal comes between the last line before that wait and the wait.
+the signal comes between the last line before that wait and the wait. A client that has to run the
+program itself takes what has come until then as an interpreter that starts does.
 """
 
 

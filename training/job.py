@@ -18,7 +18,7 @@ from training.arguments import (
     read_settings,
     resolve_sizes,
 )
-from training.arguments.pipeline import add_original_arguments, notes_on_original
+from training.arguments.settings import add_original_arguments, notes_on_original
 from training.distributed import (
     Launch,
     choose_device,

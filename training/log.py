@@ -266,7 +266,7 @@ def _open_tensorboard(settings: Settings) -> SummaryWriter | None:
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Share:
+class RankParameters:
     """Number of parameters that the ranks of one place in the model hold, each."""
 
     pipeline_rank: int
@@ -287,12 +287,12 @@ def print_summary(
 
     Every rank calls it; `datasets` is the text of rank 0.
     """
-    own = Share(
+    own = RankParameters(
         pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         num_parameters=sum(weight.numel() for chunk in chunks for weight in chunk.parameters()),
     )
-    shares: list[Share | None] = [None] * sizes.world_size
+    shares: list[RankParameters | None] = [None] * sizes.world_size
     dist.all_gather_object(shares, own)
     if dist.get_rank() == 0:
         padded_size = padded_vocab_size(settings, sizes, vocab_size)
@@ -325,7 +325,7 @@ def layout_line(sizes: Sizes, device: str) -> str:
     return ", ".join(parts)
 
 
-def parameter_lines(shares: Iterable[Share]) -> list[str]:
+def parameter_lines(shares: Iterable[RankParameters]) -> list[str]:
     """Return one line for each place in the model, stage by stage; replicas hold the same."""
     return [
         " > number of parameters on (tensor, pipeline) model parallel rank "

@@ -14,9 +14,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from training.arguments import Settings, Sizes
 from training.callback import Callback
 from training.log import IterationResult, TrainingLog
-from training.microbatch import Microbatch
 from training.pipeline.rebalance import Deal
-from training.step import run_schedule
+from training.step import Microbatch, run_schedule
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel

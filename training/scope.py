@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from megascan.topology import Layout
     from megascope.recorder import Recorder
-    from training.microbatch import Microbatch
+    from training.step import Microbatch
 
 
 LEAST_BYTES = 1 << 20
@@ -296,7 +296,7 @@ def _fixed_microbatch(sizes: Sizes, device: str, vocab_size: int) -> Microbatch:
     import torch
     from megatron.core.utils import get_batch_on_this_cp_rank
 
-    from training.microbatch import Microbatch
+    from training.step import Microbatch
 
     shape = (sizes.micro_batch_size, sizes.seq_length)
     places = torch.arange(sizes.micro_batch_size * sizes.seq_length, device=device).view(shape)

@@ -32,7 +32,7 @@ from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
 from training.distributed import Launch, read_launch
 from training.failure import carry_out, end_alike
-from training.generation.callback import GenerationCallback
+from training.generation.engine import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
 if TYPE_CHECKING:

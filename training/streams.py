@@ -23,9 +23,8 @@ from training.data.datasets import (
 )
 from training.data.tokenizers import Tokenizer
 from training.loop import Data, Streams
-from training.microbatch import BatchShape, Microbatch, MicrobatchStream
-from training.pipeline.length_order import HillOrder
-from training.pipeline.rebalance import Deal
+from training.pipeline.rebalance import Deal, HillOrder
+from training.step import BatchShape, Microbatch, MicrobatchStream
 
 
 class StreamBuilder:

@@ -393,8 +393,8 @@ def _request(draws: Random, good: bytes) -> bytes:
 def recordings(num_files: int, seed: int) -> Outcome:
     """Damaged recordings, as the page reads them."""
     from megascan.errors import MegaScanError
+    from megascope.folder_page import Recordings
     from megascope.recorder import data_file_name
-    from megascope.replay import Recordings
 
     outcome = Outcome("recordings")
     with TemporaryDirectory() as place:

@@ -1,11 +1,11 @@
 """Timeline to observations: what each span counts as, and what can be measured of it.
 
-Fed by `megascan.timeline` (aligned, matched spans) or an op table; feeds `detect.causes` and
+Fed by `megascan.timeline` (aligned, matched spans); feeds `detect.causes` and
 `detect.stats` with matrices by (rank, iteration).
 
     observations.py  the result: records whose fields declare their axes; warm-up left out
-    extract.py       timeline to observations           optable.py    the same from an op table
-    spans.py         what lies in which span, gaps      work.py       own times of passes, layers
+    extract.py       timeline to observations
+    spans.py         what lies in which span, gaps      work.py       passes, layers, launches
     kernels.py       the same from a profile's kernels  transfers.py  communication by edge, group
     stalls.py        devices that stand still           devices.py    hosts, clock, power
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.facts import Facts, facts_in, facts_of, joined
-from detect.observe.launches import launch_pace
 from detect.observe.observations import Members, Observations, Transfers, Work, place_of
 from detect.observe.spans import Frame, Glance, SpanIndex, summed
 from detect.observe.stalls import stalled_time, within_stalls
@@ -26,13 +25,14 @@ from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
     Samples,
+    launch_pace,
     layers_of,
     own_times,
     pass_times,
     stretches_of,
     work_of,
 )
-from detect.report import Alignment, Cause
+from detect.report import Cause, ClockAgreement
 from detect.thresholds import PASSES
 from detect.whatif.marks import replayed_spans
 from detect.whatif.savings import ReplayedCosts
@@ -291,11 +291,11 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
     )
 
 
-def _alignment(timeline: Timeline) -> Alignment | None:
+def _alignment(timeline: Timeline) -> ClockAgreement | None:
     if not timeline.clocks:
         return None
     fits = list(timeline.clocks.values())
-    return Alignment(
+    return ClockAgreement(
         method=timeline.clock_method,
         residual_median_ns=float(np.median([fit.residual_median_ns for fit in fits])),
         residual_p99_ns=float(max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits)),

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from detect.observe.launches import Launches, launches_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -45,11 +44,13 @@ from detect.observe.work import (
     LAYER_NAMES,
     Entangled,
     Gathers,
+    Launches,
     Layers,
     Samples,
     entangled_in,
     entangling_modules,
     gathers_of,
+    launches_of,
     layer_modules,
 )
 from megascan.arrays import Cover, Flags, Floats, Integers, united

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from detect.report import Alignment, Cause
+from detect.report import Cause, ClockAgreement
 from detect.stats import robust
 from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, combine
@@ -234,7 +234,7 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class EachRank:
     """What is known of each rank where a row of the observations stands for its TP group."""
 
     members: Members
@@ -255,7 +255,7 @@ class Observations:
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
-    workers: Workers | None = None
+    workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(
         default_factory=dict, metadata=along("row", "iteration")
@@ -294,7 +294,7 @@ class Observations:
     transfers: Transfers | None = None
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""
-    alignment: Alignment | None = None
+    alignment: ClockAgreement | None = None
     completeness: Mapping[str, Json] = field(default_factory=dict)
     probes: Probes | None = None
     """What replicas computed from the same tokens, where that was recorded."""
@@ -392,5 +392,5 @@ def one_row_a_worker(seen: Observations) -> Observations:
         "only up to its TP group; trace with --trace-granularity full to split it"
     )
     kept = cut(seen, "row", rows)
-    kept = replace(kept, workers=Workers(members=members, optimizer_ns=seen.optimizer_ns))
+    kept = replace(kept, workers=EachRank(members=members, optimizer_ns=seen.optimizer_ns))
     return replace(kept, members=replace(kept.members, workers=workers), notes=(*seen.notes, note))

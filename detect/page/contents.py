@@ -1,13 +1,22 @@
-"""Lay out everything the page says in words and small tables; the template only writes it down.
+"""Lay out everything the page says in words and small tables, and write it as one HTML document.
 
 What was traced (the job, its layout, its software) stands there as names and values (`Fact`).
+
+The document loads nothing, and everything from a trace is escaped: host names, device names, group
+names and notes are somebody else's text. The template engine escapes what it writes, numbers for
+the script travel as JSON without `<`, and the script only ever sets text. The page's own policy
+(CSP) allows one style and one script, by their hashes.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +30,13 @@ from detect.page.figures import (
     SHADE_EDGES,
     chart_of,
     rank_columns,
+    series_of,
     shares_of_compute,
     shares_of_table,
     slow_links,
     slowdowns,
     time_matrices,
 )
-from detect.page.series import series_of
 from detect.page.strip import critical_strip
 from detect.report import Cause, Finding, Owner, Report, Verdict
 from detect.text import (
@@ -42,7 +51,7 @@ from detect.text import (
 from detect.thresholds import COSTS
 from detect.whatif.savings import Saving
 from detect.whatif.slowness import WhatIf
-from megascan.errors import listed
+from megascan.errors import MissingError, listed
 from megascan.header import Json, RankHeader
 from megascan.timeline import Timeline, codes
 from megascan.topology import Layout
@@ -130,7 +139,7 @@ class CostRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class CostsView:
     """What slowness costs, by replay of the step."""
 
     summary: str
@@ -157,7 +166,7 @@ class PageView:
     findings: tuple[FindingView, ...]
     has_map: bool
     ranks_summary: str
-    costs: Costs | None
+    costs: CostsView | None
     why_no_costs: str
     power: tuple[tuple[str, str, str], ...]
     trust: tuple[Fact, ...]
@@ -427,12 +436,12 @@ def _ranks_summary(examined: Examination) -> str:
     return " ".join(parts)
 
 
-def _costs(result: WhatIf, savings: Sequence[Saving]) -> Costs:
+def _costs(result: WhatIf, savings: Sequence[Saving]) -> CostsView:
     factors = result.factors
     parts = [(name, f"{value:.3f}") for name, value in list(result.type_ratio.items())[:6]]
     if len(result.stage_ratio) > 1:
         parts += [(f"stage PP{n}", f"{ratio:.3f}") for n, ratio in enumerate(result.stage_ratio)]
-    return Costs(
+    return CostsView(
         summary=(
             f"A step takes {milliseconds(result.traced_s * 1e9)} and would take "
             f"{milliseconds(result.ideal_s * 1e9)} were all ranks, stages and microbatches alike: "
@@ -594,3 +603,53 @@ def _kinds(timeline: Timeline) -> str:
     counts = Counter({names[one]: int((code == one).sum()) for one in range(len(names))})
     shown = [f"{number:,} {name}" for name, number in counts.most_common() if number]
     return listed(shown, most=9)
+
+
+ROOM = Path(__file__).parent
+TEMPLATE = "page.html.jinja"
+SCRIPTS = ("elements.js", "chart.js", "topology.js", "strip.js", "table.js", "main.js")
+"""In this order they are one script: later files use the functions of earlier ones."""
+
+
+def render_page(inputs: PageInputs) -> str:
+    """Return the page as one HTML document.
+
+    Raises MissingError when the template engine (jinja2) is not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            "a page needs the package 'jinja2', which is not installed; pip install jinja2"
+        ) from error
+    environment = Environment(
+        loader=FileSystemLoader(ROOM),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (ROOM / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((ROOM / "script" / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    view = page_view(inputs)
+    page = environment.get_template(TEMPLATE).render(
+        page=view,
+        style=style,
+        style_hash=source_hash(style),
+        script=script,
+        script_hash=source_hash(script),
+        figures=as_inline_json(view.figures),
+    )
+    return page + "\n"
+
+
+def source_hash(text: str) -> str:
+    """Return a CSP source expression that allows exactly this inline text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def as_inline_json(value: Json) -> str:
+    """Return JSON that cannot end the script element it stands in, whatever its texts are."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

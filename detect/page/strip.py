@@ -22,7 +22,7 @@ from detect.report import Finding
 from detect.text import ranks_text
 from detect.whatif.graph import Replay
 from detect.whatif.path import CriticalPath, StepPath, critical_path
-from detect.whatif.path_text import made_of
+from detect.whatif.render import made_of
 from megascan.arrays import Flags, Integers, group_starts, new_parts
 from megascan.errors import listed
 from megascan.header import Json

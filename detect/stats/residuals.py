@@ -74,7 +74,7 @@ def compare_within(
 
 def pass_residuals(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
-) -> tuple[Floats, Data]:
+) -> tuple[Floats, DataShare]:
     """Return of every pass its log time less that of the others of its group that are not
     `excluded`, data taken out, (rank, iteration, operation), and what was taken out.
     """
@@ -148,7 +148,7 @@ def data_effects(
 
 
 @dataclass(frozen=True)
-class Data:
+class DataShare:
     """Whether the data's share was taken out, how, and how much the data vary."""
 
     used: bool = False
@@ -170,7 +170,7 @@ class Data:
         return float(2.0 * ROBUST.centre_loss_ratio * self.spread / np.sqrt(self.num_samples))
 
 
-def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
+def data_of(work: Work, members: Members, groups: list[Integers]) -> DataShare:
     """Return what the work of all ranks, whoever is slow, tells of the data."""
     nobody = np.zeros(len(members), dtype=bool)
     return _without_data(work, members, groups, nobody)[1]
@@ -178,7 +178,7 @@ def data_of(work: Work, members: Members, groups: list[Integers]) -> Data:
 
 def _without_data(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
-) -> tuple[Floats, Data]:
+) -> tuple[Floats, DataShare]:
     """Log times less the data's share; what was asked for last, and for nobody slow, is known."""
     name = "without data" if excluded.any() else "without data, nobody excluded"
     key = (id(members), excluded.tobytes(), *(rows.tobytes() for rows in groups))
@@ -186,21 +186,21 @@ def _without_data(
     if known is None or known[0] != key:
         known = (key, members, _taken_out(work, members, groups, excluded))
         work.derived[name] = known  # with the members, so that no others get their id
-    return cast("tuple[Floats, Data]", known[2])
+    return cast("tuple[Floats, DataShare]", known[2])
 
 
 def _taken_out(
     work: Work, members: Members, groups: list[Integers], excluded: Flags
-) -> tuple[Floats, Data]:
+) -> tuple[Floats, DataShare]:
     """Compute log times less the data's share."""
     within_replicas = all(len(np.unique(members.replica[rows])) < 2 for rows in groups)
     if within_replicas or len(members) < DATA.min_ranks:
-        return work.log_ns, Data()
+        return work.log_ns, DataShare()
     told_apart = _faults_are_told_apart(members, excluded)
     effect = data_effects(work, members, groups, excluded)
     spread = float(robust.spread(effect))
     if not spread >= DATA.min_spread_log:
-        return work.log_ns, Data()
+        return work.log_ns, DataShare()
     deviation = deviations(work, groups, excluded)
     taken = data_effects(work, members, groups, excluded, centred=not told_apart)
     result = work.log_ns.copy()
@@ -211,7 +211,9 @@ def _taken_out(
         used = used or slope > 0
         result[:, :, ops] -= slope * np.nan_to_num(taken[:, :, ops])
     num_samples = work.log_ns.shape[1] * len(np.unique(work.microbatch))
-    return result, Data(used=used, told_apart=told_apart, spread=spread, num_samples=num_samples)
+    return result, DataShare(
+        used=used, told_apart=told_apart, spread=spread, num_samples=num_samples
+    )
 
 
 def _group_level(by_phase: Floats, groups: list[Integers], excluded: Flags) -> Floats:

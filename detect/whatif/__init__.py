@@ -2,12 +2,12 @@
 
     timeline ── marks.py ── traced.py ──┐                       ┌── savings.py   what mending saves
                                         ├── Replay (graph.py) ──┼── slowness.py  S, M: where it sits
-    op table ─────────── optable.py ────┘                       ├── ideal.py     the ideal timeline
+    op table ────── detect/optable.py ──┘                       ├── ideal.py     the ideal timeline
                                                                 └── path.py      the critical path
 
 A `Replay` is a dependency graph with traced and ideal weights. `render.py` puts the figures of
-`megascan whatif` into text, JSON and the heat map, `path_text.py` the chain of operations that
-determines a step's end. Start reading at graph.py.
+`megascan whatif` into text, JSON and the heat map, and the chain of operations that determines a
+step's end into text and JSON. Start reading at graph.py.
 
 This package gives what a verdict's costs need; the rest is taken from its own modules.
 """

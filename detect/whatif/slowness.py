@@ -135,7 +135,7 @@ _MERGED_TYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class Explained:
     """How much of all slowness a set of ranks explains.
 
     `removal` is M as defined above; `addition` is the same from the other side, (T(ideal, but X as
@@ -176,8 +176,8 @@ class WhatIf:
     lane_ratio: tuple[float, ...]
     rank_ratio: Floats
     approximate_rank_ratio: Floats
-    top_ranks: Share
-    last_stage: Share
+    top_ranks: Explained
+    last_stage: Explained
     factors: Factors
 
     @property
@@ -273,10 +273,10 @@ def _top(replay: Replay, slowness: Floats) -> Flags:
     return replay.mask(replay.with_shared_work(replay.ranks.ravel()[top].tolist()))
 
 
-def _share(replay: Replay, places: Flags, removed_s: float, added_s: float) -> Share:
+def _share(replay: Replay, places: Flags, removed_s: float, added_s: float) -> Explained:
     traced_s = float(replay.traced_s.mean())
     slow_s = traced_s - replay.ideal_s
-    return Share(
+    return Explained(
         ranks=tuple(sorted(replay.ranks[places].tolist())),
         removal=(traced_s - removed_s) / slow_s if slow_s else math.nan,
         addition=(added_s - replay.ideal_s) / slow_s if slow_s else math.nan,

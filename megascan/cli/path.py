@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay, walk back, print, write what was asked for."""
     require("detect")
     from detect.whatif.path import critical_path
-    from detect.whatif.path_text import path_to_json, render_path
+    from detect.whatif.render import path_to_json, render_path
 
     check_outputs([arguments.json], read=[arguments.path], force=arguments.force)
     replay = _replay(arguments)
@@ -52,7 +52,7 @@ def _replay(arguments: argparse.Namespace) -> Replay:
     from detect.whatif import replay_of_timeline
 
     if is_op_table(arguments.path):
-        from detect.whatif.optable import read_op_table, replay_of_op_table
+        from detect.optable import read_op_table, replay_of_op_table
 
         return replay_of_op_table(read_op_table(arguments.path))
     timeline = load_timeline(arguments.path, arguments)

@@ -80,11 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.num_layers is not None:
         job = with_layers(job, arguments.num_layers)
     if arguments.compare:
-        from training.pipeline.advice_text import compare
+        from training.pipeline.drawing import compare
 
         say(compare(arguments.compare, job))
         return 0
-    from training.pipeline.advice_text import render_text, to_json
+    from training.pipeline.drawing import render_text, to_json
     from training.pipeline.job_model import Predictor
     from training.pipeline.remedies import HelperOffer, advise
 
@@ -180,7 +180,7 @@ def _show(path: Path, memory_limit: float | None) -> int:
 
 def _write(folder: Path, advice: Advice, model: Predictor, *, force: bool) -> None:
     """Write the flags and the prediction of the best remedy, and its plan if it has one."""
-    from training.pipeline.advice_text import flags_text, to_json
+    from training.pipeline.drawing import flags_text, to_json
     from training.pipeline.plan import format_plan
 
     folder.mkdir(parents=True, exist_ok=True)

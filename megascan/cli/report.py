@@ -76,8 +76,8 @@ def _inputs(arguments: argparse.Namespace, settings: DetectorSettings) -> PageIn
 
 def _of_op_table(path: Path, settings: DetectorSettings) -> PageInputs:
     from detect.detector import examine_op_table
+    from detect.optable import read_op_table, replay_of_op_table
     from detect.page import PageInputs, facts_of_op_table
-    from detect.whatif.optable import read_op_table, replay_of_op_table
 
     examined = examine_op_table(path, settings)
     result, savings, why = _replayed(lambda: replay_of_op_table(read_op_table(path)), examined)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from detect import Finding
+    from detect.optable import OpTable
     from detect.whatif import Replay, Saving
-    from detect.whatif.optable import OpTable
     from detect.whatif.slowness import WhatIf
     from megascan.timeline import Timeline
 
@@ -92,7 +92,7 @@ def _replayed(
     from detect.whatif import replay_of_timeline
 
     if is_op_table(path):
-        from detect.whatif.optable import read_op_table, replay_of_op_table
+        from detect.optable import read_op_table, replay_of_op_table
 
         table = read_op_table(path)
         findings = _findings_of_op_table(table) if arguments.detect else ()
@@ -110,7 +110,7 @@ def _replayed(
 def _findings_of_op_table(table: OpTable) -> Sequence[Finding]:
     from detect import DetectorSettings
     from detect.detector import judge
-    from detect.observe.optable import observe_op_table
+    from detect.optable import observe_op_table
 
     with stage("comparing ranks with their peers"):
         return judge(observe_op_table(table), DetectorSettings()).findings

@@ -8,13 +8,13 @@ running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer
     table.py        the places: start reading here, add a line to trace something new
     place.py        how a place is wrapped and put back; where a rank is within an iteration
     megatron.py     passes, modules, messages, optimizer, garbage collections of Megatron-Core
-    collectives.py  torch.distributed's collectives; the gradient reduction of DDP
+    collectives.py  process groups by id, layout of a device mesh; torch.distributed's collectives;
+                    the gradient reduction of DDP
     plain_torch.py  models of plain PyTorch, through hooks
-    groups.py       ids and members of process groups; layout of a device mesh
     starting.py     `start`, the one call a trainer makes; what all ranks agree on first
 """
 
-from megascan.instrument.groups import Groups
+from megascan.instrument.collectives import Groups
 from megascan.instrument.place import Installation, Place
 from megascan.instrument.starting import start
 from megascan.instrument.table import install

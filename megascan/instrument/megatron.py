@@ -33,8 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
-from megascan.instrument.collectives import PendingWork, argument_reader, argument_writer
-from megascan.instrument.groups import Groups
+from megascan.instrument.collectives import Groups, PendingWork, argument_reader, argument_writer
 from megascan.instrument.place import Call, Function, Position, around, beside, first_of
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
@@ -631,7 +630,7 @@ def _messages(
             yield _Message(name, handle, peer, cast("torch.Tensor", tensor))
 
 
-class Host:
+class CheckpointSaves:
     """Wraps checkpoint saves."""
 
     def __init__(self, tracer: RecordingTracer) -> None:

@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.instrument.collectives import (
+    Groups,
     PendingWork,
     reduce_visibly,
     reduces_in_backward,
     reduces_now,
 )
-from megascan.instrument.groups import Groups
 from megascan.instrument.megatron import NOT_TAKEN, BackwardSpans
 from megascan.instrument.place import Call, Function, Position, around
 from megascan.schema import Kind, Phase

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from megascan.config import TraceConfig
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
-from megascan.instrument.groups import Groups, topology_of
+from megascan.instrument.collectives import Groups, topology_of
 from megascan.instrument.place import Installation
 from megascan.instrument.table import install
 from megascan.schema import Granularity

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megascan.instrument.collectives import OPERATIONS, Collectives
-from megascan.instrument.groups import Groups
+from megascan.instrument.collectives import OPERATIONS, Collectives, Groups
 from megascan.instrument.megatron import (
     BackwardSpans,
+    CheckpointSaves,
     GarbageCollections,
-    Host,
     Modules,
     Passes,
     PointToPoint,
@@ -79,7 +78,7 @@ def places(
     p2p: PointToPoint,
     collectives: Collectives,
     *,
-    host: Host,
+    host: CheckpointSaves,
     updates: Updates,
 ) -> list[Place]:
     """Return the table of a job on megatron.core."""
@@ -124,7 +123,7 @@ def _collective_places(collectives: Collectives) -> Iterator[Place]:
 
 
 def _full_places(
-    modules: Modules, host: Host
+    modules: Modules, host: CheckpointSaves
 ) -> Iterator[tuple[str, str, Callable[[Function], Function]]]:
     """Yield what granularity `full` adds: module, attribute, and what is put around it."""
     for span, module, name in _MODULES:
@@ -177,7 +176,7 @@ def install(
         modules,
         PointToPoint(tracer, position, groups),
         Collectives(tracer, position, groups),
-        host=Host(tracer),
+        host=CheckpointSaves(tracer),
         updates=updates,
     )
     if models:

@@ -49,7 +49,7 @@ from megascan.timeline import TRACE_SCHEMA, equals, in_order, numbers, shifted
 
 
 @dataclass(frozen=True)
-class Fault:
+class BadLine:
     """A line that cannot be used, and why (a predicate: "is not a JSON event")."""
 
     line: int
@@ -93,7 +93,7 @@ class FileRuns:
         self._runs: dict[str, _Run] = {}
         self._current: _Run | None = None
         self._pending: list[pa.Table] = []
-        self._faults: list[Fault] = []
+        self._faults: list[BadLine] = []
 
     @property
     def header(self) -> RankHeader | None:
@@ -116,7 +116,7 @@ class FileRuns:
             spans = shifted(spans, self._current.header.clock.origin_unix_ns)
         self._pending.append(spans)
 
-    def fault(self, faults: Iterable[Fault]) -> None:
+    def fault(self, faults: Iterable[BadLine]) -> None:
         """Note lines of the open window, or before the first header, that cannot be used."""
         self._faults += faults
 
@@ -268,7 +268,7 @@ def _read_batch(paths: Sequence[Path], num_threads: int) -> list[Segment]:
 def follow(runs: FileRuns, events: EventBlock, path: Path) -> None:
     """Take a block's spans and marks in their order."""
     marks = np.flatnonzero(is_mark(events.table)).tolist()
-    faults = [(damage.row, Fault(damage.line, damage.reason)) for damage in events.damages]
+    faults = [(damage.row, BadLine(damage.line, damage.reason)) for damage in events.damages]
     begin = 0
     for row, text in zip(marks, events.rows_text(marks) if marks else [], strict=True):
         _take(runs, events, begin, row)
@@ -290,7 +290,7 @@ def _take(runs: FileRuns, events: EventBlock, begin: int, end: int) -> None:
     part = rows_of(part, rows)
     spans = span_columns(part, SPAN_COLUMNS)
     runs.fault(
-        Fault(events.numbers[begin + int(rows[row])], reason)
+        BadLine(events.numbers[begin + int(rows[row])], reason)
         for row, reason in faulty_rows(spans, part, runs.rank)
     )
     runs.take(spans)

@@ -57,7 +57,7 @@ _MOST_CLOSED = 200
 """Cleared accounts that are kept; the oldest go."""
 
 
-class Phase(StrEnum):
+class LifePhase(StrEnum):
     """Where in its life a finding is."""
 
     SEEN = "seen"
@@ -89,7 +89,7 @@ class Account:
     """UUID of each rank's device, "" where it has none."""
     since_iteration: int
     since_unix_s: float
-    phase: Phase
+    phase: LifePhase
     slowdown: float
     cost_ratio: float
     q_value: float
@@ -123,7 +123,7 @@ class Account:
         values = {name: value for name, value in record.items() if name in known}
         for name in ("ranks", "hosts", "devices", "evidence", "next_steps"):
             values[name] = tuple(values[name])
-        return cls(**{**values, "phase": Phase(values["phase"])})
+        return cls(**{**values, "phase": LifePhase(values["phase"])})
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Accounts:
         It can of a finding that is not sure yet, or about to be cleared.
         """
         return all(
-            one.phase is Phase.HOLDING
+            one.phase is LifePhase.HOLDING
             and not one.num_quiet
             and one.last_iteration >= self.newest_from
             for one in self.open
@@ -160,7 +160,7 @@ class Accounts:
     @property
     def holding(self) -> list[Account]:
         """Return findings that were told and are not cleared, those of nodes first."""
-        told = [account for account in self.open if account.phase is Phase.HOLDING]
+        told = [account for account in self.open if account.phase is LifePhase.HOLDING]
         return sorted(told, key=lambda account: (account.owner != "node", -account.cost_ratio))
 
     def settle(
@@ -205,14 +205,14 @@ class Accounts:
         return [event for account in gone for event in self._clear(account, unix_s)]
 
     def _again(self, account: Account, finding: Finding, seen: _Sight) -> Iterator[Event]:
-        told = account.phase is Phase.HOLDING
+        told = account.phase is LifePhase.HOLDING
         after = replace(
             _renewed(account, finding, seen),
             num_seen=account.num_seen + 1,
             num_quiet=0,
         )
         if not told and _is_sure(finding, after.num_seen):
-            after = replace(after, phase=Phase.HOLDING, num_raised=1)
+            after = replace(after, phase=LifePhase.HOLDING, num_raised=1)
             yield Event(Change.RAISED, after)
         elif told and _identity(after) != _identity(account):
             yield Event(Change.CHANGED, after)
@@ -227,7 +227,7 @@ class Accounts:
         told = _is_sure(finding, 1)
         after = replace(
             _renewed(before, finding, seen),
-            phase=Phase.HOLDING if told else Phase.SEEN,
+            phase=LifePhase.HOLDING if told else LifePhase.SEEN,
             num_seen=1,
             num_quiet=0,
             num_raised=before.num_raised + told,
@@ -245,7 +245,7 @@ class Accounts:
         return _match(finding, lately)
 
     def _without(self, account: Account, seen: _Sight) -> Iterator[Event]:
-        if account.phase is Phase.SEEN:
+        if account.phase is LifePhase.SEEN:
             self.open.remove(account)
             return
         quiet = replace(account, num_quiet=account.num_quiet + 1)
@@ -255,10 +255,10 @@ class Accounts:
 
     def _clear(self, account: Account, unix_s: float) -> Iterator[Event]:
         self.open.remove(account)
-        if account.phase is Phase.HOLDING:
+        if account.phase is LifePhase.HOLDING:
             cleared = replace(
                 account,
-                phase=Phase.CLEARED,
+                phase=LifePhase.CLEARED,
                 cleared_unix_s=unix_s,
                 cleared_verdict=self.num_verdicts,
             )
@@ -371,7 +371,7 @@ def _opened(finding: Finding, seen: _Sight) -> Account:
             devices=(),
             since_iteration=finding.first_iteration,
             since_unix_s=seen.start_of(finding.first_iteration) / 1e9,
-            phase=Phase.SEEN,
+            phase=LifePhase.SEEN,
             slowdown=1.0,
             cost_ratio=1.0,
             q_value=1.0,

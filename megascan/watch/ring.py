@@ -4,9 +4,9 @@ All of them are aligned, observed and judged together, anew for each window, by 
 `megascan detect` calls: a verdict here is the verdict there on the same windows, digit by digit.
 What makes it quick enough is that only the new window is read.
 
-A verdict takes some hundred ms of CPU, a `Glance` at a new window a few. What each rank spends on
-each kind of span is added up by iteration, and the newest iterations are held against the median of
-those before:
+A verdict takes some hundred ms of CPU, a look at a new window (`Spending`) a few. What each rank
+spends on each kind of span is added up by iteration, and the newest iterations are held against the
+median of those before:
 
     rank 5, forward     100 101  99 100 102 100 101  99 | 105 106      unusual: 5 % where 1 % is
     rank 5, all_reduce   20  35  22  18  41  30  25  27 |  33  24      as ever
@@ -194,7 +194,7 @@ _MEDIAN_VARIANCE = np.pi / 2
 
 
 @dataclass
-class Glance:
+class Spending:
     """Remembers what ranks spent on what, by iteration; `kept` iterations of it."""
 
     kept: int

@@ -4,7 +4,7 @@
                                        │                    └ saved before anybody is told
                                        └── log, screen, metrics
 
-A window that looks unusual (`Glance`) is judged as it comes, and so is every one while a finding
+A window that looks unusual (`Spending`) is judged as it comes, and so is every one while a finding
 is about to be raised or cleared. Others wait until the watch has used no more than its share of a
 core, what could not wait included. Where that takes longer than three quarters of the ring (half of
 it while a finding holds), they are judged after `LONGEST_WAIT_S` at the latest: of windows that
@@ -30,7 +30,7 @@ from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
 from megascan.watch.metrics import Gauges, Pulse
 from megascan.watch.policy import Decision, Rule, decisions
-from megascan.watch.ring import KEPT_ITERATIONS, Glance, Judgement, Ring
+from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring, Spending
 from megascan.watch.state import State, StateFile
 from megascan.watch.windows import JobFiles, JobWindow, headers_of
 
@@ -102,7 +102,7 @@ class Watcher:
             ),
         )
         self.ring = Ring(self.settings.folders, self.settings.detector, kept)
-        self.glance = Glance(GLANCE_RINGS * kept)
+        self.glance = Spending(GLANCE_RINGS * kept)
         self.hangs = HangWatch(self.settings.hang_after_s)
         self._judged_at = (self.monotonic_s(), self.cpu_s())
         """Time, and CPU time of this process, when the last verdict was begun."""

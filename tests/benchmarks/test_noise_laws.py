@@ -13,6 +13,7 @@ from detect import Cause, DetectorSettings, Owner
 from detect.detector import judge
 from megascan.topology import Layout
 
+pytestmark = pytest.mark.usefixtures("without_power")
 SETTINGS = DetectorSettings()
 NOT_NULL = {"chips differ by 1 %", "uneven positions", "ranks wander 1 %"}
 """Ranks may truly differ by the floor here, and nothing in the window excuses them."""

@@ -17,9 +17,13 @@ from megascan.simulate import (
 )
 from megascan.topology import Layout
 
+SIZES = {"iterations": 22, "num_layers": 4, "num_microbatches": 4}
+"""Most of a test here is simulating: four times as much model says the same."""
+LARGE = {"num_layers": 16, "num_microbatches": 8}
+
 
 def report_of(layout, *faults, costs=compute_bound, seed=0, **changes):
-    job = JobModel(layout=layout, costs=costs(layout), **{"iterations": 22, **changes})
+    job = JobModel(layout=layout, costs=costs(layout), **{**SIZES, **changes})
     trace = simulate_trace(job, [parse_fault(fault) for fault in faults], seed=seed)
     return detect(build_timeline(trace))
 
@@ -101,8 +105,9 @@ def test_slow_host_starves_its_device():
 
 def test_tensor_group_cannot_be_split_at_base_granularity():
     report = report_of(
-        Layout(dp=4, tp=2), "rank=3,kind=compute,factor=1.2", granularity=Granularity.BASE
-    )
+        Layout(dp=4, tp=2), "rank=3,kind=compute,factor=1.2", granularity=Granularity.BASE,
+        **LARGE,
+    )  # fmt: skip
     assert on_nodes(report) == [((2, 3), "compute")]
     assert report.findings[0].owner == Owner.UNDECIDED  # one of the two, nobody can tell which
     assert any("granularity base" in note for note in report.notes)
@@ -123,7 +128,7 @@ def test_slowdown_is_exact_where_transfers_hide_weight_gradients(factor):
 
 def test_late_ranks_downstream_of_a_slow_one_are_not_named():
     layout = Layout(pp=4, vpp=2, dp=2)
-    report = report_of(layout, "rank=1,kind=compute,factor=2.0", num_microbatches=16)
+    report = report_of(layout, "rank=1,kind=compute,factor=2.0", num_layers=16, num_microbatches=16)
     named = [one.ranks for one in report.findings if one.owner is Owner.NODE]
     assert named == [(1,)]
     others = [one for one in report.findings if str(one.cause) == "link"]
@@ -132,7 +137,7 @@ def test_late_ranks_downstream_of_a_slow_one_are_not_named():
 
 def test_a_slowdown_in_an_untraced_tensor_group_is_a_lower_bound():
     fault = "rank=12,kind=compute,factor=1.3"
-    report = report_of(Layout(tp=4, pp=2, dp=2), fault, granularity=Granularity.BASE)
+    report = report_of(Layout(tp=4, pp=2, dp=2), fault, granularity=Granularity.BASE, **LARGE)
     finding = report.findings[0]
     assert finding.ranks == (12, 13, 14, 15)
     assert finding.slowdown_is_bound

@@ -27,6 +27,11 @@ from megascan.topology import Layout
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
 
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """Nothing here asks what would have been found."""
+
+
 @pytest.fixture(scope="session")
 def side() -> Callable[..., Side]:
     """`side(seed, "rank=…,kind=compute,factor=1.3", layout=…)`; any field of a JobModel besides."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.generation.graphs import Replay, round_up
-from training.generation.layout import Layout, Share
+from training.generation.graphs import ReplayedSteps, round_up
+from training.generation.layout import RowTokens, StepTokens
 from training.generation.request import Limits, Request, Sampling
 from training.generation.scheduler import Row, Step, Target
 
@@ -28,7 +28,7 @@ class CountingStage:
         self.seen: list[list[float]] = []
         """Of the last step, by row: which places it sees, 0 or -inf."""
 
-    def run(self, layout: Layout, wanted: torch.Tensor | None) -> torch.Tensor:
+    def run(self, layout: StepTokens, wanted: torch.Tensor | None) -> torch.Tensor:
         assert wanted is None
         assert layout.decoding is not None
         assert layout.decoding.visible is not None
@@ -48,11 +48,11 @@ class Listed:
         return compute
 
 
-def share_of(slot: int, end: int, num_tokens: int = 1) -> Share:
-    return Share(slot=slot, start=end - num_tokens, tokens=(70 + slot,) * num_tokens)
+def share_of(slot: int, end: int, num_tokens: int = 1) -> RowTokens:
+    return RowTokens(slot=slot, start=end - num_tokens, tokens=(70 + slot,) * num_tokens)
 
 
-def step_of(*shares: Share, num_targets: int | None = None) -> Step:
+def step_of(*shares: RowTokens, num_targets: int | None = None) -> Step:
     request = Request(identifier=1, prompt=(1,), max_tokens=3, sampling=Sampling())
     row = Row(request=request, tokens=[1, 2], random=np.random.default_rng(0))
     target = Target(row=row, index=0, given=None, choice=None)
@@ -60,8 +60,8 @@ def step_of(*shares: Share, num_targets: int | None = None) -> Step:
     return Step(shares=shares, targets=(target,) * count, num_logprobs=None, num_prompt_tokens=0)
 
 
-def replay_of(stage: Any, recorder: Listed | None = None) -> Replay:
-    return Replay(stage, LIMITS, recorder or Listed())
+def replay_of(stage: Any, recorder: Listed | None = None) -> ReplayedSteps:
+    return ReplayedSteps(stage, LIMITS, recorder or Listed())
 
 
 @pytest.mark.parametrize(

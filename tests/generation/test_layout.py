@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from training.generation.attention import Rotation, attend, rotate
-from training.generation.layout import Share, _visible, lay_out
+from training.generation.layout import RowTokens, _visible, lay_out
 
 SHARES = (
-    Share(slot=0, start=9, tokens=(5,)),
-    Share(slot=2, start=4, tokens=(6,)),
-    Share(slot=1, start=0, tokens=(7, 8, 9)),
-    Share(slot=3, start=2, tokens=(1, 2)),
+    RowTokens(slot=0, start=9, tokens=(5,)),
+    RowTokens(slot=2, start=4, tokens=(6,)),
+    RowTokens(slot=1, start=0, tokens=(7, 8, 9)),
+    RowTokens(slot=3, start=2, tokens=(1, 2)),
 )
 
 

@@ -11,12 +11,9 @@ COMMANDS = ROOT / "megascan" / "cli"
 """A command's file is named as it is typed, and so is the module that does its work."""
 
 MEAN_THE_SAME = {
-    "callback": "the seam between a loop and what watches it: of training, of generation",
     "compute": "slow computing: planted as a fault, found as a cause",
     "job": "one whole job: simulated, trained, generating",
     "metrics": "what Prometheus is told: by a watch, by a server",
-    "optable": "an op table of Parquet: read as observations, read as a replay",
-    "pipeline": "the trainer's schedules: the room, and its flags",
     "request": "what somebody asks for, checked: of MegaScope, of the engine",
     "scope": "what MegaScope is lent: by the trainer, by the server",
     "tracer": "the room, and its main module",

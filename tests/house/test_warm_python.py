@@ -172,14 +172,34 @@ def test_a_signal_that_is_ignored_here_is_ignored_there() -> None:
 
 def test_a_signal_just_before_the_client_waits_is_sent_on(tmp_path: Path) -> None:
     """Between the signal and the wait not a single line of Python runs."""
+    signalled = "[*map(operator.call, (functools.partial(kill, os.getpid(), 15), "
+    signalled += "functools.partial(select.select, [server], [], [])))]"
+    done = subprocess.run(
+        [client_with(tmp_path, signalled), "-c", "import time; time.sleep(600)"],
+        env=ranks.environment(), timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_a_signal_before_the_client_runs_the_program_itself_is_not_lost(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [client_with(tmp_path, "kill(os.getpid(), 15); select.select([server], [], [])"),
+         "-W", "ignore", "-c", "import time; time.sleep(600)"],
+        env=ranks.environment(), timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGTERM
+
+
+def client_with(folder: Path, waiting: str) -> Path:
+    """The client with another line in place of its wait; `kill` has no handler run at once.
+
+    What the line needs is imported first: the server counts the files that a client has open.
+    """
     early, found, late = Path(ranks.warm()).read_text().partition("select.select([server], [], [])")
     assert found
-    signalled = "import ctypes, functools, operator; [*map(operator.call, (functools.partial("
-    signalled += "ctypes.CDLL(None).kill, os.getpid(), 15), functools.partial(select.select, "
-    signalled += "[server], [], [])))]  # os.kill would have the handler run at once"
-    program = tmp_path / "python"
-    program.write_text(early + signalled + late)
+    first, imports, rest = early.partition("import os, ")
+    program = folder / "python"
+    needs = "import ctypes, functools, operator; kill = ctypes.CDLL(None).kill\n"
+    program.write_text(first + needs + imports + rest + waiting + late)
     program.chmod(0o755)
-    words = [program, "-c", "import time; time.sleep(60)"]
-    done = subprocess.run(words, env=ranks.environment(), timeout=30, check=False)
-    assert done.returncode == -signal.SIGTERM
+    return program

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from megascan.errors import ConfigError
-from megascan.instrument.collectives import reduces_in_backward
-from megascan.instrument.groups import topology_of
+from megascan.instrument.collectives import reduces_in_backward, topology_of
 from megascan.instrument.plain_torch import layers_of
 
 

@@ -16,7 +16,7 @@ from scoped_model import TOKENS, join
 
 from megascope.frames import Frame, decode
 from training.distributed import finalize, read_launch
-from training.generation.callback import GenerationCallback
+from training.generation.engine import GenerationCallback
 from training.generation.exchange import NOTHING, Commands
 from training.generation.job import open_job
 from training.generation.request import Request, Sampling

@@ -17,9 +17,9 @@ from detect.causes.corruption import deviations
 from megascan.errors import ConfigError, InputError
 from megascan.probes import read_probes
 from megascan.topology import Layout
+from megascope.folder_page import Recordings
 from megascope.frames import decode, encode, whole_frames
 from megascope.recorder import DataFile, data_file_name
-from megascope.replay import Recordings
 from megascope.request import (
     FILE_NAME,
     Intervention,

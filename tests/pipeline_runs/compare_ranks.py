@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 _FOUND: dict[str, object] = {}
 LONGEST_WAIT_S = 60.0
+NUM_DOCUMENTS = 300
 MISCHIEF = ("dies", "lies", "dawdles")
 
 
@@ -161,12 +162,16 @@ def main(runs_path: str, out: str) -> None:
     results = {}
     with next(iter(jobs.values())).joined():
         from megatron.core import parallel_state
+        from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
         from training import streams
         from training.pipeline import channels, running
 
         device_for = channels.device_for
         even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
+        # Made-up data of the least documents that are enough: Megatron-Core's hundred thousand are
+        # shuffled anew by every rank of every run, a third of what such a run takes.
+        MockGPTLowLevelDataset.size = NUM_DOCUMENTS
         # A trainer freezes all objects there are: the next run would keep this one's. To unfreeze
         # them would let loose those that this process was forked with, too: half a second a run.
         gc.freeze = lambda: None

@@ -9,8 +9,12 @@ import pytest
 
 from megascan.errors import MegaScanError
 from training.arguments import parse_settings, resolve_sizes
-from training.arguments.pipeline import add_original_arguments, notes_on_original, stages_of
-from training.arguments.settings import build_parser
+from training.arguments.settings import (
+    add_original_arguments,
+    build_parser,
+    notes_on_original,
+    stages_of,
+)
 from training.pipeline.costs import peak_memory
 from training.pipeline.plan import Plan
 from training.pipeline.schedule import check_schedule, deal_for, notes_on_plan, plan_for

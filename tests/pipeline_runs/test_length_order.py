@@ -8,7 +8,7 @@ import pytest
 
 from megascan.errors import ConfigError
 from training.arguments import parse_settings, resolve_sizes
-from training.pipeline.length_order import HillOrder, hill_order
+from training.pipeline.rebalance import HillOrder, hill_order
 from training.pipeline.schedule import check_schedule
 
 if TYPE_CHECKING:

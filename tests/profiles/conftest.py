@@ -9,6 +9,11 @@ import pytest
 from benchmarks.profile_jobs import Job, profile_job
 
 
+@pytest.fixture(autouse=True)
+def _quick(without_power: None) -> None:
+    """Nothing here asks what would have been found."""
+
+
 @pytest.fixture
 def job() -> Callable[..., Job]:
     """Return a maker of jobs: `job("ddp", gpu={2: 1.2})`."""

@@ -14,16 +14,17 @@ import pytest
 from detect import Cause, Finding
 from detect.detector import Examination, examine
 from detect.page.figures import (
+    Series,
     chart_of,
     medians_between,
     point_edges,
     rank_columns,
+    series_of,
     shares_of_compute,
     shares_of_table,
     slow_links,
     time_matrices,
 )
-from detect.page.series import Series, series_of
 from detect.page.strip import critical_strip
 from megascan.timeline import Timeline
 from megascan.topology import Layout

@@ -16,9 +16,14 @@ import torch.distributed as dist
 
 from megascan.config import TraceConfig
 from megascan.instrument import start
-from megascan.instrument.collectives import Collectives
-from megascan.instrument.groups import Groups
-from megascan.instrument.megatron import BackwardSpans, Host, Modules, Passes, PointToPoint
+from megascan.instrument.collectives import Collectives, Groups
+from megascan.instrument.megatron import (
+    BackwardSpans,
+    CheckpointSaves,
+    Modules,
+    Passes,
+    PointToPoint,
+)
 from megascan.instrument.place import Position
 from megascan.instrument.starting import find_order
 from megascan.instrument.table import places
@@ -49,7 +54,7 @@ def table(one_rank):
         Modules(tracer, position, spans),
         PointToPoint(tracer, position, None),
         Collectives(tracer, position, None),
-        host=Host(tracer),
+        host=CheckpointSaves(tracer),
         updates=Updates(tracer),
     )
     return [place for place in table if not needs_what_is_absent(place)]

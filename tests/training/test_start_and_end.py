@@ -21,7 +21,7 @@ from training.failure import (
     is_lost_connection,
     refusals_as_errors,
 )
-from training.log import Share, layout_line, parameter_lines
+from training.log import RankParameters, layout_line, parameter_lines
 
 FLAGS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
@@ -49,7 +49,7 @@ def test_the_layout_names_what_this_job_has() -> None:
 def test_replicas_are_counted_once_stage_by_stage() -> None:
     places = [(1, 0, 7), (0, 1, 5), (0, 0, 5), (0, 1, 5)]
     shares = [
-        Share(pipeline_rank=stage, tensor_rank=tensor, num_parameters=num)
+        RankParameters(pipeline_rank=stage, tensor_rank=tensor, num_parameters=num)
         for stage, tensor, num in places
     ]
     assert [line.split(" rank ")[1] for line in parameter_lines(shares)] == [

@@ -10,14 +10,14 @@ from typing import ClassVar
 import pytest
 
 from megascan.errors import ConfigError
-from megascan.watch.accounts import Account, Change, Event, Phase
+from megascan.watch.accounts import Account, Change, Event, LifePhase
 from megascan.watch.delivery import MOST_PENDING, Command, Outbox, Webhook
 from megascan.watch.payloads import as_pagerduty, as_slack, finding_event
 
 ACCOUNT = Account(
     id="compute-rank5-abc", run_id="run", cause="compute", owner="node", ranks=(5,),
     hosts=("n02",), devices=("GPU-5",), since_iteration=15, since_unix_s=1.7e9,
-    phase=Phase.HOLDING, slowdown=1.3, cost_ratio=1.1, q_value=1e-9,
+    phase=LifePhase.HOLDING, slowdown=1.3, cost_ratio=1.1, q_value=1e-9,
     headline="rank 5 <host n02> computes 1.30x slower & alone", cost_gpu_hours=0.5,
 )  # fmt: skip
 RAISED = {

@@ -13,7 +13,7 @@ import pytest
 from aggregate import build_timeline
 from detect import DetectorSettings, detect
 from megascan.reader import read_trace
-from megascan.watch.ring import Glance
+from megascan.watch.ring import Spending
 from megascan.watch.watcher import CPU_SHARE
 
 NEVER_DUE = 1e-9
@@ -195,7 +195,7 @@ def test_what_a_glance_remembers_is_bounded(healthy, grow, watched):
     watch = watched(feed.target)
     feed.step(1)
     watch.watcher.look()
-    glance, (window,) = Glance(4), watch.watcher.ring.windows
+    glance, (window,) = Spending(4), watch.watcher.ring.windows
     for number in range(50):
         glance.push(renamed(window, f"name-{number}"))
     assert len(glance._rows) <= 2 * 2 * len(window.segments)

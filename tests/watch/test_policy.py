@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from megascan.errors import InputError
-from megascan.watch.accounts import Account, Phase
+from megascan.watch.accounts import Account, LifePhase
 from megascan.watch.policy import decisions, read_policy
 
 SLOW = Account(
     id="compute-rank5-abc", run_id="run", cause="compute", owner="node", ranks=(5,),
     hosts=("n02",), devices=("GPU-5",), since_iteration=15, since_unix_s=1000.0,
-    phase=Phase.HOLDING, slowdown=1.3, cost_ratio=1.1, q_value=1e-9, headline="",
+    phase=LifePhase.HOLDING, slowdown=1.3, cost_ratio=1.1, q_value=1e-9, headline="",
     cost_gpu_hours=2.0,
 )  # fmt: skip
 POLICY = """

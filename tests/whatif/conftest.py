@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from detect.optable import OpTable, replay_of_op_table
 from detect.whatif import Replay
 from detect.whatif.graph import Graph, Group, Node, partition_of
-from detect.whatif.optable import OpTable, replay_of_op_table
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings
 from megascan.schema import NOT_APPLICABLE, TIMELINE_COLUMNS, Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline

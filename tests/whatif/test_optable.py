@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detect.whatif.optable import Operation, OpTable, build_graph, read_op_table, replay_of_op_table
+from detect.optable import Operation, OpTable, build_graph, read_op_table, replay_of_op_table
 from megascan.cli.options import is_op_table
 from megascan.errors import InputError
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from detect.optable import read_op_table, replay_of_op_table
 from detect.whatif import Replay, replay_of_timeline
 from detect.whatif.graph import sweep
-from detect.whatif.optable import read_op_table, replay_of_op_table
 from detect.whatif.path import CriticalPath, Share, critical_path, pieces
-from detect.whatif.path_text import link_text, path_to_json, render_path
+from detect.whatif.render import link_text, path_to_json, render_path
 from megascan.reader import read_timeline
 from megascan.schema import Track
 from megascan.simulate import Imbalance

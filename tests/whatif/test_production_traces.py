@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detect.optable import read_op_table, replay_of_op_table
 from detect.whatif import saved_by_fixing
-from detect.whatif.optable import read_op_table, replay_of_op_table
 from detect.whatif.slowness import WhatIf, analyze
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "whatif"

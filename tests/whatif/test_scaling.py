@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from detect.whatif.optable import OpTable, replay_of_op_table
+from detect.optable import OpTable, replay_of_op_table
 from detect.whatif.slowness import analyze
 
 

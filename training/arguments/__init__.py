@@ -3,10 +3,9 @@
 Owns every flag of the trainer's own, and the sizes that follow. Fed by a command line; hands
 `Settings` (what was asked for) and `Sizes` (complete, checked) to all other rooms.
 
-    settings.py       the groups of flags: start reading here, add a flag to its group
-    flags.py          how a dataclass becomes flags
+    settings.py       the groups of flags, and how a dataclass becomes flags: start reading here,
+                      add a flag to its group
     sizes.py          the rules between flags; sizes that are derived from them
-    pipeline.py       the pipeline's schedule, and which layers a stage holds
     model_values.py   the values that make two models the same
 """
 

@@ -1,22 +1,263 @@
 """All flags of the trainer, in groups: model, parallel axes, batches, optimizer, outputs.
 
-A group is a dataclass; each field declares its flag with default and help. `Settings` holds all
-groups as they were given, unchecked; `training.arguments.sizes` checks them.
-"""
+A group is a frozen, keyword-only dataclass whose fields are made by `flag`. The option string is
+the field's name with dashes, unless `option` says otherwise; the type comes from the annotation; a
+boolean becomes a switch that turns its default around.
 
+    @dataclass(frozen=True, kw_only=True)
+    class Example:
+        num_layers: int | None = flag(None, "transformer layers")
+        add_bias: bool = flag(True, "leave the bias away", option="--disable-bias")
+
+`Settings` holds all groups as they were given, unchecked; `training.arguments.sizes` checks them.
+
+`--pipeline-model-parallel-layout` has Megatron's notation. A letter a layer, `|` between stages: E
+embedding, t transformer layer, L loss; ``x*4`` and ``(tt|)*3`` repeat, commas are for the eye.
+Stages are in the order in which a microbatch passes them, so with V chunks on each of P ranks there
+are P·V.
+"""
 # ruff: noqa: RUF009 - `flag` makes an immutable field, as dataclasses.field does
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from megascan.errors import UsageError
-from training.arguments.flags import add_group, flag, read_group
-from training.arguments.pipeline import PipelineSettings
+from megascan.errors import ConfigError, UsageError
+
+Value = TypeVar("Value")
+Group = TypeVar("Group")
+
+_METADATA_KEY = "flag"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flag:
+    text: str
+    option: str
+    choices: tuple[str | int, ...]
+
+
+def flag(
+    default: Value, text: str, *, option: str = "", choices: Sequence[str | int] = ()
+) -> Value:
+    """Declare one field of a settings dataclass together with its command-line flag."""
+    declared = _Flag(text=text, option=option, choices=tuple(choices))
+    made: Value = field(default=default, metadata={_METADATA_KEY: declared})
+    return made
+
+
+def add_group(parser: argparse.ArgumentParser, title: str, group: type) -> None:
+    """Add a flag for every field of the dataclass `group` to the parser."""
+    section = parser.add_argument_group(title)
+    hints = typing.get_type_hints(group)
+    for entry in fields(group):
+        _add_flag(section, entry, hints[entry.name])
+
+
+def read_group(group: type[Group], values: Mapping[str, object]) -> Group:
+    """Build the dataclass `group` from parsed values (``vars(namespace)``)."""
+    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]
+    return group(**{name: values[name] for name in names})
+
+
+def option_of(group: type, name: str) -> str:
+    """Return the option string of a field, for messages: ``num_layers`` -> ``--num-layers``."""
+    entry = next(entry for entry in fields(group) if entry.name == name)
+    return _option(entry)
+
+
+def _option(entry: Field[object]) -> str:
+    declared: _Flag = entry.metadata[_METADATA_KEY]
+    return declared.option or "--" + entry.name.replace("_", "-")
+
+
+def _add_flag(section: argparse._ArgumentGroup, entry: Field[object], hint: object) -> None:
+    declared: _Flag = entry.metadata[_METADATA_KEY]
+    assert entry.default is not MISSING  # `flag` always gives one
+    if hint is bool:
+        section.add_argument(
+            _option(entry),
+            dest=entry.name,
+            action="store_false" if entry.default else "store_true",
+            help=declared.text,
+        )
+        return
+    kind, repeated = _value_type(hint)
+    section.add_argument(
+        _option(entry),
+        dest=entry.name,
+        type=kind,
+        nargs="+" if repeated else None,
+        default=entry.default,
+        choices=declared.choices or None,
+        help=f"{declared.text} (default: {entry.default})",
+    )
+
+
+def _value_type(hint: object) -> tuple[type, bool]:
+    """Return the type of a value, and whether there may be several (a tuple)."""
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    repeated = typing.get_origin(hint) is tuple
+    if repeated:
+        hint = typing.get_args(hint)[0]
+    assert isinstance(hint, type)
+    return hint, repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """The pipeline's schedule; without these flags it is Megatron-Core's own."""
+
+    pipeline_schedule: str | None = flag(
+        None,
+        "order of the pipeline's work: 1f1b, dfc (depth-first, interleaved), bfc (breadth-first), "
+        "zb-h1 (weight gradients on their own), auto (the fastest plan found within "
+        "--dpp-memory-limit), or a file that holds a plan; left out: Megatron-Core's schedule",
+    )
+    pipeline_model_parallel_layout: str | None = flag(
+        None,
+        "layers of each stage, as in 'Ettt|ttt|t|tL': E embedding, t layer, L loss, | between "
+        "stages, x*4 and (tt|)*3 repeat; left out: the same number on each",
+    )
+    microbatch_group_size_per_vp_stage: int | None = flag(
+        None,
+        "interleaved schedule: microbatches that pass one chunk before the next; left out: the "
+        "pipeline size",
+        option="--microbatch-group-size-per-virtual-pipeline-stage",
+    )
+    recompute_ahead: bool = flag(
+        False,
+        "keep no activations but a chunk's input, and repeat its forward before the gradient "
+        "comes; with --pipeline-schedule or --use-dpp, in place of --recompute-granularity",
+    )
+    plan_from: Path | None = flag(
+        None,
+        "a timeline of this job (aggregate.py -o), whose measured costs --pipeline-schedule auto "
+        "or --use-dpp plans for; left out: even stages",
+    )
+    dpp_microbatches: str | None = flag(
+        None,
+        "microbatches of a step by replica, as in 18,14; auto: moved between replicas while the "
+        "job runs, from what each replica takes; left out: equal shares",
+    )
+    dpp_memory_limit: float | None = flag(
+        None,
+        "microbatches whose activations a rank may hold at most: plans that hold more are refused, "
+        "auto and guided use what is allowed; left out: as many as with Megatron-Core's schedule",
+    )
+    order_microbatches: str | None = flag(
+        None,
+        "order of a step's microbatches by their tokens before padding: hill runs short ones first "
+        "and last, long ones in the middle; left out: as the data has them",
+        choices=("hill",),
+    )
+    use_dpp: bool = flag(
+        False, "plan the pipeline's work: --pipeline-schedule auto where none is given"
+    )
+    forward_backward_disaggregating: bool = flag(
+        False,
+        "let helpers come (python -m training.helper), which run forwards beside the pipeline; "
+        "forwards are repeated before their backward, by plans of --pipeline-schedule 1f1b "
+        "(default), zb-h1 or auto",
+    )
+    fbd_port: int = flag(
+        0, "where rank 0 waits for helpers; 0: any free port; the address is printed"
+    )
+    fbd_helpers: int = flag(
+        0, "helpers that rank 0 starts on its host and waits for; others may come at any time"
+    )
+    dpp_choice: str = flag(
+        "static",
+        "with --use-dpp: follow the plan (static), or leave it while the job runs where its next "
+        "input is neither there nor about to come (guided)",
+        choices=("static", "guided"),
+    )
+
+
+_OF_THE_ORIGINAL = {
+    "node_ips": "torchrun brings the nodes together",
+    "workload": "messages have the size of the model's activations",
+    "num_gpus": "torchrun starts the ranks",
+    "multi_node": "torchrun knows how many nodes there are",
+}
+"""Flags of the first MegaDPP, which brought its own transport, and what stands in their place."""
+
+_REFUSED = "ignore_forward_tensor_parallel"
+"""Flag of the first MegaFBD: forward ranks of another tensor-parallel size than backward ranks."""
+
+
+def add_original_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the flags of the first MegaDPP, so that its command lines run."""
+    group = parser.add_argument_group("flags of the first MegaDPP, without effect")
+    for name in _OF_THE_ORIGINAL:
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            nargs="?",
+            const="",
+            help="without effect",
+        )
+    group.add_argument(
+        "--" + _REFUSED.replace("_", "-"), action="store_true", help="refused: see docs/helpers.md"
+    )
+
+
+def notes_on_original(given: argparse.Namespace) -> Iterator[str]:
+    """Yield a sentence for each of these flags; raise ConfigError for what would change sums."""
+    if getattr(given, _REFUSED):
+        raise ConfigError(
+            "--ignore-forward-tensor-parallel is refused: forwards with another tensor-parallel "
+            "size add up in another order than those that backward passes repeat; leave it out, "
+            "helpers run whole stages"
+        )
+    for name, reason in _OF_THE_ORIGINAL.items():
+        if getattr(given, name) is not None:
+            yield f"--{name.replace('_', '-')} has no effect: {reason}"
+
+
+_REPEATED = re.compile(r"\(([^()]+)\)\*(\d{1,4})|([EtmL|])\*(\d{1,4})")
+_OPTION = "--pipeline-model-parallel-layout"
+_MOST_LETTERS = 100_000
+
+
+def stages_of(layout: str) -> list[str]:
+    """Return the letters of each stage; ConfigError for what is no layout."""
+    text = layout.replace(",", "").replace(" ", "")
+    while (found := _REPEATED.search(text)) is not None:
+        letters = found[1] or found[3]
+        text = text[: found.start()] + letters * int(found[2] or found[4]) + text[found.end() :]
+        if len(text) > _MOST_LETTERS:
+            raise ConfigError(f"{_OPTION} {layout} is too long; give fewer layers")
+    if not re.fullmatch(r"[EtL|]+", text):
+        raise ConfigError(
+            f"{_OPTION} {layout} is no layout; write E for the embedding, t for each layer, L for "
+            "the loss and | between stages, as in 'Ett|ttL'"
+        )
+    return text.split("|")
+
+
+def check_layout(layout: str, num_layers: int, pipeline_size: int) -> list[str]:
+    """Return the letters of each stage of a layout that fits the job; ConfigError otherwise."""
+    stages = stages_of(layout)
+    whole = "".join(stages)
+    if whole != f"E{'t' * num_layers}L":
+        raise ConfigError(
+            f"{_OPTION} {layout} has {whole.count('t')} layers, and it must be E, the "
+            f"--num-layers {num_layers} layers as t, then L"
+        )
+    if len(stages) % pipeline_size:
+        raise ConfigError(
+            f"{_OPTION} {layout} has {len(stages)} stages, expected a multiple of "
+            f"--pipeline-model-parallel-size {pipeline_size}"
+        )
+    return stages
 
 
 @dataclass(frozen=True, kw_only=True)

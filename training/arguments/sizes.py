@@ -18,13 +18,14 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from megascan.errors import ConfigError
-from training.arguments.flags import option_of
-from training.arguments.pipeline import check_layout, stages_of
 from training.arguments.settings import (
     ModelSettings,
     OptimizerSettings,
     ParallelSettings,
     Settings,
+    check_layout,
+    option_of,
+    stages_of,
 )
 
 

@@ -42,7 +42,7 @@ _COLLECTIVES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class UsualTransfer:
     """What a message usually costs."""
 
     latency_ms: float
@@ -53,8 +53,8 @@ class Transfer:
         return self.latency_ms + num_bytes / self.bytes_per_ms
 
 
-GLOO = Transfer(latency_ms=2.0, bytes_per_ms=1e6)  # processes that share the cores of one host
-NCCL = Transfer(latency_ms=0.05, bytes_per_ms=1e8)  # NVLink within a host, rounded
+GLOO = UsualTransfer(latency_ms=2.0, bytes_per_ms=1e6)  # processes that share the cores of one host
+NCCL = UsualTransfer(latency_ms=0.05, bytes_per_ms=1e8)  # NVLink within a host, rounded
 
 
 class Work(Protocol):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from training.generation.layout import Decoding, Layout, Piece
+from training.generation.layout import Decoding, Piece, StepTokens
 from training.generation.lightening import caller
 
 
@@ -128,7 +128,7 @@ class StepState:
 
     def __init__(self) -> None:
         self.cache: KeyValueCache
-        self.layout: Layout
+        self.layout: StepTokens
         self.turns: Turns | None = None
         """Of this step's tokens; None without rotary embedding."""
         self.wanted: torch.Tensor | None = None

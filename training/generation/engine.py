@@ -3,25 +3,51 @@
     commands from rank 0  →  scheduler  →  one step of the model  →  tokens  →  scheduler  →  …
 
 All ranks run the same loop. Where they differ, the difference lies in `Stage` (which layers) and in
-`Exchange` (who speaks).
+`Exchange` (who speaks). What watches the loop is a `GenerationCallback`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from training.generation.callback import GenerationCallback
 from training.generation.exchange import NOTHING, Commands, Exchange
-from training.generation.graphs import Recorder, Replay
+from training.generation.graphs import Recorder, ReplayedSteps
 from training.generation.layout import lay_out
 from training.generation.request import Answer, Limits, Request, TokenScore
 from training.generation.sampling import Choice, choose
 from training.generation.scheduler import Scheduler, Step, Target
 from training.generation.stage import Stage
+
+
+class GenerationCallback:
+    """Moments in the life of an engine; all are told on the thread that computes."""
+
+    def step(self, step: Step) -> AbstractContextManager[None]:
+        """Surround the computation of one step, from the model's input to the chosen tokens."""
+        del step
+        return nullcontext()
+
+    def answered(self, scheduler: Scheduler, answers: Sequence[Answer]) -> None:
+        """Follow a step: what it has brought, and what the batch holds now."""
+        del scheduler, answers
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether `work` has something to do, alike on all ranks."""
+        return False
+
+    def receive(self, aside: str) -> None:
+        """Take an aside: what a client of the callback's own has sent to all ranks."""
+        del aside
+
+    def work(self) -> None:
+        """Do one step of the callback's own, between two steps of the engine, on all ranks."""
+
 
 Inbox = Callable[[bool], Commands]
 """Gives what has arrived; with True it waits until something has."""
@@ -41,7 +67,7 @@ class Engine:
         self.stage = stage
         self.limits = limits
         self._callback = callback or GenerationCallback()
-        self._replay = None if recorder is None else Replay(stage, limits, recorder)
+        self._replay = None if recorder is None else ReplayedSteps(stage, limits, recorder)
         cache = stage.cache
         self.scheduler = Scheduler(
             num_slots=limits.num_rows,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from training.generation.layout import Decoding, Layout, Share
+from training.generation.layout import Decoding, RowTokens, StepTokens
 from training.generation.request import Limits
 from training.generation.scheduler import Step
 
@@ -78,7 +78,7 @@ class CudaGraphs:
         return replay
 
 
-class Replay:
+class ReplayedSteps:
     """Computes steps of one token a row by recordings, one for each size that occurs."""
 
     def __init__(self, stage: Stage, limits: Limits, recorder: Recorder) -> None:
@@ -100,7 +100,7 @@ class Replay:
         )
 
     @torch.inference_mode()
-    def run(self, shares: Sequence[Share]) -> torch.Tensor:
+    def run(self, shares: Sequence[RowTokens]) -> torch.Tensor:
         """Return the logits `(share, vocabulary)`; they are lost when the next step is run."""
         limits = self._limits
         num_rows = min(round_up(len(shares)), limits.num_rows)
@@ -132,7 +132,7 @@ class Replay:
         """
         return self._memory[: 4 * num_rows].view(4, num_rows)
 
-    def _fill(self, shares: Sequence[Share], num_rows: int) -> torch.Tensor:
+    def _fill(self, shares: Sequence[RowTokens], num_rows: int) -> torch.Tensor:
         """Return the numbers of a step, on the CPU.
 
         Rows that only fill up write the last place of their slots. That harms nobody: a row that
@@ -153,7 +153,7 @@ class Replay:
         is_seen = places < numbers[3][:, None]
         # As it is added to the scores: made here once and not in each layer.
         visible = torch.where(is_seen, 0.0, float("-inf")).to(stage.dtype)[:, None, None]
-        layout = Layout(
+        layout = StepTokens(
             tokens=numbers[0:1],
             positions=numbers[1:2],
             places=numbers[2],

@@ -27,8 +27,7 @@ from training.origin import hugging_face_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from training.generation.callback import GenerationCallback
-    from training.generation.engine import Engine
+    from training.generation.engine import Engine, GenerationCallback
     from training.generation.graphs import Recorder
 
 _MOST_ROWS = 32

@@ -23,7 +23,7 @@ from megascan.arrays import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RowTokens:
     """The tokens of one row that a step computes: those from position `start` to `end`."""
 
     slot: int
@@ -64,7 +64,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StepTokens:
     """One step's tokens, ready for the model of any stage."""
 
     tokens: torch.Tensor
@@ -77,12 +77,12 @@ class Layout:
     pieces: tuple[Piece, ...]
 
 
-def lay_out(shares: Sequence[Share], *, max_length: int, device: str) -> Layout:
+def lay_out(shares: Sequence[RowTokens], *, max_length: int, device: str) -> StepTokens:
     """Arrange the shares of a step, given as they stand in the stream: single tokens first."""
     single = [share for share in shares if len(share.tokens) == 1]
     pieces = shares[len(single) :]
     numbers = torch.from_numpy(_numbers(single, pieces, max_length)).to(device)
-    return Layout(
+    return StepTokens(
         tokens=numbers[0:1],
         positions=numbers[1:2],
         places=numbers[2],
@@ -91,7 +91,7 @@ def lay_out(shares: Sequence[Share], *, max_length: int, device: str) -> Layout:
     )
 
 
-def _numbers(single: Sequence[Share], pieces: Sequence[Share], max_length: int) -> Integers:
+def _numbers(single: Sequence[RowTokens], pieces: Sequence[RowTokens], max_length: int) -> Integers:
     """Return tokens, positions and places `(3, token)`, of prompts as many as a step may have."""
     first = len(single)
     numbers = np.empty((3, first + sum(len(piece.tokens) for piece in pieces)), dtype=np.int64)
@@ -107,7 +107,7 @@ def _numbers(single: Sequence[Share], pieces: Sequence[Share], max_length: int) 
     return numbers
 
 
-def _decoding(shares: Sequence[Share], device: str) -> Decoding:
+def _decoding(shares: Sequence[RowTokens], device: str) -> Decoding:
     slots = [share.slot for share in shares]
     ends = [share.end for share in shares]
     longest = max(ends)
@@ -125,7 +125,7 @@ def _decoding(shares: Sequence[Share], device: str) -> Decoding:
     )
 
 
-def _pieces(shares: Sequence[Share], first_token: int, device: str) -> list[Piece]:
+def _pieces(shares: Sequence[RowTokens], first_token: int, device: str) -> list[Piece]:
     """Join neighbours of equal start, length and consecutive slots."""
     made = []
     numbered = enumerate(shares)
@@ -148,7 +148,7 @@ def _pieces(shares: Sequence[Share], first_token: int, device: str) -> list[Piec
     return made
 
 
-def _visible(share: Share, device: str) -> torch.Tensor:
+def _visible(share: RowTokens, device: str) -> torch.Tensor:
     """Return which places `(token, place)` the tokens of a piece see that does not begin its row.
 
     On GPUs by the name of the pattern: where heads share keys, torch's kernels that go without a

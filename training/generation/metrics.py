@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 
-from training.generation.callback import GenerationCallback
+from training.generation.engine import GenerationCallback
 from training.generation.request import Answer
 from training.generation.scheduler import Scheduler, Step
 

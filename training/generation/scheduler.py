@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.generation.layout import Share
+from training.generation.layout import RowTokens
 from training.generation.request import Answer, FinishReason, Request, TokenScore
 from training.generation.sampling import Choice
 
@@ -60,7 +60,7 @@ class Target:
 class Step:
     """What one step computes."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[RowTokens, ...]
     targets: tuple[Target, ...]
     num_logprobs: int | None
     """Alternatives that are wanted beside each target; None: not even its own log probability."""
@@ -114,7 +114,7 @@ class Scheduler:
         return self._step(planned, self.max_prompt_tokens - budget)
 
     def _step(self, planned: Sequence[tuple[int, int]], num_prompt_tokens: int) -> Step:
-        shares: list[Share] = []
+        shares: list[RowTokens] = []
         targets: list[Target] = []
         num_logprobs: int | None = None
         first = 0
@@ -122,7 +122,7 @@ class Scheduler:
             row = self.rows[slot]
             end = row.num_cached + size
             tokens = tuple(row.tokens[row.num_cached : end])
-            shares.append(Share(slot=slot, start=row.num_cached, tokens=tokens))
+            shares.append(RowTokens(slot=slot, start=row.num_cached, tokens=tokens))
             own = _targets(row, first, end)
             targets += own
             if own and row.request.num_logprobs is not None:

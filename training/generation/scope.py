@@ -15,9 +15,9 @@ from megascope.interventions import TensorShares
 from megascope.model_page import ModelPage
 from megascope.server import address_of, build_app
 from megascope.session import NUM_ALTERNATIVES, Session
-from training.generation.callback import GenerationCallback
 from training.generation.detokenizing import token_text
-from training.generation.layout import Share, lay_out
+from training.generation.engine import GenerationCallback
+from training.generation.layout import RowTokens, lay_out
 from training.generation.request import Answer, Sampling
 from training.generation.sampling import Choice, choose
 from training.generation.scheduler import Scheduler, Step
@@ -58,7 +58,7 @@ class Lent:
         alike on all ranks.
         """
         engine, stage = self._engine, self._engine.stage
-        share = Share(slot=engine.limits.num_rows, start=start, tokens=tuple(tokens))
+        share = RowTokens(slot=engine.limits.num_rows, start=start, tokens=tuple(tokens))
         layout = lay_out([share], max_length=self.max_length, device=stage.device)
         logits = stage.run(layout, torch.tensor([len(tokens) - 1], device=stage.device))
         most = min(NUM_ALTERNATIVES, stage.vocab_size)

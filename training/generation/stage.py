@@ -12,7 +12,7 @@ from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes
 from training.failure import refusals_as_errors
 from training.generation.attention import CachedAttention, KeyValueCache, Rotation, StepState
-from training.generation.layout import Layout
+from training.generation.layout import StepTokens
 from training.generation.lightening import lighten
 from training.generation.request import Limits
 from training.model import build_bare_model
@@ -126,7 +126,7 @@ class Stage:
         return (inputs[0].index_select(0, self._wanted), *inputs[1:]), options
 
     @torch.inference_mode()
-    def run(self, layout: Layout, wanted: torch.Tensor | None) -> torch.Tensor | None:
+    def run(self, layout: StepTokens, wanted: torch.Tensor | None) -> torch.Tensor | None:
         """Compute a step; gives the logits `(wanted, vocabulary)` on the last stage, else None.
 
         `wanted` are places in the stream; None: all of it.

@@ -36,7 +36,7 @@ from training.pipeline.reception import Address, Frame, FrameKind, Reception, by
 from training.pipeline.timing import Stopwatch
 
 if TYPE_CHECKING:
-    from training.microbatch import Microbatch
+    from training.step import Microbatch
 
 STEADY_RATIO = 1.25
 """By how much a helper's speed must change to be taken up: each change makes a new plan."""

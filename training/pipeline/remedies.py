@@ -37,9 +37,9 @@ from training.pipeline.job_model import (
     Predictor,
     Scales,
 )
-from training.pipeline.length_order import HILL, hill_order
 from training.pipeline.plan import PipelineShape, Plan
 from training.pipeline.planner import Found, Problem, search
+from training.pipeline.rebalance import HILL, hill_order
 from training.pipeline.simulator import Prediction, predict
 
 _ROUNDING = 1e-9

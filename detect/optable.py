@@ -1,4 +1,4 @@
-"""Read an op table (one Parquet row for each operation of each rank) and turn it into a Replay.
+"""Read an op table (one Parquet row for each operation of each rank): as a replay, as observations.
 
 The format is that of the public traces of "Understanding Stragglers in Large Model Training Using
 What-if Analysis" (OSDI 2025); `docs/whatif.md` lists its columns. Arrow's own conversion to numpy
@@ -13,6 +13,9 @@ The dependencies come from one replica in one step and serve all. Rules, after t
     parameters     params-all-gather of a chunk before its first forward; one chain with the
                    grads-reduce-scatters
     end            last compute, gc, layernorm, embedding, reduce-scatters, clip, optimizer
+
+Such tables record one rank of each TP group, no bytes, no groups and no host; so a finding is good
+up to the TP group, and links, loading and the host cannot be judged (`observe_op_table`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,10 +32,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from detect.observe import observations
+from detect.observe.observations import Members, Observations, Work, place_of
+from detect.report import Cause
 from detect.whatif.graph import EACH_LANE, Graph, Group, Node, Replay, partition_of
+from detect.whatif.savings import ReplayedCosts
 from megascan.arrays import Flags, Floats, Integers, Singles
 from megascan.errors import InputError
+from megascan.header import Json
 from megascan.schema import NOT_APPLICABLE
+from megascan.timeline import first_rows
+from megascan.topology import Layout
 
 _NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc")
 _TIMES = ("start_ts", "duration")
@@ -544,7 +555,7 @@ def replay_of_op_table(table: OpTable) -> Replay:
     )
 
 
-_NS_PER_S = 1e9
+NS_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True)
@@ -558,12 +569,12 @@ class TableInstants:
     def begin_ns(self, node: int, lane: int, step: int) -> int:
         """Return when the rank that ran a node began the step."""
         own = self.start_s[self.stage == self.stage[node], lane, step]
-        return round(float(own.min()) * _NS_PER_S)
+        return round(float(own.min()) * NS_PER_SECOND)
 
     def ends_ns(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return when operations ended, from the step's begin."""
         ends = self.end_s[nodes, lanes, step].astype(np.float64)
-        return np.asarray(np.rint(ends * _NS_PER_S), dtype=np.int64)
+        return np.asarray(np.rint(ends * NS_PER_SECOND), dtype=np.int64)
 
     def rows(self, nodes: Integers, lanes: Integers, step: int) -> Integers:
         """Return -1: an op table holds no spans."""
@@ -619,3 +630,114 @@ def _labels(ranks: Integers) -> dict[int, str]:
         for stage, lanes in enumerate(ranks)
         for lane, rank in enumerate(lanes)
     }
+
+
+PHASE_OF = {FORWARD: observations.FORWARD, BACKWARD: observations.BACKWARD}
+
+
+def observe_op_table(table: OpTable) -> Observations:
+    """Compute of every recorded rank by step, direction and microbatch."""
+    steps, slot = np.unique(np.asarray(table.step, dtype=np.int64), return_inverse=True)
+    ranks, row = np.unique(np.asarray(table.rank, dtype=np.int64), return_inverse=True)
+    row, slot = row.reshape(-1), slot.reshape(-1)
+    shape = (len(ranks), len(steps))
+    duration = table.duration.astype(np.float64) * NS_PER_SECOND
+    named = {name: _is(table, name) for name in (*PHASE_OF, "optimizer", "gc")}
+    gc = named["gc"]
+    compute = named[FORWARD] | named[BACKWARD]
+    if not compute.any():
+        raise InputError(f"{table.source} has no forward-compute or backward-compute operations")
+    optimizer = _summed(row, slot, duration, named["optimizer"], shape)
+    members = _members(table, ranks, row)
+    return Observations(
+        members=members,
+        iterations=steps,
+        iteration_ns=_step_times(table, slot, len(steps)),
+        work=_work(table, row, slot, duration, shape),
+        busy_ns=_summed(row, slot, duration, compute, shape) + optimizer,
+        optimizer_ns=np.where(optimizer > 0, optimizer, np.nan),
+        lost_ns={Cause.GC: _summed(row, slot, duration, gc, shape)} if gc.any() else {},
+        host_gap_ns=np.full(shape, np.nan),
+        stalled_ns=np.zeros(shape),
+        stolen_ns=np.zeros(shape),
+        completeness=_completeness(members, len(table)),
+        notes=_notes(table),
+        source=table.source,
+        costs=ReplayedCosts(partial(replay_of_op_table, table)),
+    )
+
+
+def _is(table: OpTable, name: str) -> Flags:
+    if name not in table.optypes:
+        return np.zeros(len(table), dtype=bool)
+    return np.asarray(table.optype == table.optypes.index(name))
+
+
+def _summed(
+    row: Integers, slot: Integers, duration: Floats, use: Flags, shape: tuple[int, int]
+) -> Floats:
+    flat = row[use] * shape[1] + slot[use]
+    total = np.bincount(flat, weights=duration[use], minlength=shape[0] * shape[1])
+    return np.asarray(total.reshape(shape), dtype=np.float64)
+
+
+def _step_times(table: OpTable, slot: Integers, num_steps: int) -> Floats:
+    """Return how long each step took: starts are relative to its first, so it ends with its last
+    operation.
+    """
+    end = (table.start_ts + table.duration).astype(np.float64) * NS_PER_SECOND
+    longest = np.zeros(num_steps)
+    np.maximum.at(longest, slot, end)
+    return longest
+
+
+def _work(
+    table: OpTable, row: Integers, slot: Integers, duration: Floats, shape: tuple[int, int]
+) -> Work:
+    microbatch = np.asarray(table.seq_id, dtype=np.int64)
+    forward, backward = (_is(table, name) for name in PHASE_OF)
+    num_microbatches = int(microbatch[forward | backward].max()) + 1
+    log_ns = np.full((*shape, 2 * num_microbatches), np.nan)
+    for phase, use in zip(PHASE_OF.values(), (forward, backward), strict=True):
+        op = phase * num_microbatches + microbatch[use]
+        log_ns[row[use], slot[use], op] = np.log(np.maximum(duration[use], 1.0))
+    ops = np.arange(2 * num_microbatches)
+    return Work(log_ns=log_ns, phase=ops // num_microbatches, microbatch=ops % num_microbatches)
+
+
+def _members(table: OpTable, ranks: Integers, row: Integers) -> Members:
+    first = first_rows(row, len(ranks))
+    stage = np.asarray(table.stage, dtype=np.int64)[first]
+    replica = np.asarray(table.dp_rank, dtype=np.int64)[first]
+    layout = Layout(tp=table.gpus_per_worker, dp=int(replica.max()) + 1, pp=int(stage.max()) + 1)
+    place = place_of([layout.coordinates(0)] * len(ranks)) | {"dp": replica, "pp": stage}
+    blank = ("",) * len(ranks)
+    return Members(
+        layout=layout,
+        ranks=ranks,
+        place=place,
+        labels=tuple(f"DP{d} PP{p}" for d, p in zip(replica, stage, strict=True)),
+        hosts=blank,
+        devices=blank,
+        device_index=(0,) * len(ranks),
+        workers=tuple((rank,) for rank in ranks.tolist()),
+        device_kind="",
+    )
+
+
+def _completeness(members: Members, num_spans: int) -> dict[str, Json]:
+    return {
+        "world_size": members.layout.world_size,
+        "ranks": [int(rank) for rank in members.ranks],
+        "num_spans": num_spans,
+    }
+
+
+def _notes(table: OpTable) -> tuple[str, ...]:
+    notes = ["an op table holds no bytes, groups or host spans: links and hosts are not judged"]
+    if table.gpus_per_worker > 1:
+        notes.append(
+            f"each recorded rank stands for {table.gpus_per_worker} GPUs (a TP group): a named "
+            "rank may be any of the group that begins with it"
+        )
+    return tuple(notes)
