@@ -1,5 +1,6 @@
 """Settings for every test, the real command, and what costly tests share."""
 
+import gc
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Ctrl-C is what it is in a terminal, also of a suite that was started in the background.
     """
+    gc.disable()  # until all files are imported
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     terminal = config.pluginmanager.get_plugin("terminalreporter")
@@ -42,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start several ranks come first, so that no worker begins a long one last."""
     long = {item.path for item in items if item.get_closest_marker("distributed")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look through all that was imported for thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -47,12 +47,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMANDS = ("numpy", "orjson", "pyarrow.compute", "scipy.sparse", "scipy.special", "isal", "jinja2")
-RANKS = (
-    "numpy", "orjson", "psutil", "pyarrow.compute", "torch", "torch.distributed.run",
-    "megatron.core",
+COMMANDS = (
+    "numpy", "orjson", "pyarrow.compute", "pyarrow.json", "pandas", "pyarrow.pandas_compat",
+    "scipy.sparse", "scipy.special", "isal.isal_zlib", "jinja2", "concurrent.futures.process",
 )  # fmt: skip
-"""Packages to import before the fork, where they are installed: for `megascan …`, and for ranks."""
+RANKS = (
+    "numpy", "orjson", "psutil", "pyarrow.compute", "pyarrow.json", "pandas",
+    "pyarrow.pandas_compat", "torch", "torch.distributed.run", "megatron.core",
+)  # fmt: skip
+"""Packages to import before the fork, where they are installed: for `megascan …`, and for ranks.
+
+pandas is none of ours, but where it is installed pyarrow imports it with the first table.
+"""
 
 READ_AT_START = (
     "PYTHON", "LC_", "LANG", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_", "PYTORCH_", "NVTE_",
