@@ -33,7 +33,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import mates_of, starvation
+from detect.causes.device import attention_residuals, mates_of, starvation
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.hits import (
     ADVICE,
@@ -359,9 +359,19 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         LONGER: is_uneven,
-        EXPERTS: seen.members.layout.ep > 1,
+        EXPERTS: seen.members.layout.ep > 1 and not _shows_in_attention(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
+    """Return whether attention, which no routing of tokens lengthens, is slow in the hits, too."""
+    over = attention_residuals(seen, ~burst.others)
+    if over is None or burst.hits.all():
+        return False
+    change = robust.mean(over[burst.row][burst.hits]) - robust.median(over[burst.row][~burst.hits])
+    size = float(np.log1p(burst.excess[burst.hits]).mean())
+    return bool(change >= PAIRS.agrees_share * size)
 
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:

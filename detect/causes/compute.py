@@ -42,6 +42,7 @@ import numpy as np
 
 from detect.causes.device import (
     Slowness,
+    attention_residuals,
     host_advice,
     is_isolated,
     mates_of,
@@ -477,8 +478,13 @@ def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slownes
     effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
     raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
     level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
-    by_phase = robust.median(found.residuals.by_phase[:, :, active], axis=2)
-    return Slowness(effects=np.maximum(effects, level), slow=found.slow_rows, by_phase=by_phase)
+    attention = attention_residuals(seen, found.slow_rows)
+    return Slowness(
+        effects=np.maximum(effects, level),
+        slow=found.slow_rows,
+        by_phase=robust.median(found.residuals.by_phase[:, :, active], axis=2),
+        attention=None if attention is None else robust.median(attention[:, active], axis=1),
+    )
 
 
 def _victims(seen: Observations, found: ComputeSearch) -> set[int]:

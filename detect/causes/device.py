@@ -12,6 +12,8 @@ clock hardly touches). So:
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
   slow alike: not shown to be the device, and undecided;
 * passes slower, optimizer not, but other ranks on the same data are not slow: the device;
+* where experts do part of the work, tokens may be routed to those of one rank: its attention, which
+  no routing lengthens, is then asked instead of its passes;
 * one rank of a TP group slower than all its mates in the forward or the backward pass, and in both
   slower than other groups: the device, and its mates only wait for it where the trace does not
   show it. Longer data slow all of them alike, in both passes.
@@ -51,6 +53,7 @@ from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
+from detect.stats.residuals import stage_groups
 from detect.text import times
 from detect.thresholds import COMPUTE, DEVICE, PACE, PAIRS, READINGS, STARVATION
 from megascan.arrays import Flags, Floats, Integers
@@ -67,6 +70,16 @@ class Slowness:
     """(row,)"""
     by_phase: Floats
     """(phase, row): log slowdown of forward and of backward."""
+    attention: Floats | None = None
+    """(row,): log slowdown of attention, where experts do the rest; None where it is not known."""
+
+    def is_beyond_experts(self, row: int) -> bool:
+        """Return whether the attention of a row is about as slow as its passes: more tokens for its
+        experts do not lengthen it, nor does waiting for those of others.
+        """
+        if self.attention is None:
+            return False
+        return bool(self.attention[row] >= PAIRS.agrees_share * self.effects[row])
 
 
 def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> str | None:
@@ -75,13 +88,16 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     `optimizer` (row, iteration) is the optimizer step's log time minus that of its peers, in the
     iterations in which the row is slow.
     """
-    effect = float(passes.effects[row])
-    shows = optimizer_shows(optimizer, passes, row) and not _waits(seen, optimizer, passes, row)
+    effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
+    has_experts = seen.members.layout.ep > 1 and not no_experts
+    shows = optimizer_shows(optimizer, passes, row)
+    shows &= no_experts or not _waits(seen, optimizer, passes, row)
     if shows or is_isolated(seen.members, passes, row):
         return None
     level = float(robust.centre(optimizer[row]))
-    alike = _on_the_same_data(seen.members, row)
-    if float(np.mean(passes.effects[alike] >= 0.5 * effect)) < DEVICE.alike_share:
+    alike = np.array([row]) if has_experts else _on_the_same_data(seen.members, row)
+    effects = passes.effects if passes.attention is None else passes.attention
+    if not has_experts and np.mean(effects[alike] >= 0.5 * effect) < DEVICE.alike_share:
         return None
     words = "its optimizer step, which no data can lengthen, was not recorded"
     if np.isfinite(level):
@@ -89,7 +105,7 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
             "its optimizer step, which no data can lengthen, takes "
             f"{np.exp(level):.2f}x the time of its peers'"
         )
-    if seen.members.layout.ep > 1:
+    if has_experts:
         return f"{words}: tokens routed to its experts may be the reason as well as the device"
     if len(alike) > 1 and len(np.unique(seen.members.stage[alike])) == 1:
         return (
@@ -151,8 +167,21 @@ def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int,
 
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log optimizer time less that of the others of its group, (row, iteration)."""
+    return _over_others(seen.optimizer_ns, groups, excluded)
+
+
+def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
+    """Return the same of attention within stages, where others of its layers have experts; None
+    where that was not traced, or no rank has any.
+    """
+    if seen.attention_ns is None or seen.members.layout.ep < 2:
+        return None
+    return _over_others(seen.attention_ns, stage_groups(seen.members), excluded)
+
+
+def _over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_ns = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+        log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
     residual = np.full_like(log_ns, np.nan)
     for rows in groups:
         expected = robust.expected_from_others(log_ns[rows], excluded[rows])
@@ -201,8 +230,6 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
     """Return rows that long data, or hidden waiting in the TP group, would slow as well as this
     one.
     """
-    if members.layout.ep > 1:
-        return np.array([row])
     mates = members.replica == members.replica[row]
     of_stage = mates & (members.stage == members.stage[row])
     return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)

@@ -116,6 +116,7 @@ def _observations(
         layers=layers_of(facts.layers, shape),
         busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
+        attention_ns=None if frame.is_sampled else cells.attention_ns,
         lost_ns=_recorded(lost, timeline, transfers, cells.num_spans == 0),
         host_gap_ns=cells.gap_ns,
         stalled_ns=stalled,

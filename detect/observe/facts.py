@@ -56,7 +56,7 @@ from detect.observe.work import (
 from megascan.arrays import Cover, Flags, Floats, Integers, united
 from megascan.schema import COMMUNICATION_KINDS, Kind, Track
 from megascan.timeline import codes, equals, numbers
-from megascan.vocabulary import OPTIMIZER
+from megascan.vocabulary import ATTENTION, OPTIMIZER
 
 Record = TypeVar("Record")
 
@@ -88,6 +88,8 @@ class Cells:
     loading_ns: Floats
     """What loading costs the rank; NaN where it loads nothing."""
     optimizer_ns: Floats
+    attention_ns: Floats
+    """Of forward passes; NaN where no attention was traced."""
     gap_ns: Floats
     waiting_ns: Floats
 
@@ -126,7 +128,7 @@ def facts_of(index: SpanIndex) -> Facts:
     data_rows = equals(index.table, "kind", Kind.DATA) & index.counts
     loading = loading_time(index, rows, samples.phase, data_rows)
     gc_rows = equals(index.table, "kind", Kind.GC) & index.counts
-    optimizer = index.named((OPTIMIZER,))
+    optimizer, attention = index.named((OPTIMIZER,)), index.named((ATTENTION,))
     begin_ns, end_ns = _extent(index)
     return Facts(
         ranks=index.ranks,
@@ -138,6 +140,7 @@ def facts_of(index: SpanIndex) -> Facts:
             data_ns=index.summed(data_rows, index.duration[data_rows].astype(np.float64)),
             loading_ns=index.summed(data_rows, loading.lost_ns),
             optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
+            attention_ns=index.summed(attention, index.self_time(attention)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
             waiting_ns=waiting_time(index),
         ),
@@ -236,6 +239,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             data_ns=cells.joined([part.cells.data_ns for part in parts], np.nan),
             loading_ns=cells.joined([part.cells.loading_ns for part in parts], np.nan),
             optimizer_ns=cells.joined([part.cells.optimizer_ns for part in parts], np.nan),
+            attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
         ),

@@ -255,6 +255,9 @@ class Observations:
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
+    attention_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Attention in forward passes, which no routing of tokens to experts lengthens; NaN where none
+    was traced, None where that of some layers only was."""
     workers: EachRank | None = None
     """All ranks, where rows stand for several of them."""
     lost_ns: Mapping[Cause, Floats] = field(

@@ -85,9 +85,15 @@ def test_experts_may_get_more_tokens_now_and_then(job):
     def throttled(slot):
         return 1.3 if slot.rank == 5 and slot.iteration in (4, 7, 11) else 1.0
 
-    layout = Layout(dp=16, ep=2)
-    (finding,) = job(layout=layout, iterations=10, work=throttled).report().findings
+    seen = observe(job(layout=Layout(dp=16, ep=2), iterations=10, work=throttled).timeline())
+    (finding,) = judge(seen, DetectorSettings()).findings
     assert (finding.ranks, finding.owner) == ((5,), Owner.UNDECIDED)
+    attention = np.full(seen.busy_ns.shape, 1e7)  # no routing of tokens lengthens it
+    (finding,) = judge(replace(seen, attention_ns=attention), DetectorSettings()).findings
+    assert finding.owner == Owner.UNDECIDED
+    attention[5, np.isin(seen.iterations, (4, 7, 11))] *= 1.3
+    (finding,) = judge(replace(seen, attention_ns=attention), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((5,), Owner.NODE)
 
 
 def _pressed(ranks):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from detect import Cause, Owner, Verdict
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.compute import search_compute
+from detect.detector import _inquiry
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 LAYOUTS = {
@@ -167,3 +171,11 @@ def test_two_iterations_after_the_one_that_is_slow_for_all_are_enough(job):
 
     report = job(layout=Layout(dp=8), iterations=3, first_iteration=1, work=work).report()
     assert [(one.ranks, one.owner) for one in report.findings] == [((5,), Owner.NODE)]
+
+
+def test_eight_slow_ranks_are_found_in_a_short_window(job, together, slow):
+    """Each of a host's ranks looks usual as long as the other seven are among its peers."""
+    hot = together(*(slow(rank, 1.4) for rank in range(8, 16)))
+    short = job(layout=Layout(tp=8, dp=4), iterations=3, microbatches=2, noise=0.01, work=hot)
+    found = search_compute(_inquiry(observe(short.timeline()), DetectorSettings()))
+    assert np.flatnonzero(found.slow_rows).tolist() == list(range(8, 16))

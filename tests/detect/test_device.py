@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
@@ -60,6 +61,26 @@ def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
 
     found = owners(job(layout=Layout(dp=8, ep=4), work=work).report())
     assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == {(1,)}
+
+
+@pytest.mark.parametrize(
+    ("slow", "owner"),
+    [({2}, Owner.NODE), (set(), Owner.UNDECIDED), ({2, 3}, Owner.UNDECIDED)],
+    ids=["the device", "its experts", "longer data"],
+)
+def test_attention_tells_a_slow_device_from_a_busy_expert(job, slow, owner):
+    """The optimizer tells nothing; ranks 2 and 3 of a TP group work on the same data."""
+    seen = observe(job(layout=Layout(tp=2, dp=4, ep=2), work=passes_of({2}, 1.3)).timeline())
+    attention = np.full(seen.busy_ns.shape, 1e7)
+    attention[list(slow)] *= 1.25
+    found = owners(judge(replace(seen, attention_ns=attention), DetectorSettings()))
+    assert found == {(2,): (Cause.COMPUTE, owner)}
+
+
+def test_attention_of_forward_passes_is_observed(job, slow):
+    fed = job(layout=Layout(dp=2), iterations=3, work=slow(1, 1.5), launch_lead_ns=lambda _: 10**9)
+    attention = observe(fed.timeline()).attention_ns
+    assert attention == pytest.approx(np.array([[40e6], [60e6]]) * np.ones(3), rel=0.05)
 
 
 @pytest.mark.parametrize(("factor", "named"), [(1.2, (3,)), (1.0, (2, 3))])
