@@ -200,3 +200,21 @@ def test_ranks_that_share_all_slow_links_are_all_nameable(kind, job, hit, nameab
         dress=Dress(name="rank", informed="head"),
     )  # fmt: skip
     assert scenario.case().planted[0].ranks == nameable
+
+
+def test_launches_grow_with_the_data_and_gradients_of_weights_do_not(tmp_path):
+    written(tmp_path, replace(QUIET, long_replica=(1, 1.5)))
+
+    def grids(rank, words):
+        kernels = events_of(tmp_path, rank, "kernel")
+        return {tuple(each["args"]["grid"]) for each in kernels if words in each["name"]}
+
+    assert not grids(0, "flash_fwd") & grids(1, "flash_fwd")
+    assert grids(0, "_nt_") == grids(1, "_nt_")
+    assert grids(0, "multi_tensor") == grids(1, "multi_tensor")
+
+
+def test_the_group_of_a_pipeline_is_listed(tmp_path):
+    written(tmp_path, replace(QUIET, dp=2, pp=2, style="megatron", num_microbatches=4))
+    groups = document(tmp_path, 3)["distributedInfo"]["pg_config"]
+    assert [each["ranks"] for each in groups if each["pg_desc"] == "mesh_pp"] == [[1, 3]]

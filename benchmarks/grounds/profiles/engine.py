@@ -58,6 +58,7 @@ class Recorded:
     times: list[list[Times]] = field(default_factory=list)
     meetings: list[dict[int, Meeting]] = field(default_factory=list)  # by place in the program
     ends: list[float] = field(default_factory=list)  # when the GPU has finished it
+    works: list[dict[str, float]] = field(default_factory=list)  # how much of each kind of data
 
 
 @dataclass(kw_only=True)
@@ -185,6 +186,8 @@ class Engine:
         recorded.programs.append(program)
         recorded.times.append([])
         recorded.meetings.append({})
+        tokens, sent = self._data(rank, iteration)
+        recorded.works.append({"tokens": tokens, "attention": tokens, "expert": sent})
         if iteration:
             kernels = np.array([op.kind == Kind.KERNEL for op in program])
             self.kernel_times_us[rank, iteration - 1] = durations[kernels].sum()
@@ -197,6 +200,12 @@ class Engine:
         )
         return float(np.prod([*factors]))
 
+    def _data(self, rank: int, iteration: int) -> tuple[float, float]:
+        """Return how many tokens a rank has, and how many its experts are sent, as ratios."""
+        job = self.job
+        tokens = float(self._tokens[iteration, job.replica(rank)])
+        return tokens, tokens * (job.hot_expert[1] if rank == job.hot_expert[0] else 1.0)
+
     def _gpu_times(self, program: list[Op], rank: int, iteration: int) -> Floats:
         """Return microseconds of each kernel and copy by roofline: compute or memory, the longer
         one.
@@ -208,8 +217,7 @@ class Engine:
         clock = self._clock[rank] * self._wander[iteration, rank] * slower
         worn = self._factor(("gpu_memory",), rank, iteration)
         memory = self._memory[rank] * (1 + _CLOCKED_MEMORY * (slower - 1)) * worn
-        tokens = self._tokens[iteration, job.replica(rank)]
-        sent = tokens * (job.hot_expert[1] if rank == job.hot_expert[0] else 1.0)
+        tokens, sent = self._data(rank, iteration)
         work = np.array([1.0, tokens, tokens**2, sent])[table.scales]
         times: Floats = np.maximum(table.compute * clock, table.memory * memory) * work
         times = times + table.fixed

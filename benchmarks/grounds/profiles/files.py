@@ -30,7 +30,8 @@ _COLLECTIVES = {
     "all_reduce": "allreduce", "all_gather": "_allgather_base",
     "reduce_scatter": "_reduce_scatter_base", "all_to_all": "all_to_allv",
 }  # fmt: skip
-_DESCRIPTIONS = {"dp": "mesh_dp", "tp": "mesh_tp", "ep": "mesh_ep"}
+_DESCRIPTIONS = {"dp": "mesh_dp", "tp": "mesh_tp", "ep": "mesh_ep", "pp": "mesh_pp"}
+_BYTES_A_BLOCK = 16_384
 _MOST_RANKS = 30  # of a group that Kineto lists
 
 
@@ -187,6 +188,7 @@ class _Writer:
     _correlation: int = 1000
     _begins_us: float = 0.0
     _ends_us: float = 0.0
+    _work: dict[str, float] = field(default_factory=dict)  # of the iteration being written
 
     def __post_init__(self) -> None:
         self._device = self.rank % self.job.gpus_per_host
@@ -199,13 +201,14 @@ class _Writer:
         self._left_behind(recorded)
         for number in range(1, len(recorded.programs)):
             program, times = recorded.programs[number], recorded.times[number]
+            self._work = recorded.works[number]
             self._iteration(number, program, times, recorded.meetings[number])
         last = recorded.times[-1][-1][1]
         self._ends_us = max(last, recorded.ends[-1]) + 60.0
         self._runtime("cudaDeviceSynchronize", last + 20, self._ends_us - 20)
 
     def _left_behind(self, recorded: Recorded) -> None:
-        program, times = recorded.programs[0], recorded.times[0]
+        program, times, self._work = recorded.programs[0], recorded.times[0], recorded.works[0]
         for place, (op, (_, _, start, stop)) in enumerate(zip(program, times, strict=True)):
             if start < self._begins_us:
                 continue
@@ -285,7 +288,8 @@ class _Writer:
                 "kernel",
                 (
                     '"queued": 0, "registers per thread": 96, "shared memory": 0, "blocks per SM": '
-                    '2.5, "warps per SM": 20, "grid": [512, 1, 1], "block": [256, 1, 1], '
+                    f'2.5, "warps per SM": 20, "grid": [{self._num_blocks(op)}, 1, 1], '
+                    '"block": [256, 1, 1], '
                     '"est. achieved occupancy %": 50'
                 ),
             )
@@ -294,6 +298,14 @@ class _Writer:
             f'"pid": {self._device}, "tid": 7, {self._times(start, stop)}, "args": {{{common}, '
             f'"stream": 7, "correlation": {correlation}, {more}}}}}'
         )
+
+    def _num_blocks(self, op: Op) -> int:
+        """Return how many blocks a launch has: as many as its outputs take. A weight gradient has
+        those of its parameters, however many tokens it sums over.
+        """
+        sums = "_nt" in op.kernel or "wgrad" in op.kernel
+        ratio = 1.0 if sums else self._work.get(op.scales, 1.0)
+        return max(1, -(-int(op.size_bytes * ratio) // _BYTES_A_BLOCK))
 
     def _communicated(self, op: Op, begin: float, end: float, start: float, stop: float) -> None:
         size = self._message(op)
@@ -473,7 +485,7 @@ class _Writer:
 
 
 def _described(name: str, axis: str) -> str:
-    return "default_pg" if name == "0" else _DESCRIPTIONS.get(axis, "undefined")
+    return "default_pg" if name == "0" else _DESCRIPTIONS[axis]
 
 
 def _group_names(job: Job) -> dict[tuple[str, tuple[int, ...]], str]:
@@ -485,4 +497,7 @@ def _group_names(job: Job) -> dict[tuple[str, tuple[int, ...]], str]:
             if axis in job.axes(rank) and key not in names:
                 whole = axis == "dp" and len(key[1]) == job.num_ranks
                 names[key] = "0" if whole else str(len(names) + 1)
+    for first in range(job.num_stage_ranks if job.pp > 1 else 0):
+        members = tuple(range(first, job.num_ranks, job.num_stage_ranks))
+        names["pp", members] = str(len(names) + 1)
     return names
