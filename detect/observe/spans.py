@@ -283,6 +283,21 @@ def waiting_time(index: SpanIndex) -> Floats:
     return np.asarray(length.reshape(index.shape), dtype=np.float64)
 
 
+def unmatched_time(index: SpanIndex) -> Floats:
+    """Return the time in which a rank does nothing but communicate without a match, (rank,
+    iteration) ns: what computing or matched communication covers is left out.
+    """
+    start, end = axis_of(index)
+    split = is_split(index)
+    unknown = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts & ~split
+    known = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts | split
+    covered = _Layer(start[known], end[known])
+    either = covered.with_more(_Layer(start[unknown], end[unknown]))
+    low, high = _iterations(index, start, end)
+    length = either.within(low, high) - covered.within(low, high)
+    return np.asarray(length.reshape(index.shape), dtype=np.float64)
+
+
 class _Layer:
     """A union of intervals."""
 

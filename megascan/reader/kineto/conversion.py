@@ -8,7 +8,8 @@ begun it and the device is done with the one before:
     spans       |─── iteration 1 ───|─── 2 ─────|─── 3 ────|
 
 so the spans of all iterations cover the time from the first kernel to the last one. A kernel
-belongs to the iteration in which the host launched it.
+belongs to the iteration in which the host launched it; what a queue still holds of the iteration
+before the profile, on some ranks more than on others, belongs to none.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def profiled_spans(profile: Profile) -> Profiled:
     host = Host.of(profile, start, end)
     steps = find_steps(profile, start, end, host.launch)
     iteration = steps.iteration_at(np.where(host.launch >= 0, host.launch, start))
+    iteration[_left_behind(host)] = NOT_APPLICABLE
     events = _Events(profile, host, start, end, iteration)
     on_device = profile.of_category(*ON_DEVICE)
     on_gpu = bool(on_device.any())
@@ -109,6 +111,22 @@ def profiled_spans(profile: Profile) -> Profiled:
         last_iteration=int(numbers.max()),
         notes=(*_notes(profile, spans.num_rows, steps, on_gpu), *communication.notes),
     )
+
+
+def _left_behind(host: Host) -> Flags:
+    """Mark what was launched before the profile began: streams keep order, so it is what runs on a
+    stream before the first event with a recorded launch.
+    """
+    profile = host.profile
+    stream = profile.events.column("stream").fill_null(NOT_APPLICABLE).to_numpy()
+    on_device = profile.of_category(*ON_DEVICE) & (stream >= 0)
+    result: Flags = np.zeros(len(stream), dtype=np.bool_)
+    for one in np.unique(stream[on_device]):
+        own = on_device & (stream == one)
+        launched = own & (host.launch >= 0)
+        if launched.any():
+            result |= own & (host.start < host.start[launched].min())
+    return result
 
 
 def _notes(profile: Profile, num_spans: int, steps: Steps, on_gpu: bool) -> list[str]:
@@ -207,7 +225,9 @@ def _short(kernel: str) -> str:
 
 
 def _communication(events: _Events, found: Communication, compute: Integers) -> pa.Table:
-    """Make the spans of communication; sequence as recorded, else in the order of starts."""
+    """Make the spans of communication; sequence as recorded, else in the order of starts, and none
+    where nobody knows whose collective it is: those of different groups would be taken for one.
+    """
     order = np.argsort(events.start[found.rows], kind="stable")
     keys = combine(events.iteration[found.rows], found.channel)
     counted = np.empty(len(order), dtype=np.int64)
@@ -215,7 +235,8 @@ def _communication(events: _Events, found: Communication, compute: Integers) -> 
     sequence = found.integers["sequence"]
     integers = events.placed(found.rows, _beside(events, found.rows, compute))
     integers.update(found.integers)
-    integers["sequence"] = np.where(sequence < 0, counted, sequence)
+    sequence = np.where(sequence < 0, counted, sequence)
+    integers["sequence"] = np.where(found.is_matchable, sequence, NOT_APPLICABLE)
     kinds = [str(Kind.COLLECTIVE), str(Kind.P2P)]
     texts = {**found.texts, "kind": (found.is_message.astype(np.int64), kinds)}
     return span_table(len(found.rows), integers, texts)
