@@ -232,6 +232,7 @@ def _communication(events: _Events, found: Communication, compute: Integers) -> 
     keys = combine(events.iteration[found.rows], found.channel)
     counted = np.empty(len(order), dtype=np.int64)
     counted[order] = running_numbers(keys[order])
+    counted[events.iteration[found.rows] < 0] = NOT_APPLICABLE  # ranks see unlike parts of them
     sequence = found.integers["sequence"]
     integers = events.placed(found.rows, _beside(events, found.rows, compute))
     integers.update(found.integers)
