@@ -39,8 +39,7 @@ def test_what_a_queue_still_held_belongs_to_no_iteration(tmp_path):
     assert held.groupby(found["rank"]).sum().nunique() > 1  # not the same ones on all ranks
     assert (found.match[held] == -1).all()
     assert (found.match[~held] >= 0).all()
-    per_iteration = found[~held].groupby(["rank", "iteration"]).size()
-    assert per_iteration.nunique() == 1
+    assert found[~held].groupby(["rank", "iteration"]).size().nunique() == 1
     assert all(fit.residual_p99_ns < 5_000 for fit in timeline.clocks.values())
 
 

@@ -8,8 +8,8 @@ begun it and the device is done with the one before:
     spans       |─── iteration 1 ───|─── 2 ─────|─── 3 ────|
 
 so the spans of all iterations cover the time from the first kernel to the last one. A kernel
-belongs to the iteration in which the host launched it; what a queue still holds of the iteration
-before the profile, on some ranks more than on others, belongs to none.
+belongs to the iteration in which the host launched it. What a queue still held when the profile
+began, on some ranks more than on others, belongs to none.
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ class Profiled:
 
 @dataclass(frozen=True)
 class _Events:
-    """A profile's events with what places them: start and end after the origin, iteration."""
+    """A profile's events with what places them: start and end after the origin, iteration, and
+    whether it was launched before the profile began.
+    """
 
     profile: Profile
     host: Host
     start: Integers
     end: Integers
     iteration: Integers
+    left_behind: Flags
 
     def placed(self, rows: Integers, track: Integers | Track) -> dict[str, Integers | int]:
         """Return the integer columns that all spans of events have."""
@@ -83,8 +86,10 @@ def profiled_spans(profile: Profile) -> Profiled:
     host = Host.of(profile, start, end)
     steps = find_steps(profile, start, end, host.launch)
     iteration = steps.iteration_at(np.where(host.launch >= 0, host.launch, start))
-    iteration[_left_behind(host)] = NOT_APPLICABLE
-    events = _Events(profile, host, start, end, iteration)
+    left_behind = _left_behind(host)
+    if len(steps.numbers) > 1:  # of a single one all is shown; there is nothing to compare
+        iteration[left_behind] = NOT_APPLICABLE
+    events = _Events(profile, host, start, end, iteration, left_behind)
     on_device = profile.of_category(*ON_DEVICE)
     on_gpu = bool(on_device.any())
     communication = communication_of(host)
@@ -225,14 +230,17 @@ def _short(kernel: str) -> str:
 
 
 def _communication(events: _Events, found: Communication, compute: Integers) -> pa.Table:
-    """Make the spans of communication; sequence as recorded, else in the order of starts, and none
-    where nobody knows whose collective it is: those of different groups would be taken for one.
+    """Make the spans of communication; sequence as recorded, else in the order of starts.
+
+    None has what some ranks saw more of than others, before the profile's own launches, and what
+    nobody knows whose it is: collectives of different groups would be taken for one.
     """
+    unlike = events.left_behind[found.rows] | (events.iteration[found.rows] < 0)
     order = np.argsort(events.start[found.rows], kind="stable")
-    keys = combine(events.iteration[found.rows], found.channel)
+    keys = combine(events.iteration[found.rows], found.channel, unlike.astype(np.int64))
     counted = np.empty(len(order), dtype=np.int64)
     counted[order] = running_numbers(keys[order])
-    counted[events.iteration[found.rows] < 0] = NOT_APPLICABLE  # ranks see unlike parts of them
+    counted[unlike] = NOT_APPLICABLE
     sequence = found.integers["sequence"]
     integers = events.placed(found.rows, _beside(events, found.rows, compute))
     integers.update(found.integers)
