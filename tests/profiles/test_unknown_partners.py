@@ -11,6 +11,7 @@ from benchmarks.grounds.profiles.engine import Trouble
 from benchmarks.grounds.profiles.files import Dress
 from benchmarks.grounds.profiles.job import Job
 from detect import Verdict, detect
+from detect.observe.extract import observe
 from megascan.reader import read_trace
 
 RANK_FILES = Dress(name="rank", informed="head")
@@ -41,6 +42,12 @@ def test_what_a_queue_still_held_belongs_to_no_iteration(tmp_path):
     assert (found.match[~held] >= 0).all()
     assert found[~held].groupby(["rank", "iteration"]).size().nunique() == 1
     assert all(fit.residual_p99_ns < 5_000 for fit in timeline.clocks.values())
+
+
+def test_a_host_that_loads_while_its_device_is_busy_with_what_was_before_loses_nothing(tmp_path):
+    job = Job(dp=4, gpus_per_host=4, iterations=3, sync_each_step=False, launch_ratio=0.2)
+    seen = observe(timeline_of(tmp_path, job))
+    assert (seen.host_gap_ns[:, 0] < 0.02 * seen.iteration_ns[0]).all()
 
 
 @pytest.mark.parametrize("era", ["2.0", "2.2"])
