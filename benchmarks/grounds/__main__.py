@@ -1,8 +1,9 @@
 """python -m benchmarks.grounds: judge the detector on ground that its authors have not made.
 
-Three generators of traced jobs, written from physics by people who have not read the detector:
-`kernels` (roofline costs), `original` (the original MegaScan's files) and `cluster` (hosts, NICs
-and loaders as shared resources). Development cases are judged by default; `--unseen` judges the
+Four generators of traced jobs, written from physics by people who have not read the detector:
+`kernels` (roofline costs), `original` (the original MegaScan's files), `cluster` (hosts, NICs and
+loaders as shared resources) and `profiles` (what torch.profiler exports, in the dialects of torch
+1.8 to 2.7). Development cases are judged by default; `--unseen` judges the
 third that is kept back until the detector is finished. `--draw SEED` judges the same catalogues
 drawn anew with other seeds: learn on one such draw, and believe what holds on another one that was
 never looked at. Tables on stdout, one row a family.
@@ -26,7 +27,7 @@ from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
 from megascan.errors import UsageError, report_errors
 
-GROUNDS = ("kernels", "original", "cluster")
+GROUNDS = ("kernels", "original", "cluster", "profiles")
 
 
 def _parser() -> argparse.ArgumentParser:

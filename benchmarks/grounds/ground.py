@@ -2,9 +2,10 @@
 
 A ground is written from the physics of training clusters and from the literature, by somebody who
 has read neither `detect` nor `megascan.simulate`; it writes ordinary files (rank files as
-docs/format.md describes them, or the original MegaScan's) and never imports the product beyond what
-a trainer would. Each ground is one module with `cases()` and `write(case, directory)`; what it
-knows of its chips, for a judge of figures, it says by `slowness(case)` and `write_varied(case, …)`.
+docs/format.md describes them, the original MegaScan's, or PyTorch profiles) and never imports the
+product beyond what a trainer would. Each ground is one module with `cases()` and `write(case,
+directory)`; what it knows of its chips, for a judge of figures, it says by `slowness(case)` and
+`write_varied(case, …)`.
 A third of all cases, drawn by a hash of their names, is unseen: it is judged at the end, never
 looked at while the detector is changed. Draw 0 are the cases whose figures are reported; every
 other draw is the same catalogue with other seeds, none of it unseen, as often as one likes.

@@ -385,7 +385,7 @@ def _search(inquiry: Inquiry) -> Answer:
         findings=tuple(_finding(inquiry.seen, one) for one in found),
         explains=explains,
         notes=_notes(inquiry.seen, hidden),
-        hides="" if found else _hides(inquiry.seen, hidden),
+        hides="" if found else _hides(inquiry.seen, hidden) or _unmatched(inquiry.seen),
     )
 
 
@@ -445,6 +445,21 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
     return (
         f"transfers between hosts last {share:.0%} of the iteration and have no equals: a network "
         "at half its speed would look the same"
+    )
+
+
+def _unmatched(seen: Observations) -> str:
+    """Say that nobody knows whom the ranks wait for in communication without a match; "" where the
+    iteration would last hardly shorter without any of it, or where it is matched.
+    """
+    if seen.unmatched_ns is None or len(seen.members) < 2:
+        return ""
+    share = float(np.median(seen.unmatched_ns / np.maximum(seen.iteration_ns, 1.0)))
+    if 1.0 / (1.0 - min(share, COSTS.max_saved_share)) < POWER.healthy_ratio:
+        return ""
+    return (
+        f"communication that could not be matched takes {share:.0%} of the iteration: a slow link, "
+        "or somebody for whom others wait in it, would not be seen"
     )
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
-from detect.observe.spans import WORK_NAMES, SpanIndex
+from detect.observe.spans import WORK_NAMES, SpanIndex, unmatched_time
 from detect.observe.stalls import starved
 from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
@@ -62,6 +62,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         busy_ns=np.nan_to_num(index.summed(both, index.self_time(both))),
         optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
         lost_ns=lost,
+        unmatched_ns=unmatched_time(index),
         tells_passes=False,
         starved_share=None if index.is_cpu else starved(index, both).share(),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),

@@ -277,6 +277,9 @@ class Observations:
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank did nothing but wait for others in communication that could be split
     into waiting and transfer; None where none could."""
+    unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
+    for somebody, or transfer over any link. None elsewhere."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""

@@ -233,15 +233,19 @@ def uncovered_time(spans: SpanTimes, iteration: Flags) -> Floats:
     """Time within iterations that lies in no span, (rank, iteration).
 
     Gaps are counted from the start of the iteration up to its last span: what follows is the
-    trainer's own end of the iteration (logging).
+    trainer's own end of the iteration (logging). A host may load while its device is still busy
+    with what lies before: that is no gap of the iteration.
     """
     start, end = axis_of(spans)
     end = np.where(iteration, start, end)  # an iteration span only marks where it begins
+    marks = np.flatnonzero(spans.counts & iteration)
+    begin = np.full(spans.shape, np.iinfo(np.int64).min)
+    begin[spans.row[marks], spans.slot[marks]] = start[marks]
     use = np.flatnonzero(spans.counts)
     order = use[np.argsort(start[use], kind="stable")]
     reached = np.maximum.accumulate(end[order]) if len(order) else end[order]
-    gap = np.maximum(start[order][1:] - reached[:-1], 0)
     row, slot = spans.row[order], spans.slot[order]
+    gap = np.maximum(start[order][1:] - np.maximum(reached[:-1], begin[row, slot][1:]), 0)
     same = (row[1:] == row[:-1]) & (slot[1:] == slot[:-1])
     num_ranks, num_iterations = spans.shape
     flat = row[1:][same] * num_iterations + slot[1:][same]
@@ -280,6 +284,21 @@ def waiting_time(index: SpanIndex) -> Floats:
     either = covered.with_more(_Layer(start[waits & beside], (start + wait)[waits & beside]))
     low, high = _iterations(index, start, end)
     length = alone.within(low, high) + either.within(low, high) - covered.within(low, high)
+    return np.asarray(length.reshape(index.shape), dtype=np.float64)
+
+
+def unmatched_time(index: SpanIndex) -> Floats:
+    """Return the time in which a rank does nothing but communicate without a match, (rank,
+    iteration) ns: what computing or matched communication covers is left out.
+    """
+    start, end = axis_of(index)
+    split = is_split(index)
+    unknown = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts & ~split
+    known = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts | split
+    covered = _Layer(start[known], end[known])
+    either = covered.with_more(_Layer(start[unknown], end[unknown]))
+    low, high = _iterations(index, start, end)
+    length = either.within(low, high) - covered.within(low, high)
     return np.asarray(length.reshape(index.shape), dtype=np.float64)
 
 

@@ -58,7 +58,7 @@ _A_RANK = re.compile(r"[0-9]{1,9}")
 _MOST_ELEMENTS = 1 << 50
 _DESCRIBED = (
     "Collective name", "Process Group Name", "Process Group Description", "Process Group Ranks",
-    "dtype", "Src Rank", "Dst Rank",
+    "dtype", "Src Rank", "Dst Rank", "Group size",
 )  # fmt: skip
 
 
@@ -67,11 +67,13 @@ class Communication:
     """Communication events by row of the profile's table.
 
     `channel` numbers what is counted together (group and operation, or peer and direction);
+    `is_matchable` marks what may have a counterpart: messages, and collectives of known groups.
     `is_covered` marks every event that is communication or part of it, also those not chosen.
     """
 
     rows: Integers
     is_message: Flags
+    is_matchable: Flags
     channel: Integers
     integers: Mapping[str, Integers]
     texts: Mapping[str, tuple[Integers, list[str]]]
@@ -178,19 +180,29 @@ def _everybody(profile: Profile, rows: Integers) -> ProcessGroup:
     Each of a process's communicators has a stream of its own.
     """
     streams = profile.events.column("stream").take(pa.array(rows)).drop_null()
-    if len(streams.unique()) != 1:
-        return ProcessGroup("", ())
+    return _world(profile) if len(streams.unique()) == 1 else ProcessGroup("", ())
+
+
+def _world(profile: Profile) -> ProcessGroup:
     return ProcessGroup(group_id("world", [0]), tuple(range(profile.world_size or 0)))
 
 
+def _unnamed(size: str, profile: Profile, everybody: ProcessGroup) -> ProcessGroup:
+    """Return the group of a collective of which torch 2.1 and 2.2 tell the size alone: as large as
+    the job it is of all ranks, on whatever stream.
+    """
+    if not size:
+        return everybody
+    return _world(profile) if size == str(profile.world_size) else ProcessGroup("", ())
+
+
 def _operation_of(words: list[str], profile: Profile, everybody: ProcessGroup) -> _Operation:
-    collective, name, description, ranks, dtype, source, target, kernel = words
+    collective, name, description, ranks, dtype, source, target, size, kernel = words
     group = process_group(name, description, ranks, profile.groups)
     op = operation_name(collective) or operation_name(kernel)
     if op not in _MESSAGES:
-        return _Operation(
-            op, group if group.id or not op else everybody, NOT_APPLICABLE, item_bytes(dtype)
-        )
+        named = group if group.id or not op else _unnamed(size, profile, everybody)
+        return _Operation(op, named, NOT_APPLICABLE, item_bytes(dtype))
     value = (target if op == SEND else source) or _partner(collective)
     return _Operation(op, group, _peer(value, group, profile.rank), item_bytes(dtype))
 
@@ -254,11 +266,13 @@ def _communication(
 ) -> Communication:
     (code, operations), (sizes, sequence) = coded, numbers
     is_message = np.array([each.op in (*_MESSAGES, "") for each in operations] or [False])[code]
+    is_named = np.array([bool(each.group.id) for each in operations] or [False])[code]
     channels = [(each.op, each.group.id, each.peer) for each in operations]
     peers = np.array([each.peer for each in operations] or [0], dtype=np.int64)
     return Communication(
         rows=rows,
         is_message=is_message,
+        is_matchable=is_message | is_named,
         channel=np.array([channels.index(one) for one in channels] or [0], dtype=np.int64)[code],
         integers={
             "size_bytes": sizes,

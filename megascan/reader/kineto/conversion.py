@@ -8,7 +8,8 @@ begun it and the device is done with the one before:
     spans       |─── iteration 1 ───|─── 2 ─────|─── 3 ────|
 
 so the spans of all iterations cover the time from the first kernel to the last one. A kernel
-belongs to the iteration in which the host launched it.
+belongs to the iteration in which the host launched it. What a queue still held when the profile
+began, on some ranks more than on others, belongs to none.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ class Profiled:
 
 @dataclass(frozen=True)
 class _Events:
-    """A profile's events with what places them: start and end after the origin, iteration."""
+    """A profile's events with what places them: start and end after the origin, iteration, and
+    whether it was launched before the profile began.
+    """
 
     profile: Profile
     host: Host
     start: Integers
     end: Integers
     iteration: Integers
+    left_behind: Flags
 
     def placed(self, rows: Integers, track: Integers | Track) -> dict[str, Integers | int]:
         """Return the integer columns that all spans of events have."""
@@ -82,7 +86,10 @@ def profiled_spans(profile: Profile) -> Profiled:
     host = Host.of(profile, start, end)
     steps = find_steps(profile, start, end, host.launch)
     iteration = steps.iteration_at(np.where(host.launch >= 0, host.launch, start))
-    events = _Events(profile, host, start, end, iteration)
+    left_behind = _left_behind(host)
+    if len(steps.numbers) > 1:  # of a single one all is shown; there is nothing to compare
+        iteration[left_behind] = NOT_APPLICABLE
+    events = _Events(profile, host, start, end, iteration, left_behind)
     on_device = profile.of_category(*ON_DEVICE)
     on_gpu = bool(on_device.any())
     communication = communication_of(host)
@@ -109,6 +116,22 @@ def profiled_spans(profile: Profile) -> Profiled:
         last_iteration=int(numbers.max()),
         notes=(*_notes(profile, spans.num_rows, steps, on_gpu), *communication.notes),
     )
+
+
+def _left_behind(host: Host) -> Flags:
+    """Mark what was launched before the profile began: streams keep order, so it is what runs on a
+    stream before the first event with a recorded launch.
+    """
+    profile = host.profile
+    stream = profile.events.column("stream").fill_null(NOT_APPLICABLE).to_numpy()
+    on_device = profile.of_category(*ON_DEVICE) & (stream >= 0)
+    result: Flags = np.zeros(len(stream), dtype=np.bool_)
+    for one in np.unique(stream[on_device]):
+        own = on_device & (stream == one)
+        launched = own & (host.launch >= 0)
+        if launched.any():
+            result |= own & (host.start < host.start[launched].min())
+    return result
 
 
 def _notes(profile: Profile, num_spans: int, steps: Steps, on_gpu: bool) -> list[str]:
@@ -207,15 +230,22 @@ def _short(kernel: str) -> str:
 
 
 def _communication(events: _Events, found: Communication, compute: Integers) -> pa.Table:
-    """Make the spans of communication; sequence as recorded, else in the order of starts."""
+    """Make the spans of communication; sequence as recorded, else in the order of starts.
+
+    None has what some ranks saw more of than others, before the profile's own launches, and what
+    nobody knows whose it is: collectives of different groups would be taken for one.
+    """
+    unlike = events.left_behind[found.rows] | (events.iteration[found.rows] < 0)
     order = np.argsort(events.start[found.rows], kind="stable")
-    keys = combine(events.iteration[found.rows], found.channel)
+    keys = combine(events.iteration[found.rows], found.channel, unlike.astype(np.int64))
     counted = np.empty(len(order), dtype=np.int64)
     counted[order] = running_numbers(keys[order])
+    counted[unlike] = NOT_APPLICABLE
     sequence = found.integers["sequence"]
     integers = events.placed(found.rows, _beside(events, found.rows, compute))
     integers.update(found.integers)
-    integers["sequence"] = np.where(sequence < 0, counted, sequence)
+    sequence = np.where(sequence < 0, counted, sequence)
+    integers["sequence"] = np.where(found.is_matchable, sequence, NOT_APPLICABLE)
     kinds = [str(Kind.COLLECTIVE), str(Kind.P2P)]
     texts = {**found.texts, "kind": (found.is_message.astype(np.int64), kinds)}
     return span_table(len(found.rows), integers, texts)

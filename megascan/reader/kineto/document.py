@@ -45,6 +45,7 @@ _ARGUMENTS = (
     ("Process Group Ranks", pa.string()),
     ("dtype", pa.string()),
     ("In msg nelems", pa.int64()),
+    ("Group size", pa.int64()),
     ("Seq", pa.int64()),
     ("Src Rank", pa.int64()),
     ("Dst Rank", pa.int64()),
