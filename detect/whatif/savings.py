@@ -21,6 +21,8 @@ from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 
 _HOURS_A_DAY = 24.0
+UNSEEN_WAITS = "host", "optimizer"
+"""Types of local work that may hold waiting for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,10 @@ def saved_by_fixing(
     chosen = replay.with_shared_work(ranks)
     places = replay.mask(chosen)
     weights = replay.weights.copy()
-    compared_with = _fix_work(replay, places, weights, like_peers=hosts)
+    compared_with = _fix_work(replay, places, weights, like_peers=hosts, late=links)
     if links:
         _fix_links(replay, places, weights)
+        _shorten_waits(replay, places, weights)
     return _saving(replay, chosen, weights, during, compared_with)
 
 
@@ -136,7 +139,12 @@ def _saving(
     )
 
 
-def _fix_work(replay: Replay, places: Flags, weights: Floats, *, like_peers: bool) -> str:
+def _fix_work(
+    replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool
+) -> str:
+    """Bring the work of ranks to their peers' and return who these are. Whoever is `late` waits for
+    nobody, and what its peers take may hold waiting for it: then nothing gets longer.
+    """
     graph = replay.graph
     stages = np.flatnonzero(places.any(axis=1))
     have_peers = not places[stages].all(axis=1).any()
@@ -155,8 +163,8 @@ def _fix_work(replay: Replay, places: Flags, weights: Floats, *, like_peers: boo
                 continue
             if like_peers and have_peers and not own.all():
                 _borrow(weights, nodes, own)
-            now = weights[nodes].sum(axis=0)
-            _scale(weights, nodes, own, now, np.median(others, axis=0))
+            now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
+            _scale(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
     return "peers" if have_peers else "stages"
 
 
@@ -215,6 +223,17 @@ def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
         for node in group.nodes:
             others = weights[node, ~lanes]
             weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
+
+
+def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
+    """Shorten the gaps and optimizer steps of all others, in which they wait for a slow link unseen
+    (for the norm of the gradients, say), to those of its ranks, which arrive last.
+    """
+    for number, node in enumerate(replay.graph.nodes):
+        own = places[node.stage]
+        if node.optype in UNSEEN_WAITS and own.any() and not own.all():
+            last = np.median(replay.weights[number][own], axis=0)
+            weights[number][~own] = np.minimum(weights[number][~own], last)
 
 
 def saved_by_quicker_border(

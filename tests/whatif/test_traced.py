@@ -288,6 +288,23 @@ def test_a_mended_host_scatters_like_its_peers() -> None:
     assert saved_by_fixing(paused, [0, 1]).fixed_step_s > 1.1 * sound_s
 
 
+def test_who_waits_unseen_for_a_slow_link_is_mended_with_it() -> None:
+    """The norm of the gradients is reduced inside the optimizer: there all others wait for rank 1,
+    which arrives last and waits for nobody.
+    """
+    replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
+    weights, sound_s = replay.weights.copy(), float(replay.traced_s.mean())
+    late = next(group for group in replay.graph.groups if group.partition.startswith("dp"))
+    labels = replay.graph.partitions[late.partition].labels
+    slow = labels == labels[1]
+    weights[np.ix_(late.nodes, np.flatnonzero(slow))] += sound_s
+    weights[np.ix_(replay.graph.of_type("optimizer"), np.flatnonzero(~slow))] += sound_s
+    ranks = replay.ranks[0, slow].tolist()
+    mended = saved_by_fixing(replace(replay, weights=weights), ranks, links=True)
+    assert mended.step_s > 1.9 * sound_s
+    assert mended.fixed_step_s == pytest.approx(sound_s, rel=0.02)
+
+
 def test_ranks_without_peers_are_judged_by_other_stages() -> None:
     fault = "rank=0,kind=compute,factor=1.5"
     replay = replay_of_timeline(simulated(Layout(pp=2), fault))
