@@ -50,7 +50,7 @@ def _planted(fault: Fault, cost_ratio: float = 1.0) -> Planted:
     ends = (fault.rank,) if fault.peer is None else (fault.rank, fault.peer)
     return Planted(
         kind=str(fault.kind), cause=str(fault.kind), owner="node", ranks=ends,
-        factor=fault.factor, cost_ratio=cost_ratio,
+        factor=fault.factor, cost_ratio=cost_ratio, held_cost_ratio=cost_ratio,
     )  # fmt: skip
 
 

@@ -175,6 +175,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         limited_by={
             cause.value: answer.least_because for cause, answer in answers if answer.least_because
         },
+        minimum_named=next((one.least_named for _, one in answers if one.least_named), None),
         hides=tuple(answer.hides for _, answer in answers if answer.hides),
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
@@ -244,6 +245,7 @@ def _report(
     findings: tuple[Finding, ...] = (),
     minimum_detectable: Mapping[str, float] | None = None,
     limited_by: Mapping[str, str] | None = None,
+    minimum_named: float | None = None,
     hides: tuple[str, ...] = (),
     unseen: tuple[int, ...] = (),
     notes: tuple[str, ...],
@@ -262,6 +264,7 @@ def _report(
         num_iterations=len(seen.iterations),
         findings=findings,
         minimum_detectable=least,
+        minimum_named_slowdown=minimum_named,
         limited_by=limited_by or {},
         iteration_ns=float(np.median(seen.iteration_ns)) if len(seen.iteration_ns) else 0.0,
         alignment=seen.alignment,

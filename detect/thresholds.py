@@ -795,6 +795,16 @@ class _Power:
         Origin.CONVENTION,
         "from one slowdown that is tried to the next",
     )
+    together_ratio: float = limit(
+        3.0, "ratio", Origin.BENCHMARK,
+        "between what mates of a TP group differ by in one phase and in the other, in which they "
+        "wait for each other: where they do not, the two are alike",
+    )  # fmt: skip
+    hidden_lead_log: float = limit(
+        0.02, "log", Origin.PHYSICS,
+        "by which the slowest of a group is slower than another one of it, where nothing of the "
+        "trace tells: sound chips differ by one or two per cent",
+    )  # fmt: skip
     max_rows: int = limit(6, "ranks", Origin.CONVENTION, "that are made slow in turn")
     max_searched: int = limit(
         600, "ranks", Origin.CONVENTION,

@@ -11,8 +11,10 @@ looked at while the detector is changed. Draw 0 are the cases whose figures are 
 other draw is the same catalogue with other seeds, none of it unseen, as often as one likes.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNSEEN_SHARE = 3  # one case in so many is unseen
+NUM_WARMING_UP = 2  # a run's first iterations allocate and compile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class Planted:
     `host_cpu`, `host_memory`, `loader`, `gc`, `heavy_stage`, `long_sequences`, `hot_expert`, ...).
     `ranks` are all ranks that somebody may name without being wrong; a finding that names any other
     is wrong. `cost_ratio` is the mean iteration time with the cause divided by the one without it,
-    both simulated from the same draws.
+    both simulated from the same draws; `held_cost_ratio` is the same of the iterations in which it
+    holds, without the run's first two where others are left.
     """
 
     kind: str
@@ -44,6 +48,23 @@ class Planted:
     last_iteration: int = 0  # 0: to the end
     share_of_time: float = 1.0  # below 1: bursts that cover this share of the time
     cost_ratio: float = 1.0
+    held_cost_ratio: float = 1.0
+
+    def priced(
+        self, iterations: Sequence[int], with_it: NDArray[np.float64], without: NDArray[np.float64]
+    ) -> Planted:
+        """Return it with its costs; iteration times with it and without it are (iteration,)."""
+        numbers = np.array(iterations)
+        holds = numbers >= self.first_iteration
+        if self.last_iteration:
+            holds &= numbers <= self.last_iteration
+        settled = holds & (numbers > NUM_WARMING_UP)
+        counted = next((one for one in (settled, holds) if one.any()), np.ones_like(holds))
+        return replace(
+            self,
+            cost_ratio=float(with_it.mean() / without.mean()),
+            held_cost_ratio=float(with_it[counted].mean() / without[counted].mean()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from detect.causes.device import (
     Slowness,
     attention_residuals,
     host_advice,
+    is_host_bound,
     is_isolated,
     mates_of,
     not_shown,
@@ -778,15 +779,17 @@ def _search(inquiry: Inquiry) -> Answer:
     seen = inquiry.seen
     found = search_compute(inquiry)
     least: float | None = None
+    named: float | None = None
     doubts: tuple[str, ...] = ()
     unseen: tuple[int, ...] = ()
     if found.num_compared:
-        least, doubts, unseen = _power(inquiry, found)
+        least, named, doubts, unseen = _power(inquiry, found)
     is_blind = least is not None and (least >= POWER.healthy_ratio or bool(unseen))
     floor = least_slowdown(seen, inquiry.settings)
     return Answer(
         findings=tuple(_finding(inquiry, found, one) for one in _said(seen, found)),
         least_slowdown=least,
+        least_named=named,
         least_because=_why_no_less(inquiry, found, least),
         unseen=unseen,
         slow=found.slow_rows,
@@ -806,17 +809,19 @@ def _said(seen: Observations, found: ComputeSearch) -> list[SlowRow]:
 
 def _power(
     inquiry: Inquiry, found: ComputeSearch
-) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
-    """Return the smallest slowdown that is found, notes where it would not be a node's, and the
-    ranks that would not be found at all.
+) -> tuple[float, float | None, tuple[str, ...], tuple[int, ...]]:
+    """Return the smallest slowdown that is found and the one that a node is named for, notes where
+    these are not the same, and the ranks that would not be found at all.
     """
     effect = inquiry.detectable_effect(found.noise)
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
-        return float(np.exp(effect)), (), ()
+        return float(np.exp(effect)), None, (), ()
+    if is_host_bound(inquiry.seen):
+        return POWER.blind_ratio, None, (), ()
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
-        return POWER.blind_ratio, (), ()
+        return POWER.blind_ratio, None, (), ()
     least = float(np.exp(power.found))
     notes: tuple[str, ...] = ()
     if not np.isfinite(power.named):
@@ -837,11 +842,14 @@ def _power(
             f"{ranks_text(unseen)}: {POWER.blind_ratio:.0f} times slower would not be found "
             "there (few iterations, or no peer)",
         )
-    return least, notes, unseen
+    named = float(np.exp(power.named)) if np.isfinite(power.named) else None
+    return least, named, notes, unseen
 
 
 def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) -> str:
     """Say what keeps the stated slowdown from being smaller, as part of a sentence."""
+    if is_host_bound(inquiry.seen):
+        return "the devices wait for their hosts, whose pace hides their own"
     if least == POWER.blind_ratio:
         return "none of the ranks that were slowed to try it was found"
     by_noise = float(np.exp(inquiry.detectable_effect(found.noise)))
@@ -855,7 +863,10 @@ def _owner_of(inquiry: Inquiry, row: int) -> Owner | None:
     """Return whom the slowness of a row is blamed on, None where it is not found."""
     found = search_compute(inquiry)
     slow = next((one for one in _said(inquiry.seen, found) if one.suspect.row == row), None)
-    return None if slow is None else _judge(inquiry, found, slow)[1]
+    if slow is None:
+        return None
+    cause, owner, _ = _judge(inquiry, found, slow)
+    return owner if cause == Cause.COMPUTE else None
 
 
 COMPUTE = CauseSpec(

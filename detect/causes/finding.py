@@ -31,7 +31,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.persistence import Course
 from detect.text import confidence, percent, ranks_text
-from detect.thresholds import CONSEQUENCES, COSTS
+from detect.thresholds import CONSEQUENCES, COSTS, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -126,26 +126,38 @@ def _waiting_with(seen: Observations, row: int) -> Flags:
     return np.asarray(same & (members.stage == members.stage[row]))
 
 
-def cost_ratio(iteration_ns: Floats, saved_ns: Floats) -> float:
-    """Return iteration time now over iteration time without the finding; 1 if it costs nothing."""
-    total = float(np.mean(iteration_ns))
+def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
+    """Return the iterations over which a cost is taken: those in which it holds, without the run's
+    first ones, which take long for everybody, where others are left.
+    """
+    first_settled = DetectorSettings.num_warmup_iterations + 1
+    is_left = ((seen.iterations >= first_settled) & (seen.iterations <= last)).any()
+    return (max(first, first_settled) if is_left else first), last
+
+
+def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) -> float:
+    """Return iteration time now over that without the finding, 1 if it costs nothing, from the
+    first to the last iteration in which it holds; `saved_ns` (iteration,) is what each would gain.
+    """
+    holds = (seen.iterations >= within[0]) & (seen.iterations <= within[1])
+    total = float(np.mean(seen.iteration_ns[holds]))
     if total <= 0:
         return 1.0
-    saved = min(max(float(np.mean(saved_ns)), 0.0), COSTS.max_saved_share * total)
+    saved = min(max(float(np.mean(saved_ns[holds])), 0.0), COSTS.max_saved_share * total)
     return total / (total - saved)
 
 
 def build_finding(seen: Observations, claim: Claim) -> Finding:
     """Return the finding of a claim."""
     timing = when(claim.course, seen.iterations)
-    replayed = None
+    within, replayed = _counted(seen, timing.first, timing.last), None
     if seen.costs and claim.is_replayed:
         replayed = (
-            seen.costs.ratio_of_border(claim.ranks, claim.slowdown)
+            seen.costs.ratio_of_border(claim.ranks, claim.slowdown, within)
             if claim.is_border
-            else seen.costs.ratio(claim.ranks, links=claim.cause == Cause.LINK)
+            else seen.costs.ratio(claim.ranks, (claim.cause,), within)
         )
-    cost = cost_ratio(seen.iteration_ns, claim.saved_ns) if replayed is None else replayed
+    cost = cost_ratio(seen, claim.saved_ns, within) if replayed is None else replayed
     devices = {
         f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
     }
@@ -160,7 +172,8 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         share_of_iterations=timing.share,
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
-        headline=f"{claim.subject} {claim.predicate} {timing.words}; {_gain(cost)}; "
+        headline=f"{claim.subject} {claim.predicate} {timing.words}; "
+        f"{_gain(cost, is_replayed=replayed is not None)}; "
         f"confidence {confidence(claim.q_value)}",
         evidence=claim.evidence,
         next_steps=claim.advice,
@@ -175,7 +188,9 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     )
 
 
-def _gain(cost: float) -> str:
+def _gain(cost: float, *, is_replayed: bool) -> str:
+    if cost < COSTS.next_to_nothing_ratio and not is_replayed:
+        return "what it costs the step this trace does not show"
     if cost < COSTS.next_to_nothing_ratio:
         return "it hides in time that others spend anyway and costs the step next to nothing"
     return f"without it the job would be {_faster(cost)}"
@@ -221,15 +236,19 @@ def _mended_with(finding: Finding, ranks: tuple[int, ...], cost: float) -> Findi
     headline = finding.headline
     if cost >= COSTS.next_to_nothing_ratio and others:
         together = f"without it and {ranks_text(others)} the job would be {_faster(cost)}"
-        headline = headline.replace(_gain(finding.step_time_cost_ratio), together)
+        alone = _gain(finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
+        headline = headline.replace(alone, together)
     return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
 
 
 def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
     """Return iteration time now over that without any of the findings; None if unknown."""
+    first, last = (min(one.first_iteration for one in group),
+                   max(one.last_iteration for one in group))  # fmt: skip
+    within = _counted(seen, first, last)
     if seen.costs and all(one.cost_is_replayed for one in group):
         ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-        replayed = seen.costs.ratio(ranks, links=any(one.cause == Cause.LINK for one in group))
+        replayed = seen.costs.ratio(ranks, {one.cause for one in group}, within)
         if replayed is not None:
             return replayed
     if any(one.cause != Cause.COMPUTE for one in group):
@@ -242,7 +261,7 @@ def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
         for first, last in one.episodes:
             holds |= (seen.iterations >= first) & (seen.iterations <= last)
         better[rows[:, None] & holds] /= one.slowdown
-    return cost_ratio(seen.iteration_ns, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0))
+    return cost_ratio(seen, np.maximum(busy.max(axis=0) - better.max(axis=0), 0.0), within)
 
 
 def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:

@@ -439,7 +439,8 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
         return ""
     if seen.costs is not None:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
-        cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio)
+        window = int(seen.iterations[0]), int(seen.iterations[-1])
+        cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio, window)
         if cost is not None and cost < POWER.healthy_ratio:
             return ""
     return (

@@ -13,8 +13,15 @@ that were tried are found; another one says from where on all are named.
     rank 5          undecided  named           so 1.041 is found, and 1.055 named
 
 A device that computes slower by a factor takes that much longer in its passes, and a quarter of it
-in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where its TP group's
-communication is not in the trace, its mates wait for it inside their passes: these are as slow.
+in the optimizer, which is bound by memory (`POWER.optimizer_share`). Where the communication of its
+TP or EP group is not in the trace, its mates wait for it inside their passes: these are as slow, by
+what it is slower than the slowest of them. Of TP groups whose communication is in the trace in one
+phase only the times themselves tell: mates that wait for each other differ by next to nothing.
+
+    forward    mates differ by 0.5 %      backward    by 0.05 %: they wait in it
+
+Which ranks are tried. A slow device is found the later, the quicker its chip was: the quickest come
+first, but for one in twenty, and others from all over the job.
 
 A rank that is not found at any factor of the ladder (it has no peer, or next to no iterations) says
 nothing of the others' power: it is left out and told, as long as others are found. Who is found at
@@ -31,21 +38,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from detect.causes.device import mates_of
 from detect.causes.spec import Inquiry
-from detect.observe.observations import Observations
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Owner
 from detect.stats import robust
-from detect.stats.residuals import Residuals
+from detect.stats.residuals import Residuals, deviations, stage_groups
 from detect.text import counted, ranks_of, times
 from detect.thresholds import COMPUTE, OCCUPANCY, POWER
-from megascan.arrays import Flags, Integers
+from megascan.arrays import Flags, Floats, Integers
 
-TP = "tp"
-"""The axis that a kind of transfers names first: "tp all_reduce of 4 MB"."""
+AXES = "tp", "ep"
+"""Axes whose groups wait for each other inside passes; the kind of a transfer names its axis first:
+"tp all_reduce of 4 MB"."""
 Judged = Callable[[Inquiry, int], Owner | None]
 """Who a row's slowness is blamed on; None where the row is not found."""
 
@@ -69,7 +77,7 @@ LARGEST_EFFECT = float(np.log(POWER.blind_ratio))
 
 def planted_power(inquiry: Inquiry, first: float, slow: Flags, judged: Judged) -> Power:
     """Climb the ladder from log slowdown `first`; `slow` rows (row,) are not sound, nor tried."""
-    trial, tried = _Trial(inquiry, judged), _tried(inquiry, slow)
+    trial, tried = _Trial(inquiry, _Together.of(inquiry.seen), judged), _tried(inquiry, slow)
     rows, found, effect = tried.copy(), float("inf"), first
     while rows and effect < LARGEST_EFFECT:
         is_named = True
@@ -97,15 +105,15 @@ class _Trial:
     """Slowdowns that are planted one at a time, and what has come of them."""
 
     inquiry: Inquiry
+    together: _Together
     judged: Judged
     found: dict[int, bool] = field(default_factory=dict)
     """By row: whether it is found at some factor, as far as is known."""
 
     def blamed(self, row: int, effect: float) -> Owner | None:
         """Return whom the slowness of a row is blamed on, None where it is not found."""
-        owner = self.judged(
-            replace(self.inquiry, seen=_slowed(self.inquiry.seen, row, effect)), row
-        )
+        slowed = _slowed(self.inquiry.seen, self.together, row, effect)
+        owner = self.judged(replace(self.inquiry, seen=slowed), row)
         if owner is not None:
             self.found[row] = True
         return owner
@@ -123,40 +131,97 @@ class _Trial:
 
 
 def _tried(inquiry: Inquiry, slow: Flags) -> list[int]:
-    """Return sound rows that have work to compare, spread over the job."""
-    known = np.isfinite(inquiry.seen.work.log_ns).any(axis=(1, 2))
-    rows = np.flatnonzero(known & ~slow)
-    most = int(np.clip(POWER.max_searched // len(inquiry.seen.members), 1, POWER.max_rows))
-    chosen = np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)
-    return [int(row) for row in rows[np.unique(chosen)]]
+    """Return sound rows that have work to compare: those of the quickest chips, but for one in
+    twenty, and others spread over the job.
+    """
+    work, members = inquiry.seen.work, inquiry.seen.members
+    rows = np.flatnonzero(np.isfinite(work.log_ns).any(axis=(1, 2)) & ~slow)
+    apart = deviations(work, stage_groups(members), slow)
+    level = robust.median(apart.reshape(len(apart), -1), axis=1)
+    most = int(np.clip(POWER.max_searched // len(members), 1, POWER.max_rows))
+    num_spared = int((1.0 - inquiry.settings.power) * len(rows))
+    quickest = rows[np.argsort(np.nan_to_num(level[rows]), kind="stable")]
+    first = quickest[num_spared:][: -(-most // 2)]
+    left = np.setdiff1d(rows, quickest[: num_spared + len(first)])
+    chosen = np.linspace(0, len(left) - 1, min(most - len(first), len(left))).astype(int)
+    return [int(row) for row in (*first, *left[np.unique(chosen)])]
 
 
-def _slowed(seen: Observations, row: int, effect: float) -> Observations:
-    """Return the observations with one row's device slower throughout."""
-    rows = np.append(_waiting_for(seen, row), row)
-    work, layers = seen.work.log_ns.copy(), None
-    work[rows] += effect
-    if seen.layers is not None:
-        slower = seen.layers.log_ns.copy()
-        slower[rows] += effect
-        layers = replace(seen.layers, log_ns=slower)
+def _slowed(seen: Observations, together: _Together, row: int, effect: float) -> Observations:
+    """Return the observations with one row's device slower throughout.
+
+    Passes hold launches and communication that no slow device lengthens: they show less of it.
+    """
+    effect *= 1.0 - COMPUTE.hidden_share
     optimizer = seen.optimizer_ns.astype(np.float64)
     optimizer[row] *= np.exp(POWER.optimizer_share * effect)
-    return replace(
-        seen, work=replace(seen.work, log_ns=work), layers=layers, optimizer_ns=optimizer
-    )
+    slower = partial(together.slower, row, effect)
+    layers = None if seen.layers is None else slower(seen.layers)
+    return replace(seen, work=slower(seen.work), layers=layers, optimizer_ns=optimizer)
 
 
-def _waiting_for(seen: Observations, row: int) -> Integers:
-    """Return the rows whose passes get longer with this one's: those of its TP group, where the
-    trace shows none of the communication in which they wait for it.
-    """
-    kinds = () if seen.transfers is None else seen.transfers.kinds
-    # a profile's kernels hold no waiting
-    is_shown = not seen.tells_passes or any(kind.split()[0] == TP for kind in kinds)
-    if is_shown or seen.members.layout.tp < 2 or seen.members.device_kind == "cpu":
-        return np.zeros(0, dtype=np.int64)
-    return mates_of(seen.members, row)
+@dataclass(frozen=True)
+class _Together:
+    """In which phases ranks wait for each other inside their passes, which, and for how long."""
+
+    phases: tuple[int, ...]
+    group: Integers
+    """(row,): whose ranks wait for each other have one number."""
+    lead: Floats
+    """(row,): by how much it is quicker than the slowest of its group, log."""
+
+    @classmethod
+    def of(cls, seen: Observations) -> _Together:
+        """Tell it of TP and EP groups without communication in the trace, and where TP groups' is
+        in one phase only, by how little mates differ in the other.
+        """
+        members, kinds = seen.members, () if seen.transfers is None else seen.transfers.kinds
+        alone, at_once = np.arange(len(members)), np.zeros(len(members))
+        if members.device_kind == "cpu" or not seen.tells_passes:
+            return cls((), alone, at_once)  # a profile's kernels hold no waiting
+        shown = {kind.split()[0] for kind in kinds}
+        hidden = [axis for axis in AXES if getattr(members.layout, axis) > 1 and axis not in shown]
+        if hidden:
+            group = _joined(members, hidden)
+            return cls((FORWARD, BACKWARD), group, at_once + POWER.hidden_lead_log)
+        apart = [_apart(seen, phase) for phase in (FORWARD, BACKWARD)]
+        differ = [float(robust.median(np.abs(one))) for one in apart]
+        for phase, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
+            if differ[phase] * POWER.together_ratio < differ[other]:
+                group, level = members.tensor_group, np.nan_to_num(robust.median(apart[other], 1))
+                slowest = np.array([level[group == own].max() for own in group])
+                return cls((phase,), group, slowest - level)
+        return cls((), alone, at_once)
+
+    def slower(self, row: int, effect: float, work: Work) -> Work:
+        """Return the work with one row slower by `effect`, and who waits for it."""
+        log_ns, shared = work.log_ns.copy(), np.isin(work.phase, self.phases)
+        waited = max(effect - float(self.lead[row]), 0.0)
+        log_ns[self.group == self.group[row]] += np.where(shared, waited, 0.0)
+        log_ns[row] += np.where(shared, 0.0, effect)
+        return replace(work, log_ns=log_ns)
+
+
+def _joined(members: Members, axes: list[str]) -> Integers:
+    """Number the groups that rows form along axes, (row,); of both, what shares a rank is one."""
+    number = np.arange(len(members))
+    for axis in axes:
+        for row, rank in enumerate(members.ranks.tolist()):
+            mates = np.isin(members.ranks, members.layout.group(rank, axis))
+            number[np.isin(number, number[mates])] = number[row]
+    return number
+
+
+def _apart(seen: Observations, phase: int) -> Floats:
+    """Return by how much the passes of a phase exceed the mean of their TP group's, (row, pass)."""
+    log_ns = seen.work.log_ns[:, :, seen.work.phase == phase]
+    flat = log_ns.reshape(len(log_ns), -1)
+    apart = np.full_like(flat, np.nan)
+    for group in np.unique(seen.members.tensor_group):
+        rows = np.flatnonzero(seen.members.tensor_group == group)
+        if len(rows) > 1:
+            apart[rows] = flat[rows] - flat[rows].mean(axis=0)
+    return apart
 
 
 def slowest(seen: Observations, residuals: Residuals, floor: float) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ class Answer:
     findings: tuple[Finding, ...] = ()
     least_slowdown: float | None = None
     """Smallest slowdown that would have been found; None where the trace cannot tell."""
+    least_named: float | None = None
+    """Smallest slowdown for which a node would have been named; None where for none is shown."""
     least_because: str = ""
     """What makes that so large, as part of a sentence: "6 iterations that vary by 20 % each"."""
     unseen: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ To add a measure: one field with its axes (or one entry of `Observations.lost_ns
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -223,13 +223,17 @@ class Transfers:
 class Costs(Protocol):
     """Knows what findings cost the step."""
 
-    def ratio(self, ranks: tuple[int, ...], *, links: bool) -> float | None:
+    def ratio(
+        self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
+    ) -> float | None:
         """Return iteration time now over that without the finding; None where it cannot tell.
 
-        `links`: the ranks' communication is slow, not what they compute.
+        `within` are the first and last iteration in which the ranks are slow, of these `causes`.
         """
 
-    def ratio_of_border(self, ranks: tuple[int, ...], slowdown: float) -> float | None:
+    def ratio_of_border(
+        self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
+    ) -> float | None:
         """Return the same of a host's network, which is so many times slower."""
 
 

@@ -252,14 +252,6 @@ def _num_gpus(inputs: PageInputs) -> int:
     return inputs.examined.report.world_size
 
 
-def lost_share(finding: Finding) -> float:
-    """Return the share of every GPU's time that a finding costs.
-
-    Example: an iteration takes 1.25 times what it would: 0.2, on 64 GPUs 307 GPU-hours a day.
-    """
-    return 1.0 - 1.0 / max(finding.step_time_cost_ratio, 1.0)
-
-
 def _answer(report: Report) -> str:
     """Return the answer as `megascan detect` prints it, without its first word."""
     answer = render_text(report).split("\n", 1)[0]
@@ -293,7 +285,7 @@ def _large_of(finding: Finding, inputs: PageInputs) -> list[Figure]:
     report = inputs.examined.report
     low, high = finding.slowdown_interval
     bound = "at least; " if finding.slowdown_is_bound else ""
-    share = lost_share(finding)
+    share = finding.lost_share
     hours = share * _num_gpus(inputs) * HOURS_A_DAY
     how = "replayed" if finding.cost_is_replayed else "estimated"
     detail = f"{100 * share:.1f} % of every GPU's time, {how}"

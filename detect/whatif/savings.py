@@ -8,7 +8,7 @@ pipeline, come out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from megascan.errors import InputError, MegaScanError
 from megascan.header import Json
 
 _HOURS_A_DAY = 24.0
+UNSEEN_WAITS = "host", "optimizer"
+"""Types of local work that may hold waiting for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +83,23 @@ class Saving:
         }
 
 
-def saved_by_fixing(replay: Replay, ranks: Sequence[int], *, links: bool = False) -> Saving:
+def saved_by_fixing(
+    replay: Replay,
+    ranks: Sequence[int],
+    *,
+    links: bool = False,
+    hosts: bool = False,
+    during: Flags | None = None,
+) -> Saving:
     """Replay with the work of `ranks` brought to what their peers take, step by step.
 
     For every operation type and step the rank's own times are scaled so that their sum is the
-    median of its peers' sums; what is left is its own scatter, as a healthy rank has it. With
+    median of its peers' sums; what is left is its own scatter, as a healthy rank has it. A slow
+    host's delays scatter far more: with `hosts` the scatter is that of peers in another step. With
     `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told from theirs are
-    fixed with them. Raises InputError for a rank that was not recorded.
+    fixed with them. Counted are the steps `during` (step,) which they are slow, None for all.
+    Raises InputError for a rank that was not recorded.
 
         one rank computing 1.5x slower in a TP group of two: its group's passes take 1/1.5
     """
@@ -101,21 +112,39 @@ def saved_by_fixing(replay: Replay, ranks: Sequence[int], *, links: bool = False
     chosen = replay.with_shared_work(ranks)
     places = replay.mask(chosen)
     weights = replay.weights.copy()
-    compared_with = _fix_work(replay, places, weights)
+    compared_with = _fix_work(replay, places, weights, like_peers=hosts, late=links)
     if links:
         _fix_links(replay, places, weights)
-    fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])
+        _shorten_waits(replay, places, weights)
+    return _saving(replay, chosen, weights, during, compared_with)
+
+
+def _saving(
+    replay: Replay,
+    ranks: tuple[int, ...],
+    weights: Floats,
+    during: Flags | None,
+    compared_with: str,
+) -> Saving:
+    """Return what other weights save in the steps `during` (step,), None for all."""
+    fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])[0]
+    counted = np.ones(len(replay.steps), dtype=bool) if during is None else during
     return Saving(
-        ranks=chosen,
-        step_s=float(replay.traced_s.mean()),
-        fixed_step_s=float(fixed.mean()),
+        ranks=ranks,
+        step_s=float(replay.traced_s[counted].mean()),
+        fixed_step_s=float(fixed[counted].mean()),
         num_gpus=replay.num_gpus,
-        num_steps=len(replay.steps),
+        num_steps=int(counted.sum()),
         compared_with=compared_with,
     )
 
 
-def _fix_work(replay: Replay, places: Flags, weights: Floats) -> str:
+def _fix_work(
+    replay: Replay, places: Flags, weights: Floats, *, like_peers: bool, late: bool
+) -> str:
+    """Bring the work of ranks to their peers' and return who these are. Whoever is `late` waits for
+    nobody, and what its peers take may hold waiting for it: then nothing gets longer.
+    """
     graph = replay.graph
     stages = np.flatnonzero(places.any(axis=1))
     have_peers = not places[stages].all(axis=1).any()
@@ -132,7 +161,10 @@ def _fix_work(replay: Replay, places: Flags, weights: Floats) -> str:
                 others = sums[~places.any(axis=1)].reshape(-1, sums.shape[2])
             if not len(others):
                 continue
-            _scale(weights, nodes, own, sums[stage], np.median(others, axis=0))
+            if like_peers and have_peers and not own.all():
+                _borrow(weights, nodes, own)
+            now, goal = weights[nodes].sum(axis=0), np.median(others, axis=0)
+            _scale(weights, nodes, own, now, np.minimum(goal, now) if late else goal)
     return "peers" if have_peers else "stages"
 
 
@@ -163,6 +195,14 @@ def _scale(weights: Floats, nodes: Integers, own: Flags, sums: Floats, goal: Flo
     weights[nodes] *= factor
 
 
+def _borrow(weights: Floats, nodes: Integers, own: Flags) -> None:
+    """Give the `own` lanes the work of the others, one each in turn, of another step."""
+    others = np.flatnonzero(~own)
+    lenders = others[np.arange(int(own.sum())) % len(others)]
+    borrowed = np.roll(weights[np.ix_(nodes, lenders)], 1, axis=2)
+    weights[np.ix_(nodes, np.flatnonzero(own))] = borrowed
+
+
 def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
     graph = replay.graph
     several = int(places.sum()) > 1
@@ -185,8 +225,23 @@ def _fix_links(replay: Replay, places: Flags, weights: Floats) -> None:
             weights[node, lanes] = np.median(others, axis=0) if len(others) else replay.ideal[node]
 
 
+def _shorten_waits(replay: Replay, places: Flags, weights: Floats) -> None:
+    """Shorten the gaps and optimizer steps of all others, in which they wait for a slow link unseen
+    (for the norm of the gradients, say), to those of its ranks, which arrive last.
+    """
+    for number, node in enumerate(replay.graph.nodes):
+        own = places[node.stage]
+        if node.optype in UNSEEN_WAITS and own.any() and not own.all():
+            last = np.median(replay.weights[number][own], axis=0)
+            weights[number][~own] = np.minimum(weights[number][~own], last)
+
+
 def saved_by_quicker_border(
-    replay: Replay, ranks: Sequence[int], slowdown: float, least_bytes: int
+    replay: Replay,
+    ranks: Sequence[int],
+    slowdown: float,
+    least_bytes: int,
+    during: Flags | None = None,
 ) -> Saving | None:
     """Replay with all that crosses the border of `ranks`, a host's, quicker by a factor.
 
@@ -212,15 +267,7 @@ def saved_by_quicker_border(
             weights[place, lanes] /= slowdown
     if not crosses_any:
         return None
-    quicker = sweep(graph, lambda node: weights[node][:, None, :])
-    return Saving(
-        ranks=tuple(ranks),
-        step_s=float(replay.traced_s.mean()),
-        fixed_step_s=float(quicker.mean()),
-        num_gpus=replay.num_gpus,
-        num_steps=len(replay.steps),
-        compared_with="peers",
-    )
+    return _saving(replay, tuple(ranks), weights, during, "peers")
 
 
 def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
@@ -237,7 +284,7 @@ def savings_of(replay: Replay, findings: Sequence[Finding]) -> list[Saving]:
             causes.setdefault(ranks, []).append(finding.cause)
     return [
         replace(
-            saved_by_fixing(replay, ranks, links=Cause.LINK in found),
+            saved_by_fixing(replay, ranks, links=Cause.LINK in found, hosts=Cause.HOST in found),
             causes=tuple(dict.fromkeys(found)),
         )
         for ranks, found in causes.items()
@@ -254,30 +301,49 @@ class ReplayedCosts:
         self._replay: Replay | None = None
         self._fails = False
 
-    def ratio(self, ranks: tuple[int, ...], *, links: bool) -> float | None:
+    def ratio(
+        self, ranks: tuple[int, ...], causes: Collection[Cause], within: tuple[int, int]
+    ) -> float | None:
         """Return iteration time now over that without the finding, at least 1; None if unknown.
 
-        `links`: the ranks' communication is slow, not what they compute. Example: 1.22 where the
-        step takes 110 ms and would take 90 ms if these ranks ran like their peers.
+        `within` are the first and last iteration in which the ranks are slow, of these `causes`.
+        Example: 1.22 where the step takes 110 ms and would take 90 ms if they ran like their peers.
         """
-        replay = self._get_replay() if ranks else None
-        if replay is None or _hidden_wait(replay, ranks) > COSTS.max_hidden_share:
+        known = self._replayable(ranks, within)
+        if known is None:
             return None
+        replay, during = known
+        links, hosts = Cause.LINK in causes, Cause.HOST in causes
         try:
-            saving = saved_by_fixing(replay, ranks, links=links)
+            saving = saved_by_fixing(replay, ranks, links=links, hosts=hosts, during=during)
         except MegaScanError:
             return None
-        return max(1.0, saving.speedup) if saving.compared_with == "peers" else None
+        # stages differ in their work: what other stages take may be no gain
+        as_quick = saving.compared_with == "stages" and not links and saving.speedup >= 1.0
+        return max(1.0, saving.speedup) if saving.compared_with == "peers" or as_quick else None
 
-    def ratio_of_border(self, ranks: tuple[int, ...], slowdown: float) -> float | None:
+    def ratio_of_border(
+        self, ranks: tuple[int, ...], slowdown: float, within: tuple[int, int]
+    ) -> float | None:
         """Return iteration time now over that with a quicker network of these ranks' host, at least
         1: all that crosses its border is `slowdown` times slower. None if unknown.
         """
+        known = self._replayable(ranks, within)
+        if known is None:
+            return None
+        replay, during = known
+        saving = saved_by_quicker_border(replay, ranks, slowdown, NETWORKS.min_bytes, during)
+        return None if saving is None else max(1.0, saving.speedup)
+
+    def _replayable(
+        self, ranks: tuple[int, ...], within: tuple[int, int]
+    ) -> tuple[Replay, Flags] | None:
+        """Return the replay and its steps within these iterations; None where it tells nothing."""
         replay = self._get_replay() if ranks else None
         if replay is None or _hidden_wait(replay, ranks) > COSTS.max_hidden_share:
             return None
-        saving = saved_by_quicker_border(replay, ranks, slowdown, NETWORKS.min_bytes)
-        return None if saving is None else max(1.0, saving.speedup)
+        during = (replay.steps >= within[0]) & (replay.steps <= within[1])
+        return (replay, during) if during.any() else None
 
     def _get_replay(self) -> Replay | None:
         if self._replay is None and not self._fails:
@@ -289,7 +355,9 @@ class ReplayedCosts:
 
 
 def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:
-    """Return the largest share of a step that a rank other than `ranks` spends between spans."""
+    """Return the share of a step that ranks other than `ranks` spend between spans, of the stage
+    where it is largest: all of them, if they wait there; one alone does for reasons of its own.
+    """
     stage = replay.graph.stage
     gaps = np.array([node.optype == "host" for node in replay.graph.nodes])
     others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
@@ -298,4 +366,4 @@ def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:
         replay.weights[gaps & (stage == number)].sum(axis=0).mean(axis=-1)[others[number]] / step_s
         for number in range(replay.graph.num_stages)
     ]
-    return float(max((share.max() for share in shares if len(share)), default=0.0))
+    return float(max((np.median(share) for share in shares if len(share)), default=0.0))

@@ -69,8 +69,8 @@ class StageProgram:
 
     stage: int
     nodes: list[DraftNode] = field(default_factory=list)
-    reduces_in: set[str] = field(default_factory=set)
-    """Types of passes in which TP groups were seen to communicate."""
+    talks_in: set[tuple[str, str]] = field(default_factory=set)
+    """Axes whose groups were seen to communicate, and in which types of passes."""
 
 
 def stage_program(stack: Stack, spans: SpanColumns, stage: int, lane: int) -> StageProgram:
@@ -226,8 +226,8 @@ class _Walk:
         direction = spans.direction[row]
         is_message = spans.kind[row] == Kind.P2P
         duration = spans.duration_ns[self.row[:, :, number]].astype(np.float64)
-        if group == "tp" and self.open:
-            self.program.reduces_in.add(self.open[-1][0])
+        if self.open:
+            self.program.talks_in.add((group, self.open[-1][0]))
         waited = spans.wait_ns[self.row[:, :, number]].astype(np.float64)
         transfer = np.where(waited >= 0, duration - waited, np.nan)
         node = Node(
@@ -596,15 +596,23 @@ def _measured(stack: Stack) -> Floats:
 def _entangled(
     layout: Layout, stack: Stack, programs: list[StageProgram]
 ) -> Mapping[str, Partition]:
-    """Return, by type of pass, the TP groups whose communication in it was not traced.
-
-    Empty where none was traced in any pass: then the groups count as one worker altogether.
+    """Return, by type of pass, which lanes wait for each other in it unseen: those of a TP or EP
+    group whose communication was not traced there.
     """
-    seen = {optype for program in programs for optype in program.reduces_in}
-    if layout.tp == 1 or not seen:
-        return {}
-    groups = partition_of([layout.group(int(rank), "tp") for rank in stack.ranks[0]])
-    return {optype: groups for optype in (FORWARD, BACKWARD) if optype not in seen}
+    seen = {one for program in programs for one in program.talks_in}
+    lanes = [int(rank) for rank in stack.ranks[0]]
+    found = {}
+    for optype in (FORWARD, BACKWARD):
+        hidden = [axis for axis in ("tp", "ep")
+                  if getattr(layout, axis) > 1 and (axis, optype) not in seen]  # fmt: skip
+        labels = np.arange(len(lanes))
+        for axis in hidden:
+            for group in {layout.group(rank, axis) for rank in lanes}:
+                own = np.isin(lanes, group)
+                labels[np.isin(labels, labels[own])] = labels[own].min()
+        if hidden:
+            found[optype] = partition_of(labels.tolist())
+    return found
 
 
 def _shared_work(

@@ -16,14 +16,10 @@ It is cleared after `QUIET_VERDICTS` verdicts without it; what comes back to the
 within `REOPENED_VERDICTS` is the same account again. Verdicts of the same few ranks whose cause
 changes keep their account, too.
 
-Cost: a verdict's ratio, iteration time now over that without the finding, is the mean of all judged
-iterations, slow or not. So the share that is lost while the fault lasts is
-
-    lost = (1 - 1 / ratio) · judged iterations / iterations from the first to the last slow one
-
-and each second of a job of N devices until the last slow iteration wastes N · lost device-seconds.
-Example: 8 devices, ratio 1.0526 over 20 iterations, 10 of them slow: lost = 0.05 · 2 = 0.1; half an
-hour of it costs 8 · 0.1 · 0.5 h = 0.4 GPU-hours.
+Cost: a verdict's ratio, iteration time now over that without the finding, is the mean from its
+first to its last slow iteration. Each second of a job of N devices in between wastes
+N · (1 - 1 / ratio) device-seconds. Example: 8 devices, ratio 1.11: half an hour of it costs
+8 · 0.1 · 0.5 h = 0.4 GPU-hours.
 """
 
 from __future__ import annotations
@@ -172,7 +168,7 @@ class Accounts:
         """
         from detect.report import Owner
 
-        seen = _Sight(list(windows), report.num_iterations, judged_iteration)
+        seen = _Sight(list(windows), judged_iteration)
         self.num_verdicts += 1
         self.newest_from = seen.newest_from
         events: list[Event] = []
@@ -288,8 +284,6 @@ class _Sight:
     """What an account needs to know of the judged windows."""
 
     windows: list[JobWindow]
-    num_judged: int
-    """Iterations, the warm-up left out."""
     judged_iteration: int
 
     @property
@@ -317,26 +311,12 @@ class _Sight:
         within = [w.end_unix_ns for w in self.windows if w.first_iteration <= iteration]
         return max(within, default=self.windows[0].end_unix_ns)
 
-    def lost_share(self, finding: Finding) -> float:
-        """Return what part of the time a finding wastes while it lasts."""
-        num_slow = sum(
-            max(
-                0,
-                min(window.last_iteration, finding.last_iteration)
-                - max(window.first_iteration, finding.first_iteration)
-                + 1,
-            )
-            for window in self.windows
-        )
-        lost = 1.0 - 1.0 / max(1.0, finding.step_time_cost_ratio)
-        return min(1.0, lost * self.num_judged / max(1, num_slow))
-
     def counted(self, account: Account, finding: Finding) -> Account:
         """Return the account with the cost counted until the last slow iteration."""
         begin = max(account.counted_unix_ns, self.start_of(finding.first_iteration))
         end = max(begin, self.end_of(finding.last_iteration))
         num_devices = next(iter(headers_of(self.windows).values())).world_size
-        wasted = num_devices * (end - begin) / _NS_PER_HOUR * self.lost_share(finding)
+        wasted = num_devices * (end - begin) / _NS_PER_HOUR * finding.lost_share
         return replace(account, counted_unix_ns=end, cost_gpu_hours=account.cost_gpu_hours + wasted)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks import calibration_simulator
 from benchmarks.calibration import Figure, figures_of, table_of
+from benchmarks.calibration import _cases as calibration_cases
 from benchmarks.grounds.__main__ import GROUNDS, ground_named
-from benchmarks.grounds.ground import Variation
+from benchmarks.grounds.ground import Planted, Variation
 
 
 def faulty_case(name):
@@ -61,6 +63,23 @@ def test_costs_of_jobs_whose_waiting_is_hidden(ground, name, least):
     costs = [one for one in figures_of(case, ("costs",)) if one.true > 1.1]
     assert costs
     assert all(one.stated > least for one in costs)
+
+
+def test_a_cost_is_that_of_the_settled_iterations_in_which_a_fault_holds():
+    fault = Planted(kind="x", cause="compute", owner="node", ranks=(0,), first_iteration=4)
+    sound = np.array([30.0, 10.0, 10.0, 10.0, 10.0])
+    slow = sound * [1.0, 1.0, 1.0, 2.0, 2.0]
+    priced = fault.priced([1, 2, 3, 4, 5], slow, sound)
+    assert priced.held_cost_ratio == 2.0
+    assert priced.cost_ratio == pytest.approx(90 / 70)
+    lasting = replace(fault, first_iteration=1).priced([1, 2, 3], 1.5 * slow[:3], sound[:3])
+    assert lasting.held_cost_ratio == 1.5
+
+
+def test_a_draw_has_other_cases_and_none_unseen():
+    cases = calibration_cases(draw=7, every=50)
+    assert len(cases) > 10 and not any(case.unseen for case in cases)
+    assert not {case.name for case in cases} & {case.name for case in calibration_cases(0, 1)}
 
 
 def test_the_table_counts_right_figures_by_ground():

@@ -69,7 +69,8 @@ def test_only_faults_lie_at_a_node():
 def test_files_are_read_without_complaint(name, tmp_path):
     case = next(case for case in cases() if case.name == name)
     planted = write(case, tmp_path / "traces")
-    assert [replace(each, cost_ratio=1.0) for each in planted] == list(case.planted)
+    unpriced = [replace(each, cost_ratio=1.0, held_cost_ratio=1.0) for each in planted]
+    assert unpriced == list(case.planted)
     command = ["aggregate", "-b", tmp_path / "traces", "-o", tmp_path / "timeline.json"]
     done = subprocess.run(
         [sys.executable, "-m", "megascan", *command], capture_output=True, text=True, check=False

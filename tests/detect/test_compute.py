@@ -9,6 +9,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.compute import search_compute
 from detect.detector import _inquiry
 from detect.observe.extract import observe
+from detect.thresholds import POWER
 from megascan.topology import Layout
 
 LAYOUTS = {
@@ -134,7 +135,9 @@ def test_starved_device_is_the_hosts(job, slow):
 
 def test_host_bound_job_is_said_and_nobody_named(job):
     report = job(layout=Layout(dp=4), launch_lead_ns=lambda rank: 1_000).report()
-    assert report.verdict == Verdict.HEALTHY
+    assert report.verdict == Verdict.UNDECIDED and not report.findings
+    assert report.minimum_detectable_slowdown == POWER.blind_ratio
+    assert report.limited_by["compute"].startswith("the devices wait for their hosts")
     assert any("host-bound" in note for note in report.notes)
 
 

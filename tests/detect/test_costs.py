@@ -8,6 +8,8 @@ import pytest
 
 from aggregate import build_timeline
 from detect import detect
+from detect.causes.finding import _counted, _gain
+from detect.observe.extract import observe
 from detect.text import render_text
 from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs
 from megascan.schema import Track
@@ -56,6 +58,36 @@ def test_ranks_of_several_stages_are_mended_together_where_only_that_helps():
     report, true = reported(Layout(tp=2, pp=2, dp=4), (2, 3, 6))
     joint = {one.ranks: one.joint_cost_ratio for one in report.findings if one.cause == "compute"}
     assert joint == {ranks: pytest.approx(true, abs=0.02) for ranks in ((2,), (3,), (6,))}
+
+
+def test_the_cost_is_that_of_the_iterations_in_which_it_holds():
+    """Slow from iteration 9 of 16 on: mean over all, it would cost half."""
+    layout = Layout(dp=4, tp=2)
+    job = JobModel(layout=layout, costs=compute_bound(layout), iterations=16, num_layers=4)
+    fault = Fault(rank=3, kind=FaultKind.COMPUTE, factor=1.4, first_iteration=9)
+    traces = simulate_trace(job, [fault], 1), simulate_trace(job, (), 1)
+    steps = [one.spans.filter(pa.array(equals(one.spans, "name", "iteration"))) for one in traces]
+    slow_ns, sound_ns = (
+        numbers(one, "duration_ns")[numbers(one, "iteration") >= 9].mean() for one in steps
+    )
+    (finding,) = detect(build_timeline(traces[0])).findings
+    assert (finding.first_iteration, finding.last_iteration) == (9, 16)
+    assert finding.step_time_cost_ratio == pytest.approx(slow_ns / sound_ns, abs=0.02)
+    assert finding.lost_share == pytest.approx(1 - sound_ns / slow_ns, abs=0.02)
+
+
+def test_the_first_iterations_of_a_run_do_not_count(job, slow):
+    """Of a short window all iterations are judged; the first takes long for everybody."""
+    seen = observe(job(layout=Layout(dp=4), iterations=3, first_iteration=1).timeline())
+    assert seen.iterations.tolist() == [1, 2, 3]
+    assert _counted(seen, 1, 3) == (3, 3)
+    assert _counted(seen, 1, 2) == (1, 2)
+
+
+def test_what_no_replay_tells_is_not_said_to_cost_nothing():
+    assert "does not show" in _gain(1.0, is_replayed=False)
+    assert "next to nothing" in _gain(1.0, is_replayed=True)
+    assert "20.0 % faster" in _gain(1.2, is_replayed=False)
 
 
 def passes_of(timeline, rank=0):

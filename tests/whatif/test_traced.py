@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from detect.whatif import replay_of_timeline, saved_by_fixing
@@ -254,6 +256,53 @@ def test_without_collectives_a_tensor_group_counts_as_one() -> None:
     saving = saved_by_fixing(replay, [1])
     assert saving.ranks == (0, 1)
     assert saving.speedup > 1.05
+
+
+@pytest.mark.parametrize("axis", ["tp", "ep"])
+def test_mates_that_wait_unseen_are_mended_with_the_slow_one(axis: str) -> None:
+    """Communication inside passes that no span shows: its waiting is in the mates' own times."""
+    layout = Layout(tp=2, dp=4) if axis == "tp" else Layout(dp=4, ep=2)
+    timeline = simulated(layout, "rank=1,kind=compute,factor=1.5")
+    groups = timeline.spans.column("group").to_pylist()
+    inside = np.array([str(group).startswith(axis) for group in groups])
+    hidden = replace(timeline, spans=timeline.spans.filter(pa.array(~inside)))
+    assert inside.any()
+    told, untold = (
+        saved_by_fixing(replay_of_timeline(one), [1]).speedup for one in (timeline, hidden)
+    )
+    assert told > 1.1
+    assert untold == pytest.approx(told, abs=0.03)
+
+
+def test_a_mended_host_scatters_like_its_peers() -> None:
+    """Ranks 0 and 1 of a TP group pause in turn: each waits for the other's pauses, too."""
+    replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
+    weights, longest = replay.weights.copy(), float(replay.weights.max())
+    local = np.flatnonzero(replay.graph.is_local)
+    weights[local[::2], 0] += longest
+    weights[local[1::2], 1] += longest
+    paused = replace(replay, weights=weights)
+    sound_s = float(replay.traced_s.mean())
+    as_host = saved_by_fixing(paused, [0, 1], hosts=True).fixed_step_s
+    assert as_host == pytest.approx(sound_s, rel=0.02)
+    assert saved_by_fixing(paused, [0, 1]).fixed_step_s > 1.1 * sound_s
+
+
+def test_who_waits_unseen_for_a_slow_link_is_mended_with_it() -> None:
+    """The norm of the gradients is reduced inside the optimizer: there all others wait for rank 1,
+    which arrives last and waits for nobody.
+    """
+    replay = replay_of_timeline(simulated(LAYOUTS["no pipeline"]))
+    weights, sound_s = replay.weights.copy(), float(replay.traced_s.mean())
+    late = next(group for group in replay.graph.groups if group.partition.startswith("dp"))
+    labels = replay.graph.partitions[late.partition].labels
+    slow = labels == labels[1]
+    weights[np.ix_(late.nodes, np.flatnonzero(slow))] += sound_s
+    weights[np.ix_(replay.graph.of_type("optimizer"), np.flatnonzero(~slow))] += sound_s
+    ranks = replay.ranks[0, slow].tolist()
+    mended = saved_by_fixing(replace(replay, weights=weights), ranks, links=True)
+    assert mended.step_s > 1.9 * sound_s
+    assert mended.fixed_step_s == pytest.approx(sound_s, rel=0.02)
 
 
 def test_ranks_without_peers_are_judged_by_other_stages() -> None:

@@ -69,8 +69,8 @@ class Engine:
         self._late = np.random.default_rng([cluster.seed, _RECORD_STREAM])
         self._spans: list[list[Spans]] = [[] for _ in range(job.pp)]
 
-    def run(self) -> float:
-        """Return the mean time of the traced iterations, in ns."""
+    def run(self) -> Floats:
+        """Return the times of the traced iterations, in ns."""
         job = self._job
         times: list[float] = []
         window: list[int] = []
@@ -85,7 +85,7 @@ class Engine:
             if job.checkpoint and number % 4 == 3:
                 self._checkpoint(iteration)
         self._flush(window)
-        return float(np.mean(times))
+        return np.array(times)
 
     @property
     def pass_times_ns(self) -> Floats:

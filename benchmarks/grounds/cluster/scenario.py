@@ -64,7 +64,9 @@ class Scenario:
         for trouble in self.troubles:
             rest = tuple(each for each in self.troubles if each is not trouble)
             without_ns = Engine(self._job_without(trouble), self._cluster(rest), None).run()
-            planted.append(replace(self._planted(trouble), cost_ratio=with_all_ns / without_ns))
+            planted.append(
+                self._planted(trouble).priced(self.job.iterations, with_all_ns, without_ns)
+            )
         return tuple(planted)
 
     def varied(self, variation: Variation) -> "Scenario":

@@ -575,7 +575,7 @@ def _traced(job: Job, draw: Random, at_least: int) -> tuple[int, int, int]:
     return draw.choice(fitting)
 
 
-def _planted(trouble: Trouble, cost_ratio: float = 1.0) -> Planted:
+def _planted(trouble: Trouble) -> Planted:
     return Planted(
         kind=trouble.kind,
         cause=trouble.cause,
@@ -586,7 +586,6 @@ def _planted(trouble: Trouble, cost_ratio: float = 1.0) -> Planted:
         first_iteration=trouble.first_iteration,
         last_iteration=trouble.last_iteration,
         share_of_time=trouble.share_of_time,
-        cost_ratio=cost_ratio,
     )
 
 
@@ -622,7 +621,8 @@ def write_varied(case: Case, variation: Variation, directory: Path | None) -> Nu
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Write the rank files of a case; return what was planted, with its cost."""
     _, plan = _plans(case.draw)[case.name]
-    costs = plan.write(case.seed, directory)
+    whole, without = plan.write(case.seed, directory)
     return tuple(
-        _planted(trouble, cost) for trouble, cost in zip(plan.troubles, costs, strict=True)
+        _planted(trouble).priced(plan.job.iterations, whole, rest)
+        for trouble, rest in zip(plan.troubles, without, strict=True)
     )

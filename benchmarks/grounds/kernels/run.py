@@ -23,6 +23,12 @@ class Result:
     begins_ns: Numbers
 
     @property
+    def iteration_times_ns(self) -> Numbers:
+        """Return the time of each traced iteration, mean over all ranks, (iteration,)."""
+        times = self.engine.iteration_ns
+        return np.asarray(times.reshape(len(times), -1).mean(axis=1))
+
+    @property
     def mean_iteration_ns(self) -> float:
         """Return the mean time of a traced iteration over all ranks."""
         return float(self.engine.iteration_ns.mean())
@@ -70,19 +76,17 @@ class Plan:
         begins = np.concatenate([[0.0], np.cumsum(steps)]) + 5e7 - first[0]
         return np.asarray(begins, dtype=np.float64)
 
-    def costs(self, seed: int, whole: Result) -> list[float]:
-        """Return for each trouble the iteration time with all over that without this one."""
-        found = []
-        for left_out in self.troubles:
-            others = tuple(trouble for trouble in self.troubles if trouble is not left_out)
-            found.append(whole.mean_iteration_ns / self.simulate(seed, others).mean_iteration_ns)
-        return found
-
-    def write(self, seed: int, directory: Path) -> list[float]:
-        """Write the rank files of the run with all troubles; return what each of them costs."""
+    def write(self, seed: int, directory: Path) -> tuple[Numbers, list[Numbers]]:
+        """Write the rank files of the run with all troubles; return its iteration times, and those
+        of the runs without each of them.
+        """
         whole = self.simulate(seed, self.troubles)
         self.write_files(seed, whole, directory)
-        return self.costs(seed, whole)
+        runs_without = []
+        for left_out in self.troubles:
+            others = tuple(trouble for trouble in self.troubles if trouble is not left_out)
+            runs_without.append(self.simulate(seed, others).iteration_times_ns)
+        return whole.iteration_times_ns, runs_without
 
     def write_files(self, seed: int, run: Result, directory: Path) -> None:
         """Write the rank files of a run."""

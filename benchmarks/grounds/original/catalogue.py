@@ -357,16 +357,17 @@ def cases(draw: int = 0) -> Iterator[Case]:
 def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     """Simulate a case, write its files, and return what was planted with what it costs."""
     job = recipes(case.draw)[case.name].job
-    calm_us = simulate(replace(job, effects=()), 1.0).step_us
-    run = simulate(job, calm_us, records=True)
+    calm = simulate(replace(job, effects=()), 1.0)
+    run = simulate(job, calm.step_us, records=True)
     write_files(job, run, directory)
+    steps = range(1, job.num_steps + 1)
     planted = []
     for effect in job.effects:
         if effect.kind not in CAUSES:
             continue
         others = tuple(e for e in job.effects if e is not effect)
-        without_us = simulate(replace(job, effects=others), calm_us).step_us if others else calm_us
-        planted.append(replace(_truth(job, effect), cost_ratio=run.step_us / without_us))
+        rest = simulate(replace(job, effects=others), calm.step_us) if others else calm
+        planted.append(_truth(job, effect).priced(steps, run.steps_us, rest.steps_us))
     return tuple(planted)
 
 

@@ -114,7 +114,7 @@ def _rank_text(job: Job, text: str, stage: int, dp: int, tp: int) -> str:
 
 def _walls_ns(job: Job, run: Run) -> list[tuple[int, int]]:
     """Return `pad_before` and `duration_wall` of each step, by the host's clock."""
-    step_us = run.end_us.max(axis=(0, 1, 2))
+    step_us = run.steps_us
     pauses = np.zeros(job.num_steps)
     for effect in job.effects:
         if effect.kind is Kind.PAUSE:

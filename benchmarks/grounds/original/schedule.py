@@ -343,9 +343,14 @@ class Run:
     passes_us: Floats  # (pp, dp, tp, step): of each rank's passes, without waiting for others
 
     @property
+    def steps_us(self) -> Floats:
+        """Return each traced step, until its last rank has finished, (step,)."""
+        return np.asarray(self.end_us.max(axis=(0, 1, 2)))
+
+    @property
     def step_us(self) -> float:
-        """Return the mean traced step, until its last rank has finished."""
-        return float(self.end_us.max(axis=(0, 1, 2)).mean())
+        """Return the mean of these steps."""
+        return float(self.steps_us.mean())
 
 
 def simulate(job: Job, calm_us: float, *, records: bool = False) -> Run:
