@@ -805,7 +805,7 @@ class _Power:
         "by which the slowest of a group is slower than another one of it, where nothing of the "
         "trace tells: sound chips differ by one or two per cent",
     )  # fmt: skip
-    max_rows: int = limit(6, "ranks", Origin.CONVENTION, "that are made slow in turn")
+    max_rows: int = limit(8, "ranks", Origin.CONVENTION, "that are made slow in turn")
     max_searched: int = limit(
         600, "ranks", Origin.CONVENTION,
         "that are searched for one slowdown: of a large job fewer are made slow",

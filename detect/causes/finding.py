@@ -158,6 +158,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
             else seen.costs.ratio(claim.ranks, (claim.cause,), within)
         )
     cost = cost_ratio(seen, claim.saved_ns, within) if replayed is None else replayed
+    slowed = _slowed(seen, timing.first, timing.last)
     devices = {
         f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
     }
@@ -173,7 +174,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         q_value=claim.q_value,
         step_time_cost_ratio=cost,
         headline=f"{claim.subject} {claim.predicate} {timing.words}; "
-        f"{_gain(cost, is_replayed=replayed is not None)}; "
+        f"{_gain(slowed, cost, is_replayed=replayed is not None)}; "
         f"confidence {confidence(claim.q_value)}",
         evidence=claim.evidence,
         next_steps=claim.advice,
@@ -188,12 +189,18 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
     )
 
 
-def _gain(cost: float, *, is_replayed: bool) -> str:
+def _slowed(seen: Observations, first: int, last: int) -> str:
+    """Return what a cost from the first to the last of some iterations is a cost of."""
+    is_lasting = first <= seen.iterations[0] and last >= seen.iterations[-1]
+    return "the job" if is_lasting else "these iterations"
+
+
+def _gain(slowed: str, cost: float, *, is_replayed: bool) -> str:
     if cost < COSTS.next_to_nothing_ratio and not is_replayed:
         return "what it costs the step this trace does not show"
     if cost < COSTS.next_to_nothing_ratio:
         return "it hides in time that others spend anyway and costs the step next to nothing"
-    return f"without it the job would be {_faster(cost)}"
+    return f"without it {slowed} would be {_faster(cost)}"
 
 
 def _faster(cost: float) -> str:
@@ -227,16 +234,19 @@ def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Findin
             group, cost = blamed, everybody
         if cost is not None and len(group) > 1 and cost > finding.step_time_cost_ratio:
             ranks = tuple(sorted({rank for one in group for rank in one.ranks}))
-            result[place] = _mended_with(finding, ranks, cost)
+            result[place] = _mended_with(seen, finding, ranks, cost)
     return result
 
 
-def _mended_with(finding: Finding, ranks: tuple[int, ...], cost: float) -> Finding:
+def _mended_with(
+    seen: Observations, finding: Finding, ranks: tuple[int, ...], cost: float
+) -> Finding:
     others = tuple(rank for rank in ranks if rank not in finding.ranks)
+    slowed = _slowed(seen, finding.first_iteration, finding.last_iteration)
     headline = finding.headline
     if cost >= COSTS.next_to_nothing_ratio and others:
-        together = f"without it and {ranks_text(others)} the job would be {_faster(cost)}"
-        alone = _gain(finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
+        together = f"without it and {ranks_text(others)} {slowed} would be {_faster(cost)}"
+        alone = _gain(slowed, finding.step_time_cost_ratio, is_replayed=finding.cost_is_replayed)
         headline = headline.replace(alone, together)
     return replace(finding, joint_ranks=ranks, joint_cost_ratio=cost, headline=headline)
 
