@@ -46,6 +46,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -365,80 +366,109 @@ class Arrows:
 def find_arrows(spans: pa.Table) -> Arrows:
     """Find the arrows of all matched communication among the ends of a timeline.
 
-    Spans of no length take part in none: no time lies inside them.
+    Spans of no length take part in none: no time lies inside them. Some matches are looked at at a
+    time, by threads: what sorting takes beside the ends does not grow with the trace.
     """
     match, start_ns = narrow(spans, "match"), numbers(spans, "start_ns")
     drawn = (match != NOT_APPLICABLE) & (numbers(spans, "duration_ns") > 0)
     drawn &= equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
-    rows = np.flatnonzero(drawn).astype(np.int32)
-    p2p, sends = equals(spans, "kind", str(Kind.P2P))[rows], equals(spans, "op", "send")[rows]
-    rows = rows[_in_groups(match[rows], np.where(p2p, sends, start_ns[rows]))]
-    first = group_starts(match[rows])
-    group = group_numbers(first, len(rows)).astype(np.int32)
-    source = rows[(first + group_lengths(first, len(rows)) - 1)[group]]
-    is_target = rows != source
-    return Arrows(group=group[is_target], source=source[is_target], target=rows[is_target])
+    p2p, sends = equals(spans, "kind", str(Kind.P2P)), equals(spans, "op", "send")
+    drawn_rows = np.flatnonzero(drawn).astype(np.int32)
+
+    def found(block: RowNumbers) -> tuple[Arrows, int]:
+        rows = drawn_rows[block]
+        rows = rows[np.lexsort((np.where(p2p[rows], sends[rows], start_ns[rows]), match[rows]))]
+        first = group_starts(match[rows])
+        group = group_numbers(first, len(rows)).astype(np.int32)
+        source = rows[(first + group_lengths(first, len(rows)) - 1)[group]]
+        is_target = rows != source
+        return Arrows(group[is_target], source[is_target], rows[is_target]), len(first)
+
+    return _joined_arrows(list(over_blocks(found, _match_blocks(match[drawn_rows]))))
 
 
-_BLOCK_ENDS = 1 << 18
+_BLOCK_ENDS = 1 << 16
 """Ends that are sorted at a time, about: one thread's work among others."""
 
 
-def _in_groups(group: RowNumbers, key: Integers) -> RowNumbers:
-    """Return the order by group and within it by key, blocks of groups sorted by threads.
+def _match_blocks(match: RowNumbers) -> list[RowNumbers]:
+    """Return places of whole matches, in the order of matches, for some of these at a time."""
+    num_blocks = len(match) // _BLOCK_ENDS + 1
+    size = int(match.max(initial=0)) // num_blocks + 1
+    return parted((match // size).astype(np.uint16))
 
-    >>> _in_groups(np.array([2, 0, 2], dtype=np.int32), np.array([5, 9, 4]))
-    array([1, 2, 0], dtype=int32)
-    """
-    num_blocks = len(group) // _BLOCK_ENDS + 1
-    size = int(group.max(initial=0)) // num_blocks + 1
-    blocks = parted((group // size).astype(np.uint16))
 
-    def ordered(rows: RowNumbers) -> RowNumbers:
-        return rows[np.lexsort((key[rows], group[rows]))]
-
-    return np.concatenate([np.empty(0, dtype=np.int32), *over_blocks(ordered, blocks)])
+def _joined_arrows(parts: Sequence[tuple[Arrows, int]]) -> Arrows:
+    """Put arrows of blocks together, of which each has its number of operations."""
+    before = np.cumsum([0, *(num_groups for _, num_groups in parts)], dtype=np.int32)
+    found = [arrows for arrows, _ in parts]
+    none = np.empty(0, dtype=np.int32)
+    return Arrows(
+        np.concatenate([none, *(one.group + at for one, at in zip(found, before, strict=False))]),
+        np.concatenate([none, *(one.source for one in found)]),
+        np.concatenate([none, *(one.target for one in found)]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundArrows:
-    """Arrows with their times, every array of shape (arrow,).
+    """Arrows between slices that are open at both their times; arrays of shape (arrow,).
 
-    Arrow i leaves row `start_row[i]` at `start_ns[i]` and reaches row `finish_row[i]` at
-    `finish_ns[i]`. Arrows of one `start` share their start's row and time; starts are numbered
-    from 1. `turned` marks those that clock error turned round: they reach the beginning of a row.
+    Arrow i leaves row `start_row[i]` and reaches row `finish_row[i]`. Arrows of one `start` share
+    their start's row and time; starts are numbered from 1. `turned` marks those that clock error
+    turned round: they reach the beginning of a row. Of millions of arrows, the times are those of
+    the ends, `begin_ns` and `duration_ns` (end,), until they are asked for.
     """
 
-    start: Integers
+    start: RowNumbers
     start_row: RowNumbers
-    start_ns: Integers
     finish_row: RowNumbers
-    finish_ns: Integers
     turned: Flags
+    begin_ns: Integers
+    duration_ns: Integers
 
-    def distinct_starts(self) -> Integers:
+    def start_ns(self, arrows: Narrow) -> Integers:
+        """Return when some arrows leave."""
+        row = self.start_row[arrows]
+        last_inside = self.begin_ns[row] + self.duration_ns[row] - 1
+        return np.where(self.turned[arrows], last_inside, self.begin_ns[row])
+
+    def finish_ns(self, arrows: Narrow) -> Integers:
+        """Return when some arrows arrive, never before they leave."""
+        begin_ns = self.begin_ns[self.finish_row[arrows]]
+        departure = self.begin_ns[self.start_row[arrows]]
+        return np.where(self.turned[arrows], begin_ns, np.maximum(begin_ns, departure))
+
+    def distinct_starts(self) -> RowNumbers:
         """Return an arrow of each start, in the order of their numbers."""
-        return np.unique(self.start, return_index=True)[1]
+        straight = np.flatnonzero(~self.turned).astype(np.int32)
+        first = straight[group_starts(self.start[straight])]
+        return np.concatenate([first, np.flatnonzero(self.turned).astype(np.int32)])
 
 
 def bind(arrows: Arrows, spans: pa.Table) -> BoundArrows:
-    """Set the times at which arrows leave and reach slices that are open then, never backwards.
+    """Set the slices that arrows leave and reach while these are open, never backwards in time.
 
     `spans` is the table whose rows the arrows speak of.
     """
-    start_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
-    departure = start_ns[arrows.source]
-    arrival = np.maximum(departure, start_ns[arrows.target])
-    last_inside = start_ns[arrows.target] + duration_ns[arrows.target] - 1
-    turned = arrival > last_inside
-    own_start = int(arrows.group.max(initial=-1)) + 1 + np.cumsum(turned)
+    begin_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
+    turned = np.empty(len(arrows.group), dtype=np.bool_)
+    for low in range(0, len(turned), _BLOCK_ENDS):
+        block = slice(low, low + _BLOCK_ENDS)
+        target = arrows.target[block]
+        last_inside = begin_ns[target] + duration_ns[target] - 1
+        turned[block] = np.maximum(begin_ns[arrows.source[block]], begin_ns[target]) > last_inside
+    start = arrows.group + np.int32(1)
+    num_turned = int(np.count_nonzero(turned))
+    first_own = int(arrows.group.max(initial=-1)) + 3
+    start[turned] = np.arange(first_own, first_own + num_turned, dtype=np.int32)
     return BoundArrows(
-        start=1 + np.where(turned, own_start, arrows.group),
+        start=start,
         start_row=np.where(turned, arrows.target, arrows.source),
-        start_ns=np.where(turned, last_inside, departure),
         finish_row=np.where(turned, arrows.source, arrows.target),
-        finish_ns=np.where(turned, departure, arrival),
         turned=turned,
+        begin_ns=begin_ns,
+        duration_ns=duration_ns,
     )
 
 
@@ -655,8 +685,8 @@ class Drawing:
     iterations: pa.Table
     tracks: tuple[TrackKey, ...]
     arrows: BoundArrows
-    end_shard: npt.NDArray[np.int32]
-    end_row: npt.NDArray[np.int32]
+    end_shard: npt.NDArray[np.unsignedinteger[Any]]
+    end_row: RowNumbers
     counters: tuple[Counter, ...]
     marks: tuple[Mark, ...]
     ranks: tuple[int, ...]
@@ -664,15 +694,20 @@ class Drawing:
     texts: Mapping[str, list[str]]
     chain: tuple[Hop, ...] = ()
 
-    def by_shard(self, ends: Narrow) -> Iterator[tuple[DrawnShard, Integers, Integers]]:
-        """Yield, for each shard, which of some ends are its own and their rows there."""
-        number = np.uint16 if len(self.shards) < 2**16 else np.int64
-        shard = self.end_shard[ends].astype(number)  # 16 bits: sorted by radix
-        order = np.argsort(shard, kind="stable")
-        bounds = np.searchsorted(shard[order], np.arange(len(self.shards) + 1))
-        for each, (low, high) in zip(self.shards, pairwise(bounds.tolist()), strict=True):
-            own = order[low:high]
-            yield each, own, self.end_row[ends[own]].astype(np.int64)
+    def by_shard(
+        self, ends: RowNumbers, arrows: Narrow | None = None
+    ) -> Iterator[tuple[DrawnShard, RowNumbers, Integers]]:
+        """Yield, for each shard, which arrows have an end there and the rows of these ends.
+
+        `ends` (arrow,) are rows of the table of ends; all arrows are meant or some, in that order.
+        """
+        shard = self.end_shard[ends if arrows is None else ends[arrows]]
+        bounds = np.cumsum([0, *np.bincount(shard, minlength=len(self.shards))]).tolist()
+        order = np.argsort(shard, kind="stable").astype(np.int32)
+        own = order if arrows is None else arrows[order].astype(np.int32)
+        del shard, order, arrows  # what is not deleted stays until the last shard is written
+        for each, (low, high) in zip(self.shards, pairwise(bounds), strict=True):
+            yield each, own[low:high], self.end_row[ends[own[low:high]]].astype(np.int64)
 
 
 def make_drawing(
@@ -688,7 +723,9 @@ def make_drawing(
     selection that holds nothing.
     """
     timeline, ends = sharded.frame, sharded.ends
-    end_shard, end_row = np.empty((2, ends.num_rows), dtype=np.int32)
+    width = np.min_scalar_type(len(sharded.shards))  # 16 bits at most: sorted by radix
+    end_shard = np.empty(ends.num_rows, dtype=width)
+    end_row = np.empty(ends.num_rows, dtype=np.int32)
     shards, found = [], []
     laying = sharded.workers.keep(lay, ((shard.spans, selection) for shard in sharded.shards))
     arrows = find_arrows(ends)  # while others lay

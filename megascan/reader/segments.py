@@ -29,6 +29,7 @@ from megascan.timeline import (
     equals,
     in_order,
     is_end,
+    narrowed,
     numbers,
 )
 
@@ -156,7 +157,7 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
     if not several:  # all ranks in one go, of which there may be hundreds
         spans = in_order(spans)
     rows = np.flatnonzero(is_end(spans))
-    ends = spans.select(END_COLUMNS).take(pa.array(rows))
+    ends = narrowed(spans.select(END_COLUMNS).take(pa.array(rows)))
     handed = []
     for one, (begin, end), (low, high) in zip(
         ordered,
