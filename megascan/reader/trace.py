@@ -21,28 +21,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import translate
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
-from megascan.arrays import Narrow, RowNumbers
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Here, Kept, Workers, num_workers
 from megascan.reader.lines import file_batches, read_start
-from megascan.reader.segments import Importer, Packed, Segment, settled_shard
+from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
 from megascan.schema import Granularity
 from megascan.timeline import (
     Completeness,
     Trace,
     codes,
     in_order,
-    narrow,
-    narrow_codes,
-    text_column,
     without,
 )
 from megascan.topology import RANK_FILE_PATTERNS
@@ -381,61 +376,11 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
 def _joined(segments: Sequence[Segment]) -> pa.Table:
     """Return the spans of some ranks, in their order, each rank's in the order of time."""
     if all(one.stay is not None for one in segments):
-        return _joined_ends(segments)
+        return joined_ends(segments)
     tables = [in_order(one.spans) for one in segments]
     spans = pa.concat_tables(tables).unify_dictionaries()
     are_short = spans.num_rows < _SHORT_ROWS * len(tables)
     return spans.combine_chunks() if are_short else spans
-
-
-def _joined_ends(segments: Sequence[Segment]) -> pa.Table:
-    """Return the ends of all ranks in their order, each column as wide as its widest piece.
-
-    Pieces are put where they belong column by column: beside them there is never more than the
-    table that they make. Ranks of a shard share their texts and are taken together.
-    """
-    bounds = np.cumsum([0, *(one.spans.num_rows for one in segments)]).tolist()
-    shards = [-1 if one.stay is None else one.stay.shard for one in segments]
-    parts, places = [], []
-    by_shard = np.argsort(shards, kind="stable").tolist()
-    for _, group in groupby(by_shard, key=shards.__getitem__):
-        own = list(group)
-        parts.append(pa.concat_tables([segments[rank].spans for rank in own]))
-        places.append(_places([(bounds[rank], bounds[rank + 1]) for rank in own]))
-    names = parts[0].column_names
-    return pa.table([_joined_column(parts, places, name) for name in names], names=names)
-
-
-_Rows: TypeAlias = slice | RowNumbers
-
-
-def _places(runs: Sequence[tuple[int, int]]) -> _Rows:
-    """Return the rows of runs of rows (begin, end); a slice where these follow one another."""
-    if all(one[1] == other[0] for one, other in pairwise(runs)):
-        return slice(runs[0][0], runs[-1][1])
-    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
-
-
-def _joined_column(parts: Sequence[pa.Table], places: Sequence[_Rows], name: str) -> pa.Array:
-    """Return a column of all tables, the rows of each at its places."""
-    if not pa.types.is_dictionary(parts[0].schema.field(name).type):
-        pieces = [narrow(part, name) for part in parts]
-        return pa.array(_placed(pieces, places, np.result_type(*{one.dtype for one in pieces})))
-    numbered: dict[str, int] = {}
-    pieces = []
-    for part in parts:
-        row_codes, texts = narrow_codes(part, name)
-        code = [numbered.setdefault(text, len(numbered)) for text in texts] or [0]
-        pieces.append(np.array(code, dtype=np.int32)[row_codes])
-    width = np.min_scalar_type(~len(numbered))  # below 0, so a signed type
-    return text_column(_placed(pieces, places, width), list(numbered))
-
-
-def _placed(pieces: Sequence[Narrow], places: Sequence[_Rows], width: np.dtype[Any]) -> Narrow:
-    column: Narrow = np.empty(sum(map(len, pieces)), dtype=width)
-    for piece, rows in zip(pieces, places, strict=True):
-        column[rows] = piece
-    return column
 
 
 _LOOK_BYTES = 1 << 16

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from megascan.export.tracks import bind, find_arrows
+from megascan.export.arrows import bind, find_arrows
 from megascan.schema import Kind
 
 
@@ -31,7 +31,7 @@ def crowd() -> pa.Table:
 
 def test_matches_looked_at_in_parts_give_the_arrows_of_all_together(crowd, monkeypatch):
     together = find_arrows(crowd)
-    monkeypatch.setattr("megascan.export.tracks._BLOCK_ENDS", 9)
+    monkeypatch.setattr("megascan.export.arrows._BLOCK_ENDS", 9)
     apart = find_arrows(crowd)
     for name in ("group", "source", "target"):
         assert getattr(apart, name).tolist() == getattr(together, name).tolist()
@@ -40,7 +40,7 @@ def test_matches_looked_at_in_parts_give_the_arrows_of_all_together(crowd, monke
 
 
 def test_arrows_leave_and_arrive_inside_slices(crowd, monkeypatch):
-    monkeypatch.setattr("megascan.export.tracks._BLOCK_ENDS", 7)
+    monkeypatch.setattr("megascan.export.arrows._BLOCK_ENDS", 7)
     arrows = find_arrows(crowd)
     bound = bind(arrows, crowd)
     every = np.arange(len(bound.start))
