@@ -37,6 +37,8 @@ def test_matches_looked_at_in_parts_give_the_arrows_of_all_together(crowd, monke
         assert getattr(apart, name).tolist() == getattr(together, name).tolist()
         assert getattr(apart, name).dtype == np.int32
     assert len(together.group) > 80
+    begin = crowd.column("start_ns").to_numpy()
+    assert (begin[together.source] >= begin[together.target]).all()  # from who came last
 
 
 def test_arrows_leave_and_arrive_inside_slices(crowd, monkeypatch):
