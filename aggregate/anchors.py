@@ -50,7 +50,7 @@ from megascan.arrays import (
     group_numbers,
     group_starts,
 )
-from megascan.timeline import codes, equals, narrow, narrow_codes, numbers
+from megascan.timeline import equals, narrow, narrow_codes, numbers
 from megascan.vocabulary import ROOTED_OPS, axis_of_group
 
 ONE_WAY_SLACK_NS = 100_000
@@ -193,15 +193,15 @@ def _classes(spans: pa.Table, rows: RowNumbers) -> Integers:
 
     Sizes differ by factors of 2**_SIZE_BITS; classes of too few members join their axis.
     """
-    group_codes, names = codes(spans, "group")
-    op_codes, ops = codes(spans, "op")
+    group_codes, names = narrow_codes(spans, "group")
+    op_codes, ops = narrow_codes(spans, "op")
     axes = [axis_of_group(name) if "@" in name else "" for name in names]
     numbered = {axis: number for number, axis in enumerate(sorted({"", *axes}))}
     axis = np.array([numbered[axis] for axis in axes], dtype=np.int64)[group_codes[rows]]
-    size_bits = np.frexp(np.maximum(numbers(spans, "size_bytes")[rows], 0).astype(np.float64))[1]
-    size = size_bits.astype(np.int64) // _SIZE_BITS
+    size_bytes = np.maximum(narrow(spans, "size_bytes")[rows], 0).astype(np.float64)
+    size = np.frexp(size_bytes)[1].astype(np.int64) // _SIZE_BITS
     num_sizes = 64 // _SIZE_BITS + 1
-    op = by_name(op_codes, ops)[rows]
+    op = by_name(op_codes[rows], ops)
     fine = (axis * max(len(ops), 1) + op) * num_sizes + size + len(numbered)
     counts = np.bincount(fine)
     label = np.where(counts[fine] >= _FEWEST_OF_CLASS, fine, axis) if len(rows) else fine

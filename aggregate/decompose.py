@@ -56,7 +56,7 @@ from megascan.vocabulary import ROOTED_OPS
 
 _ROUNDING_NS = 2.0
 """Two times are rounded to whole ns each."""
-_BLOCK_ENDS = 1 << 18
+_BLOCK_ENDS = 1 << 16
 """Members of whole matches whose waits are split together, about."""
 
 

@@ -44,7 +44,7 @@ from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import equals, narrow, narrow_codes
 
 _MOST_RANKS_SAID = 3
-_BLOCK_ENDS = 1 << 18
+_BLOCK_ENDS = 1 << 16
 """Ends of whole iterations that are matched together, about."""
 _MOST_BLOCKS = 1 << 16
 
@@ -66,7 +66,7 @@ class Matches:
     num_duplicates: int
     notes: tuple[str, ...]
 
-    def reordered(self, order: Integers) -> Matches:
+    def reordered(self, order: RowNumbers) -> Matches:
         """Return the matches of a table whose rows have been put into another order."""
         place = np.empty(len(order), dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
@@ -94,9 +94,9 @@ class _Columns:
     sequence: Narrow
     microbatch: Narrow
     peer: Narrow
-    group: RowNumbers
-    op: RowNumbers
-    direction: RowNumbers
+    group: Narrow
+    op: Narrow
+    direction: Narrow
     group_names: list[str]
     op_names: list[str]
     direction_names: list[str]
@@ -188,9 +188,10 @@ def _blocks(iteration: Narrow) -> Sequence[RowNumbers]:
     first, last = int(iteration.min(initial=0)), int(iteration.max(initial=0))
     if num_rows <= _BLOCK_ENDS or last - first >= num_rows:
         return [np.arange(num_rows, dtype=np.int32)]
-    reached = np.cumsum(np.bincount(iteration - first))
+    place = np.subtract(iteration, first, dtype=np.int32)
+    reached = np.cumsum(np.bincount(place))
     size = max(_BLOCK_ENDS, num_rows // _MOST_BLOCKS + 1)
-    return parted(((reached - 1) // size).astype(np.uint16)[iteration - first])
+    return parted(((reached - 1) // size).astype(np.uint16)[place])
 
 
 @dataclass(frozen=True)

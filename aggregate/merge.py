@@ -58,6 +58,7 @@ from megascan.timeline import (
     Timeline,
     Trace,
     ends_of,
+    give_back_memory,
     in_order,
     integer_column,
     narrow,
@@ -264,6 +265,7 @@ def align(trace: Trace) -> Aligned:
     """Match the ends of a trace, ordered by (rank, start), and fit the clocks."""
     ends = trace.spans
     matches = match_spans(ends, trace.headers)
+    give_back_memory()
     restarted = restarts(ends, matches, trace.headers)
     own = ends
     if restarted:
@@ -273,6 +275,7 @@ def align(trace: Trace) -> Aligned:
     steps: tuple[ClockStep, ...] = ()
     if clocks.step is not None:
         steps, clocks = without_steps(own, matches, trace.headers, clocks)
+    give_back_memory()
     correction = Correction.of(clocks, steps, restarted)
     ends = correction.applied(ends)
     order = row_order(ends)
@@ -337,7 +340,7 @@ def build_shards(
     a negative duration.
     """
     _check_ranks(trace)
-    _give_back_memory()
+    give_back_memory()
     aligned = align(trace)
     on_cpu = ranks_on_cpu(trace.headers) if summed else None
     ranks_of: dict[int, list[int]] = {}
@@ -363,16 +366,7 @@ def build_shards(
         shards=tuple(shards),
         workers=workers,
     )
-    _give_back_memory()
     return timeline, sums
-
-
-def _give_back_memory() -> None:
-    """Return freed memory to the system.
-
-    What a step leaves lies in pieces between what lives on, too small for the next step's arrays.
-    """
-    pa.default_memory_pool().release_unused()
 
 
 def _rows_of_ranks(rank: Narrow, ranks: Sequence[int]) -> RowNumbers:

@@ -147,7 +147,7 @@ def linked_sets(one: Integers, other: Integers, num: int) -> Integers:
             return np.unique(smallest, return_inverse=True)[1].astype(np.int64)
 
 
-def rank_blocks(rank: Integers, num_rows: int) -> list[slice]:
+def rank_blocks(rank: Narrow, num_rows: int) -> list[slice]:
     """Cut rows ordered by rank into slices of whole ranks, about `num_rows` or one rank each."""
     starts = group_starts(rank)
     firsts = starts[group_starts(starts // num_rows)].tolist()

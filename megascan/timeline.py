@@ -11,15 +11,14 @@ ranks of some files each, with whoever read them (`Stay`, `Shard`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from megascan.arrays import Flags, Integers, Narrow, RowNumbers
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers
 from megascan.schema import COMMUNICATION_KINDS, SPAN_COLUMNS, TIMELINE_COLUMNS, Column, Kind
@@ -61,7 +60,12 @@ END_COLUMNS = (
     "direction",
     "end_is_bound",
 )
-"""Columns of ends: what matching, alignment and arrows between ranks go by."""
+"""Columns of ends: what matching, alignment and arrows between ranks go by.
+
+Of a large trace, ends are most of what one process holds: those that stay with it are `narrowed`.
+"""
+_NEVER_NARROWED = ("rank", "start_ns", "duration_ns")
+"""Times change when clocks are set, and the ranks of a shard may have no end among them."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +215,37 @@ def is_end(spans: pa.Table) -> Flags:
 
 
 def ends_of(spans: pa.Table) -> pa.Table:
-    """Return the ends among spans."""
-    return spans.select(END_COLUMNS).filter(pa.array(is_end(spans)))
+    """Return the ends among spans, narrowed."""
+    return narrowed(spans.select(END_COLUMNS).filter(pa.array(is_end(spans))))
+
+
+def narrowed(ends: pa.Table) -> pa.Table:
+    """Return ends whose numbers and codes take no more bytes than the largest of a column needs.
+
+    Microbatches, sequences and codes of texts rarely exceed a byte or two.
+    """
+    columns = [
+        ends.column(name) if name in _NEVER_NARROWED else _narrowed(ends, name)
+        for name in ends.column_names
+    ]
+    return pa.table(columns, names=ends.column_names)
+
+
+def _narrowed(table: pa.Table, name: str) -> pa.Array:
+    if not pa.types.is_dictionary(table.schema.field(name).type):
+        return pa.array(_in_fewest_bytes(narrow(table, name)))
+    row_codes, texts = narrow_codes(table, name)
+    return text_column(_in_fewest_bytes(row_codes), texts)
+
+
+def text_column(row_codes: Narrow, texts: Sequence[str]) -> pa.DictionaryArray:
+    """Make a column of texts whose codes are as wide as `row_codes`."""
+    return pa.DictionaryArray.from_arrays(pa.array(row_codes), pa.array(texts, type=pa.string()))
+
+
+def _in_fewest_bytes(values: Narrow) -> Narrow:
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
+    return values.astype(np.min_scalar_type(min(least, ~most)))  # below 0, so a signed type
 
 
 def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
@@ -234,6 +267,14 @@ def sharded(timeline: Timeline, workers: Workers) -> ShardedTimeline:
     )
 
 
+def give_back_memory() -> None:
+    """Return freed memory to the system.
+
+    What a step leaves lies in pieces between what lives on, too small for the next step's arrays.
+    """
+    pa.default_memory_pool().release_unused()
+
+
 def integer_column(values: Narrow) -> pa.ChunkedArray:
     """Make a column of integers; where all are equal, one short piece repeated."""
     if not len(values) or (values != values[0]).any():
@@ -245,14 +286,17 @@ def integer_column(values: Narrow) -> pa.ChunkedArray:
 
 def numbers(table: pa.Table, name: str) -> Integers:
     """Return an integer column as int64."""
-    return np.asarray(
-        table.column(name).combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64
-    )
+    return np.asarray(narrow(table, name), dtype=np.int64)
 
 
 def narrow(table: pa.Table, name: str) -> Narrow:
     """Return an integer column as wide as it is stored, where it stands if it is in one piece."""
-    return np.asarray(table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
+    return np.asarray(_whole(table.column(name)).to_numpy(zero_copy_only=False))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece; Arrow's own way copies even what is in one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def with_column(table: pa.Table, name: str, values: Integers) -> pa.Table:
@@ -294,9 +338,9 @@ def codes(table: pa.Table, name: str) -> tuple[Integers, list[str]]:
     return row_codes.astype(np.int64), texts
 
 
-def narrow_codes(table: pa.Table, name: str) -> tuple[RowNumbers, list[str]]:
+def narrow_codes(table: pa.Table, name: str) -> tuple[Narrow, list[str]]:
     """Return a text column as `codes` does, as wide as it is stored."""
-    column = table.column(name).combine_chunks()
+    column = _whole(table.column(name))
     if isinstance(column, pa.ChunkedArray):  # an empty table keeps its chunks
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     return column.indices.to_numpy(zero_copy_only=False), column.dictionary.to_pylist()
@@ -309,17 +353,30 @@ def equals(table: pa.Table, name: str, *values: str) -> Flags:
     return wanted[row_codes]
 
 
-def row_order(spans: pa.Table) -> Integers | None:
+def row_order(spans: pa.Table) -> RowNumbers | None:
     """Return the order by (rank, start, longest first); None where the rows stand in it already.
 
-    Rows that are alike stay as they stand. A single rank's rows take one sort by start, and one of
-    the few that start together.
+    Rows that are alike stay as they stand. Where ranks ascend already, some are sorted at a time,
+    which takes a few blocks of memory.
     """
     if _is_in_order(spans):
         return None
-    rank, start = numbers(spans, "rank"), numbers(spans, "start_ns")
-    longest_first = -numbers(spans, "duration_ns")
-    if np.diff(rank).any():
+    rank, start = narrow(spans, "rank"), numbers(spans, "start_ns")
+    duration = numbers(spans, "duration_ns")
+    blocks = [slice(0, len(rank))]
+    if (rank[1:] >= rank[:-1]).all():
+        blocks = rank_blocks(rank, _PIECE_ROWS)
+    order = np.empty(len(rank), dtype=np.int32)
+    for rows in blocks:
+        order[rows] = rows.start + _block_order(rank[rows], start[rows], -duration[rows])
+    return order
+
+
+def _block_order(rank: Narrow, start: Integers, longest_first: Integers) -> Integers:
+    """Return the order of a block; of a single rank by one sort by start, and one of the few that
+    start together.
+    """
+    if rank[0] != rank[-1] or (rank != rank[0]).any():
         return np.lexsort((longest_first, start, rank)).astype(np.int64)
     order = np.argsort(start, kind="stable")
     together = np.diff(start[order]) == 0
@@ -359,6 +416,5 @@ def without(spans: pa.Table, iterations: Collection[int]) -> pa.Table:
     """Return spans less those of some iterations."""
     if not iterations:
         return spans
-    column = spans.column("iteration")
-    out = pc.is_in(column, value_set=pa.array(sorted(iterations), type=column.type))
-    return spans.filter(pc.invert(out))
+    kept = np.isin(narrow(spans, "iteration"), sorted(iterations), invert=True)
+    return spans.filter(pa.array(kept))

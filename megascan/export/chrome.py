@@ -29,7 +29,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Floats, Integers, Narrow, RowNumbers
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
 from megascan.export.chain import CHAIN_TRACK
 from megascan.export.tracks import (
@@ -52,7 +52,7 @@ _MOST_CODES = 1 << 16
 """Combined columns have at most this many codes, so that counting them stays cheap."""
 
 
-def number_texts(values: Integers | Floats) -> pa.StringArray:
+def number_texts(values: Narrow | Floats) -> pa.StringArray:
     """Print numbers as JSON, each followed by a comma. Floats must be finite."""
     printed = bytearray(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
     if not len(values):
@@ -368,15 +368,14 @@ def _text_of(pieces: list[pa.StringArray]) -> memoryview:
 def _arrow_blocks(drawing: Drawing, axes: _Axes) -> Iterator[Block]:
     """Yield all arrows' starts, then all their finishes: at one time a start comes first."""
     arrows = drawing.arrows
-    one = arrows.distinct_starts()
-    for phase, ids, at, time_ns in (
-        ('"ph":"s"', arrows.start[one], arrows.start_row[one], arrows.start_ns[one]),
-        ('"ph":"f","bp":"e"', arrows.start, arrows.finish_row, arrows.finish_ns),
+    for phase, shards, time_of in (
+        ('"ph":"s"', drawing.by_shard(arrows.start_row, arrows.distinct_starts()), arrows.start_ns),
+        ('"ph":"f","bp":"e"', drawing.by_shard(arrows.finish_row), arrows.finish_ns),
     ):
-        for shard, own, row in drawing.by_shard(at):
+        for shard, own, row in shards:
             for part in row_blocks(len(own)):
                 here = own[part]
-                ends = _ArrowEnds(phase, ids[here], row[part], time_ns[here])
+                ends = _ArrowEnds(phase, arrows.start[here], row[part], time_of(here))
                 yield Block(len(here), _arrow_block, (shard.spans, shard.laid, axes, ends))
 
 
@@ -385,7 +384,7 @@ class _ArrowEnds:
     """Starts or finishes of arrows on rows of a shard, every array of shape (end,)."""
 
     phase: str
-    ids: Integers
+    ids: RowNumbers
     rows: Integers
     time_ns: Integers
 

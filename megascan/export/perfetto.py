@@ -41,6 +41,7 @@ from megascan.arrays import (
     Flags,
     Floats,
     Integers,
+    RowNumbers,
     group_lengths,
     group_starts,
 )
@@ -68,6 +69,7 @@ from megascan.export.tracks import (
     WAIT_SHARE,
     Counter,
     Drawing,
+    DrawnShard,
     Mark,
     drawn_rows,
     group_titles,
@@ -485,20 +487,25 @@ class _BlockArrows:
 def _arrows_of_shards(drawing: Drawing) -> Iterator[tuple[_Ends, _Ends, _Ends]]:
     """Yield what leaves, arrives and is turned at the rows of each shard."""
     arrows = drawing.arrows
-    ids = np.arange(1, len(arrows.start) + 1)  # a slice with several arrows needs as many ids
-    normal, turned = ~arrows.turned, arrows.turned
-    kinds = (
-        (arrows.start_row, ids),
-        (arrows.finish_row[normal], ids[normal]),
-        (arrows.finish_row[turned], ids[turned]),
-    )
-    leaving, arriving, turned_here = (
-        [_Ends.of(rows, own_ids[own]) for _, own, rows in drawing.by_shard(ends)]
-        for ends, own_ids in kinds
-    )
+    leaving = _ends_of_shards(drawing.by_shard(arrows.start_row))
     if drawing.chain:
-        leaving = [_with_chain(drawing, leaving[0])]
-    yield from zip(leaving, arriving, turned_here, strict=True)
+        leaving = (_with_chain(drawing, ends) for ends in leaving)  # of the one shard
+    arriving, turned = (
+        _ends_of_shards(drawing.by_shard(arrows.finish_row, np.flatnonzero(chosen)))
+        for chosen in (~arrows.turned, arrows.turned)
+    )
+    yield from zip(leaving, arriving, turned, strict=True)
+
+
+def _ends_of_shards(
+    by_shard: Iterator[tuple[DrawnShard, RowNumbers, Integers]],
+) -> Iterator[_Ends]:
+    """Yield the ends of arrows in each shard.
+
+    Arrows are numbered from 1: a slice with several of them needs as many ids.
+    """
+    for _, arrows, rows in by_shard:
+        yield _Ends.of(rows, arrows.astype(np.int64) + 1)
 
 
 def _with_chain(drawing: Drawing, leaving: _Ends) -> _Ends:

@@ -1,4 +1,4 @@
-"""Decide what is drawn, before it is encoded: spans on tracks, arrows, curves, marks.
+"""Decide what is drawn, before it is encoded: spans on tracks, arrows (`arrows.py`), curves, marks.
 
 Titles and numbers make any viewer order ranks by DP, PP, TP. Each rank and kind has a track.
 
@@ -19,17 +19,6 @@ is a few passes over the spans whatever their number.
     spans [0,10) [2,4) [3,6)  →  [2,4) and [3,6) cross: [3,6) begins at depth 3 and ends at 2
     lane 0: [0,10) ⊃ [2,4)        lane 1: [3,6)
 
-**Arrows** lead from the span that was waited for to those that waited. A collective begins when its
-last member arrives, so its arrows lead from the member that started last to each of the others; a
-receive completes after its send, so that arrow leads from send to receive. Viewers draw an arrow
-only forwards in time and bind its ends to the slices that are open at its two times:
-
-    last arriver       |s────────|      s at its own start
-    other        |───────f───────|      f at the same time, which is inside the other's slice
-
-Where clock error puts the other's end before the last arriver's start, the arrow is turned round
-rather than lost.
-
 **Curves**, one value a rank and iteration, standing at the iteration's start:
 
     wait share            Σ wait of synchronous communication / duration of the iteration, 0…100 %
@@ -46,6 +35,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,16 +48,14 @@ from megascan.arrays import (
     Narrow,
     RowNumbers,
     TimeAxis,
-    group_lengths,
-    group_numbers,
     group_starts,
-    parted,
     rank_blocks,
 )
 from megascan.errors import UsageError
+from megascan.export.arrows import BoundArrows, bind, find_arrows
 from megascan.export.chain import Hop, shown_hops
 from megascan.header import Json, RankHeader
-from megascan.parallel import Kept, over_blocks
+from megascan.parallel import Kept
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track
 from megascan.timeline import (
     ShardedTimeline,
@@ -75,7 +63,6 @@ from megascan.timeline import (
     codes,
     equals,
     is_end,
-    narrow,
     numbers,
 )
 from megascan.topology import Layout
@@ -345,103 +332,6 @@ class Mark:
     args: dict[str, Json] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Arrows:
-    """Arrows between rows of the table of ends, each array of shape (arrow,).
-
-    `group` numbers the matched operations from 0; arrows of one operation have one source.
-    """
-
-    group: RowNumbers
-    source: RowNumbers
-    target: RowNumbers
-
-    def within(self, chosen: Flags) -> Arrows:
-        """Return the arrows whose both ends are among the chosen rows."""
-        kept = chosen[self.source] & chosen[self.target]
-        return Arrows(self.group[kept], self.source[kept], self.target[kept])
-
-
-def find_arrows(spans: pa.Table) -> Arrows:
-    """Find the arrows of all matched communication among the ends of a timeline.
-
-    Spans of no length take part in none: no time lies inside them.
-    """
-    match, start_ns = narrow(spans, "match"), numbers(spans, "start_ns")
-    drawn = (match != NOT_APPLICABLE) & (numbers(spans, "duration_ns") > 0)
-    drawn &= equals(spans, "kind", *(str(kind) for kind in COMMUNICATION_KINDS))
-    rows = np.flatnonzero(drawn).astype(np.int32)
-    p2p, sends = equals(spans, "kind", str(Kind.P2P))[rows], equals(spans, "op", "send")[rows]
-    rows = rows[_in_groups(match[rows], np.where(p2p, sends, start_ns[rows]))]
-    first = group_starts(match[rows])
-    group = group_numbers(first, len(rows)).astype(np.int32)
-    source = rows[(first + group_lengths(first, len(rows)) - 1)[group]]
-    is_target = rows != source
-    return Arrows(group=group[is_target], source=source[is_target], target=rows[is_target])
-
-
-_BLOCK_ENDS = 1 << 18
-"""Ends that are sorted at a time, about: one thread's work among others."""
-
-
-def _in_groups(group: RowNumbers, key: Integers) -> RowNumbers:
-    """Return the order by group and within it by key, blocks of groups sorted by threads.
-
-    >>> _in_groups(np.array([2, 0, 2], dtype=np.int32), np.array([5, 9, 4]))
-    array([1, 2, 0], dtype=int32)
-    """
-    num_blocks = len(group) // _BLOCK_ENDS + 1
-    size = int(group.max(initial=0)) // num_blocks + 1
-    blocks = parted((group // size).astype(np.uint16))
-
-    def ordered(rows: RowNumbers) -> RowNumbers:
-        return rows[np.lexsort((key[rows], group[rows]))]
-
-    return np.concatenate([np.empty(0, dtype=np.int32), *over_blocks(ordered, blocks)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundArrows:
-    """Arrows with their times, every array of shape (arrow,).
-
-    Arrow i leaves row `start_row[i]` at `start_ns[i]` and reaches row `finish_row[i]` at
-    `finish_ns[i]`. Arrows of one `start` share their start's row and time; starts are numbered
-    from 1. `turned` marks those that clock error turned round: they reach the beginning of a row.
-    """
-
-    start: Integers
-    start_row: RowNumbers
-    start_ns: Integers
-    finish_row: RowNumbers
-    finish_ns: Integers
-    turned: Flags
-
-    def distinct_starts(self) -> Integers:
-        """Return an arrow of each start, in the order of their numbers."""
-        return np.unique(self.start, return_index=True)[1]
-
-
-def bind(arrows: Arrows, spans: pa.Table) -> BoundArrows:
-    """Set the times at which arrows leave and reach slices that are open then, never backwards.
-
-    `spans` is the table whose rows the arrows speak of.
-    """
-    start_ns, duration_ns = numbers(spans, "start_ns"), numbers(spans, "duration_ns")
-    departure = start_ns[arrows.source]
-    arrival = np.maximum(departure, start_ns[arrows.target])
-    last_inside = start_ns[arrows.target] + duration_ns[arrows.target] - 1
-    turned = arrival > last_inside
-    own_start = int(arrows.group.max(initial=-1)) + 1 + np.cumsum(turned)
-    return BoundArrows(
-        start=1 + np.where(turned, own_start, arrows.group),
-        start_row=np.where(turned, arrows.target, arrows.source),
-        start_ns=np.where(turned, last_inside, departure),
-        finish_row=np.where(turned, arrows.source, arrows.target),
-        finish_ns=np.where(turned, departure, arrival),
-        turned=turned,
-    )
-
-
 WAIT_SHARE = "wait share"
 
 
@@ -655,8 +545,8 @@ class Drawing:
     iterations: pa.Table
     tracks: tuple[TrackKey, ...]
     arrows: BoundArrows
-    end_shard: npt.NDArray[np.int32]
-    end_row: npt.NDArray[np.int32]
+    end_shard: npt.NDArray[np.unsignedinteger[Any]]
+    end_row: RowNumbers
     counters: tuple[Counter, ...]
     marks: tuple[Mark, ...]
     ranks: tuple[int, ...]
@@ -664,15 +554,20 @@ class Drawing:
     texts: Mapping[str, list[str]]
     chain: tuple[Hop, ...] = ()
 
-    def by_shard(self, ends: Narrow) -> Iterator[tuple[DrawnShard, Integers, Integers]]:
-        """Yield, for each shard, which of some ends are its own and their rows there."""
-        number = np.uint16 if len(self.shards) < 2**16 else np.int64
-        shard = self.end_shard[ends].astype(number)  # 16 bits: sorted by radix
-        order = np.argsort(shard, kind="stable")
-        bounds = np.searchsorted(shard[order], np.arange(len(self.shards) + 1))
-        for each, (low, high) in zip(self.shards, pairwise(bounds.tolist()), strict=True):
-            own = order[low:high]
-            yield each, own, self.end_row[ends[own]].astype(np.int64)
+    def by_shard(
+        self, ends: RowNumbers, arrows: Narrow | None = None
+    ) -> Iterator[tuple[DrawnShard, RowNumbers, Integers]]:
+        """Yield, for each shard, which arrows have an end there and the rows of these ends.
+
+        `ends` (arrow,) are rows of the table of ends; all arrows are meant or some, in that order.
+        """
+        shard = self.end_shard[ends if arrows is None else ends[arrows]]
+        bounds = np.cumsum([0, *np.bincount(shard, minlength=len(self.shards))]).tolist()
+        order = np.argsort(shard, kind="stable").astype(np.int32)
+        own = order if arrows is None else arrows[order].astype(np.int32)
+        del shard, order, arrows  # what is not deleted stays until the last shard is written
+        for each, (low, high) in zip(self.shards, pairwise(bounds), strict=True):
+            yield each, own[low:high], self.end_row[ends[own[low:high]]].astype(np.int64)
 
 
 def make_drawing(
@@ -688,7 +583,8 @@ def make_drawing(
     selection that holds nothing.
     """
     timeline, ends = sharded.frame, sharded.ends
-    end_shard, end_row = np.empty((2, ends.num_rows), dtype=np.int32)
+    end_shard = np.empty(ends.num_rows, np.min_scalar_type(len(sharded.shards)))  # sorted by radix
+    end_row = np.empty(ends.num_rows, dtype=np.int32)
     shards, found = [], []
     laying = sharded.workers.keep(lay, ((shard.spans, selection) for shard in sharded.shards))
     arrows = find_arrows(ends)  # while others lay
@@ -706,8 +602,6 @@ def make_drawing(
     tracks = tuple(sorted((one for laid in found for one in laid.tracks), key=lambda one: one.rank))
     shown = _shown_ranks(timeline, selection, tracks)
     curves = joined_counters([laid.curves for laid in found])
-    if not selection.takes_all:
-        arrows = arrows.within(end_row >= 0)
     iterations = equals(ends, "kind", Kind.ITERATION) & (end_row >= 0)
     return Drawing(
         timeline=timeline,
@@ -715,7 +609,7 @@ def make_drawing(
         num_spans=num_spans,
         iterations=ends.filter(pa.array(iterations)),
         tracks=tracks,
-        arrows=bind(arrows, ends),
+        arrows=bind(arrows if selection.takes_all else arrows.within(end_row >= 0), ends),
         end_shard=end_shard,
         end_row=end_row,
         counters=tuple(_selected(curve, selection) for curve in curves),

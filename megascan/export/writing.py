@@ -23,7 +23,7 @@ from megascan.export.chrome import chrome_blocks, chrome_head
 from megascan.export.tracks import Drawing, Mark, Selection, make_drawing
 from megascan.overwriting import SyncedMeanwhile, partial_of, replacing
 from megascan.parallel import Here, Workers
-from megascan.timeline import ShardedTimeline, Timeline, sharded
+from megascan.timeline import ShardedTimeline, Timeline, give_back_memory, sharded
 
 _GZIP_WINDOW = 31  # a 32 KiB window, with gzip's header and checksum
 _FAST = 1
@@ -112,7 +112,9 @@ def write_timeline(
         timeline = sharded(timeline, Here())
     file_format = format_of(path)
     with replacing(path, force=force) as file:
+        give_back_memory()
         drawing = make_drawing(timeline, selection or Selection(), marks, chain)
+        give_back_memory()
         num_events, synced = 0, SyncedMeanwhile(file)
         head, blocks = _blocks(drawing, file_format.encoding)
         for count, data in _made(head, blocks, timeline.workers, file_format.gzipped):

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import Flags, Integers, group_numbers, group_starts
+from megascan.arrays import Flags, Integers, Narrow, RowNumbers, group_numbers, group_starts
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Workers
 from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
@@ -29,7 +29,11 @@ from megascan.timeline import (
     equals,
     in_order,
     is_end,
+    narrow,
+    narrow_codes,
+    narrowed,
     numbers,
+    text_column,
 )
 
 _JSON_TYPES = {"int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(), "text": pa.string()}
@@ -156,7 +160,7 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
     if not several:  # all ranks in one go, of which there may be hundreds
         spans = in_order(spans)
     rows = np.flatnonzero(is_end(spans))
-    ends = spans.select(END_COLUMNS).take(pa.array(rows))
+    ends = narrowed(spans.select(END_COLUMNS).take(pa.array(rows)))
     handed = []
     for one, (begin, end), (low, high) in zip(
         ordered,
@@ -167,6 +171,56 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
         stay = Stay(number, begin, end)
         handed.append(replace(one, spans=ends.slice(low, high - low), stay=stay))
     return spans, Packed(tuple(handed))
+
+
+def joined_ends(segments: Sequence[Segment]) -> pa.Table:
+    """Return the ends of all ranks in their order, each column as wide as its widest piece.
+
+    Pieces are put where they belong column by column: beside them there is never more than the
+    table that they make. Ranks of a shard share their texts and are taken together.
+    """
+    bounds = np.cumsum([0, *(one.spans.num_rows for one in segments)]).tolist()
+    shards = [-1 if one.stay is None else one.stay.shard for one in segments]
+    parts, places = [], []
+    by_shard = np.argsort(shards, kind="stable").tolist()
+    for _, group in groupby(by_shard, key=shards.__getitem__):
+        own = list(group)
+        parts.append(pa.concat_tables([segments[rank].spans for rank in own]))
+        places.append(_places([(bounds[rank], bounds[rank + 1]) for rank in own]))
+    names = parts[0].column_names
+    return pa.table([_joined_column(parts, places, name) for name in names], names=names)
+
+
+_Rows: TypeAlias = slice | RowNumbers
+
+
+def _places(runs: Sequence[tuple[int, int]]) -> _Rows:
+    """Return the rows of runs of rows (begin, end); a slice where these follow one another."""
+    if all(one[1] == other[0] for one, other in pairwise(runs)):
+        return slice(runs[0][0], runs[-1][1])
+    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
+
+
+def _joined_column(parts: Sequence[pa.Table], places: Sequence[_Rows], name: str) -> pa.Array:
+    """Return a column of all tables, the rows of each at its places."""
+    if not pa.types.is_dictionary(parts[0].schema.field(name).type):
+        pieces = [narrow(part, name) for part in parts]
+        return pa.array(_placed(pieces, places, np.result_type(*{one.dtype for one in pieces})))
+    numbered: dict[str, int] = {}
+    pieces = []
+    for part in parts:
+        row_codes, texts = narrow_codes(part, name)
+        code = [numbered.setdefault(text, len(numbered)) for text in texts] or [0]
+        pieces.append(np.array(code, dtype=np.int32)[row_codes])
+    width = np.min_scalar_type(~len(numbered))  # below 0, so a signed type
+    return text_column(_placed(pieces, places, width), list(numbered))
+
+
+def _placed(pieces: Sequence[Narrow], places: Sequence[_Rows], width: np.dtype[Any]) -> Narrow:
+    column: Narrow = np.empty(sum(map(len, pieces)), dtype=width)
+    for piece, rows in zip(pieces, places, strict=True):
+        column[rows] = piece
+    return column
 
 
 @dataclass(frozen=True)

@@ -21,20 +21,25 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import translate
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Here, Kept, Workers, num_workers
 from megascan.reader.lines import file_batches, read_start
-from megascan.reader.segments import Importer, Packed, Segment, settled_shard
+from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
 from megascan.schema import Granularity
-from megascan.timeline import Completeness, Trace, codes, in_order, numbers, without
+from megascan.timeline import (
+    Completeness,
+    Trace,
+    codes,
+    in_order,
+    without,
+)
 from megascan.topology import RANK_FILE_PATTERNS
 from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
@@ -370,22 +375,12 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
 
 def _joined(segments: Sequence[Segment]) -> pa.Table:
     """Return the spans of some ranks, in their order, each rank's in the order of time."""
-    shards = [-1 if one.stay is None else one.stay.shard for one in segments]
-    tables = [one.spans if one.stay else in_order(one.spans) for one in segments]
-    are_short = sum(table.num_rows for table in tables) < _SHORT_ROWS * len(tables)
-    if -1 in shards or not are_short:
-        spans = pa.concat_tables(tables).unify_dictionaries()
-        return spans if -1 in shards and not are_short else spans.combine_chunks()
-    by_shard = np.argsort(shards, kind="stable").tolist()
-    parts = [
-        pa.concat_tables([tables[place] for place in places]).combine_chunks()
-        for _, places in groupby(by_shard, key=shards.__getitem__)
-    ]  # ranks of a shard share their texts: one look at these a shard, not one a rank
-    spans = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-    if by_shard == sorted(by_shard):
-        return spans
-    rank = numbers(spans, "rank")
-    return spans.take(pa.array(np.argsort(rank, kind="stable")))
+    if all(one.stay is not None for one in segments):
+        return joined_ends(segments)
+    tables = [in_order(one.spans) for one in segments]
+    spans = pa.concat_tables(tables).unify_dictionaries()
+    are_short = spans.num_rows < _SHORT_ROWS * len(tables)
+    return spans.combine_chunks() if are_short else spans
 
 
 _LOOK_BYTES = 1 << 16

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascan.export import tracks
 from megascan.export.tracks import assign_lanes
 
 SPANS = st.lists(
@@ -100,13 +99,3 @@ def test_no_spans_have_no_lanes():
 def test_large_times_do_not_matter(base):
     group, start, end = ordered([(number, 0, 10) for number in range(3)] + [(1, 5, 10)])
     assert assign_lanes(group, start + base, end + base).tolist() == [0, 0, 1, 0]
-
-
-def test_ends_are_sorted_by_group_and_time_however_many_are_sorted_at_once(monkeypatch):
-    random = np.random.default_rng(1)
-    group = random.permutation(np.repeat(np.arange(300), random.integers(2, 9, 300)))
-    key = random.integers(0, 50, len(group))
-    expected = np.lexsort((key, group)).tolist()
-    for ends_at_once in (1 << 18, 400, 7):
-        monkeypatch.setattr(tracks, "_BLOCK_ENDS", ends_at_once)
-        assert tracks._in_groups(group.astype(np.int32), key).tolist() == expected
