@@ -1060,9 +1060,12 @@ class _Search:
         2, "iterations", Origin.MATHEMATICS, "on either side of a change whose spread can be told"
     )
     patience: int = limit(
+        4, "suspects", Origin.CONVENTION, "in a row that may be insignificant before a search ends"
+    )
+    patience_for_hosts: int = limit(
         8, "suspects", Origin.PHYSICS,
-        "in a row that may be insignificant before a search ends: the ranks of one host, each of "
-        "which looks usual beside the others as long as these are in",
+        "the same where slow devices are searched for: the ranks of one host, each of which looks "
+        "usual beside the others as long as these are in",
     )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ from detect.thresholds import (
     PAIRS,
     PERSISTENCE,
     POWER,
+    SEARCH,
     WINDOW,
     DetectorSettings,
 )
@@ -211,6 +212,7 @@ def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -
         forbidden=np.zeros(num_rows, dtype=bool),
         groups=tuple(field.groups),
         own=own,
+        patience=SEARCH.patience_for_hosts,
     )
     result = search(task, inquiry.settings)
     excluded = mask_of([one.row for one in result.suspects], num_rows)

@@ -73,6 +73,8 @@ class SearchTask:
     against its peers is a row's only if its own values changed. None where that is not asked."""
     by_majority: bool = False
     """Values may be low for good reasons too: of four rows two high ones are not at fault."""
+    patience: int = SEARCH.patience
+    """Rows in a row that may be insignificant before the search ends."""
 
     def closed(self, excluded: Flags) -> Flags:
         """Return rows that may not be taken out next."""
@@ -107,7 +109,7 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     order: list[int] = []
     num_accepted = 0
     views = [_view(task, settings, order)]  # without the first 0, 1, 2, … of them
-    while len(order) - num_accepted < SEARCH.patience and len(order) < settings.max_findings:
+    while len(order) - num_accepted < task.patience and len(order) < settings.max_findings:
         row = _clearest(views[-1], task.closed(_mask(order, task.num_rows)), task, settings)
         if row is None:
             break

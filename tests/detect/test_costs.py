@@ -85,9 +85,15 @@ def test_the_first_iterations_of_a_run_do_not_count(job, slow):
 
 
 def test_what_no_replay_tells_is_not_said_to_cost_nothing():
-    assert "does not show" in _gain(1.0, is_replayed=False)
-    assert "next to nothing" in _gain(1.0, is_replayed=True)
-    assert "20.0 % faster" in _gain(1.2, is_replayed=False)
+    assert "does not show" in _gain("the job", 1.0, is_replayed=False)
+    assert "next to nothing" in _gain("the job", 1.0, is_replayed=True)
+    assert _gain("the job", 1.2, is_replayed=False).endswith("the job would be about 20.0 % faster")
+
+
+@pytest.mark.parametrize(("first", "slowed"), [(0, "the job"), (12, "these iterations")])
+def test_what_holds_for_a_while_slows_the_iterations_of_then(job, slow, first, slowed):
+    report = job(layout=Layout(dp=4), work=slow(3, 1.5, first)).report()
+    assert f"without it {slowed} would be" in report.findings[0].headline
 
 
 def passes_of(timeline, rank=0):

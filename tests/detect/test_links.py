@@ -203,8 +203,8 @@ class _Cost:
     """Every finding costs the same."""
 
     def __init__(self, ratio):
-        self.ratio = lambda ranks, *, links: ratio
-        self.ratio_of_border = lambda ranks, slowdown: ratio
+        self.ratio = lambda ranks, causes, within: ratio
+        self.ratio_of_border = lambda ranks, slowdown, within: ratio
 
 
 def test_link_that_comes_and_goes_and_costs_nothing_is_undecided(job):
