@@ -46,7 +46,16 @@ from aggregate.decompose import Parts, decompose, split_waits, transfers
 from aggregate.jumps import ClockStep
 from aggregate.match import Matches, match_spans
 from aggregate.summary import Sums, ranks_on_cpu, sums_of
-from megascan.arrays import Flags, Floats, Integers, Narrow, RowNumbers, group_starts, rank_blocks
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    Narrow,
+    RowNumbers,
+    group_starts,
+    rank_blocks,
+    rows_of_runs,
+)
 from megascan.errors import InputError
 from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.parallel import Here, Kept, Workers
@@ -375,8 +384,7 @@ def _rows_of_ranks(rank: Narrow, ranks: Sequence[int]) -> RowNumbers:
     low, high = (np.searchsorted(rank, wanted, side=side) for side in ("left", "right"))
     if len(ranks) and low[-1] - low[0] == (high - low)[:-1].sum():
         return np.arange(low[0], high[-1], dtype=np.int32)
-    runs = zip(low.tolist(), high.tolist(), strict=True)
-    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
+    return rows_of_runs(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def build_timeline(trace: Trace) -> Timeline:

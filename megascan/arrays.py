@@ -24,6 +24,7 @@ union's length inside any window is a difference of two of its values.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -145,6 +146,11 @@ def linked_sets(one: Integers, other: Integers, num: int) -> Integers:
         smallest = smallest[smallest]
         if np.array_equal(smallest, before):
             return np.unique(smallest, return_inverse=True)[1].astype(np.int64)
+
+
+def rows_of_runs(runs: Iterable[tuple[int, int]]) -> RowNumbers:
+    """Return the rows of one run of rows (begin, end) or more, one run after the other."""
+    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
 
 
 def rank_blocks(rank: Narrow, num_rows: int) -> list[slice]:

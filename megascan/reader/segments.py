@@ -17,7 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from megascan.arrays import Flags, Integers, Narrow, RowNumbers, group_numbers, group_starts
+from megascan.arrays import (
+    Flags,
+    Integers,
+    Narrow,
+    RowNumbers,
+    group_numbers,
+    group_starts,
+    rows_of_runs,
+)
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Workers
 from megascan.schema import HEADER_EVENT, NOT_APPLICABLE, WINDOW_EVENT, Column, Kind
@@ -198,7 +206,7 @@ def _places(runs: Sequence[tuple[int, int]]) -> _Rows:
     """Return the rows of runs of rows (begin, end); a slice where these follow one another."""
     if all(one[1] == other[0] for one, other in pairwise(runs)):
         return slice(runs[0][0], runs[-1][1])
-    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
+    return rows_of_runs(runs)
 
 
 def _joined_column(parts: Sequence[pa.Table], places: Sequence[_Rows], name: str) -> pa.Array:

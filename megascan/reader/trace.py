@@ -33,13 +33,7 @@ from megascan.parallel import Here, Kept, Workers, num_workers
 from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
 from megascan.schema import Granularity
-from megascan.timeline import (
-    Completeness,
-    Trace,
-    codes,
-    in_order,
-    without,
-)
+from megascan.timeline import Completeness, Trace, codes, in_order, without
 from megascan.topology import RANK_FILE_PATTERNS
 from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
 
