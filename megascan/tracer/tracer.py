@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -287,6 +288,7 @@ class RecordingTracer(Tracer):
         self._last_iteration = 0
         self._window_open = False
         self._opened: object = None
+        self._opened_s = 0.0
         self._num_dropped = 0
         self._failed = False
         self._closed = False
@@ -462,6 +464,7 @@ class RecordingTracer(Tracer):
         if not self._window_open:
             self._first_iteration = number
             self._opened = self._timer.tie()
+            self._opened_s = time.monotonic()
         for listener in self._listeners:
             listener.iteration_begins()
         self.layers.begin_iteration(self._config, number)
@@ -527,6 +530,7 @@ class RecordingTracer(Tracer):
     def _end_window(self) -> None:
         finished = [span for span in self._spans if span.end is not None]
         dropped = len(self._spans) - len(finished)
+        num_iterations = self._last_iteration - self._first_iteration + 1
         window = Window(
             first_iteration=self._first_iteration,
             last_iteration=self._last_iteration,
@@ -535,6 +539,7 @@ class RecordingTracer(Tracer):
             num_dropped=self._num_dropped + dropped,
             granularity=self._config.granularity,
             interval=self._config.interval,
+            iteration_s=(time.monotonic() - self._opened_s) / num_iterations,
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
         )
