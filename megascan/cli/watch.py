@@ -217,7 +217,7 @@ def _printer(
     """Return what says an event: as JSON, as a line of the log, or on the screen."""
     import orjson
 
-    from megascan.watch.payloads import text_of
+    from megascan.watch.delivery import text_of
 
     def tell(record: Mapping[str, Any]) -> None:
         now = time.time()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from megascan.errors import MegaScanError
 from megascan.header import Json
 from megascan.reader.growing import Wanted
-from megascan.watch import payloads
+from megascan.watch import delivery
 from megascan.watch.delivery import Outbox
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
@@ -171,7 +171,7 @@ class Watcher:
         if window.run_id != state.run_id:
             self._begin_run(window)
         if self.hangs.hang is not None:
-            self._tell_hang(payloads.MOVES_AGAIN)
+            self._tell_hang(delivery.MOVES_AGAIN)
         self.hangs.take([window])
         self.ring.push(window)
         self.glance.push(window)
@@ -218,7 +218,7 @@ class Watcher:
             self._has_shown = True
             self.judgement = self._judged()
             if self.judgement is not None:
-                self.say(payloads.verdict_event(self.judgement, self.state.accounts.holding))
+                self.say(delivery.verdict_event(self.judgement, self.state.accounts.holding))
 
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
@@ -240,7 +240,7 @@ class Watcher:
         self.judgement = judgement
         events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
-        self.say(payloads.verdict_event(judgement, self.state.accounts.holding))
+        self.say(delivery.verdict_event(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()
@@ -264,7 +264,7 @@ class Watcher:
 
     def _tell_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            record = payloads.finding_event(event, job=self.job, unix_s=time.time())
+            record = delivery.finding_event(event, job=self.job, unix_s=time.time())
             self._tell(record, loudly=self.settings.notify == ALL or event.account.owner == NODE)
         self._save()
         self.outbox.send()
@@ -289,11 +289,11 @@ class Watcher:
             return
         silent_s = now - self._still_since[1]
         if self.hangs.look(self.files, silent_s) is not None:
-            self._tell_hang(payloads.HANG)
+            self._tell_hang(delivery.HANG)
 
     def _tell_hang(self, name: str) -> None:
         assert self.hangs.hang is not None  # callers have looked
-        record = payloads.hang_event(
+        record = delivery.hang_event(
             name, self.hangs.hang, job=self.job, run_id=self.state.run_id, unix_s=time.time()
         )
         self._tell(record, loudly=True)

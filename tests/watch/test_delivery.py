@@ -11,8 +11,15 @@ import pytest
 
 from megascan.errors import ConfigError
 from megascan.watch.accounts import Account, Change, Event, LifePhase
-from megascan.watch.delivery import MOST_PENDING, Command, Outbox, Webhook
-from megascan.watch.payloads import as_pagerduty, as_slack, finding_event
+from megascan.watch.delivery import (
+    MOST_PENDING,
+    Command,
+    Outbox,
+    Webhook,
+    as_pagerduty,
+    as_slack,
+    finding_event,
+)
 
 ACCOUNT = Account(
     id="compute-rank5-abc", run_id="run", cause="compute", owner="node", ranks=(5,),
