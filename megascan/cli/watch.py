@@ -163,8 +163,7 @@ def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
     from megascan.watch.delivery import Channel, Command, Outbox, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
-    from megascan.watch.state import STATE_FILE, StateFile
-    from megascan.watch.watcher import Watcher, WatchSettings
+    from megascan.watch.watcher import STATE_FILE, StateFile, Watcher, WatchSettings
 
     channels: list[Channel] = [
         Webhook.of(url, arguments.webhook_format) for url in arguments.webhook

@@ -22,8 +22,7 @@ from megascan.simulate import (
 from megascan.topology import Layout
 from megascan.watch.delivery import Channel, Outbox
 from megascan.watch.history import History
-from megascan.watch.state import StateFile
-from megascan.watch.watcher import Watcher, WatchSettings
+from megascan.watch.watcher import StateFile, Watcher, WatchSettings
 
 MARK = b'"name":"megascan_window"'
 WINDOW = 2
