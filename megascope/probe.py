@@ -27,8 +27,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from megascan.errors import MissingError
 from megascan.probes import WEIGHT, Point, Prober, Probes
 from megascan.topology import Layout
-from megascope.capture import Capture, Sight
-from megascope.places import BY_NAME, Spot, find_spots
+from megascope.capture import BY_NAME, Capture, Sight, Spot, find_spots
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

@@ -33,10 +33,9 @@ import torch.distributed as dist
 from megascan.errors import ConfigError, InputError
 from megascan.probes import Point, Prober, header_line, probe_file_name, probe_line
 from megascan.topology import Layout
-from megascope.capture import Capture, Sight, entropy, probabilities
+from megascope.capture import Capture, Sight, Spot, entropy, find_spots, probabilities
 from megascope.frames import encode, whole_frames
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import Spot, find_spots
 from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
 

@@ -23,10 +23,9 @@ import numpy as np
 import torch
 
 from megascan.errors import ConfigError
-from megascope.capture import Notes, Strip, in_order, probabilities, tables_of
+from megascope.capture import Notes, Spot, Strip, find_spots, in_order, probabilities, tables_of
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import Spot, find_spots
 from megascope.reductions import Part, join_table
 from megascope.request import PLACES, Intervention, Kind, read_interventions
 

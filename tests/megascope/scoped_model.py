@@ -17,9 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megascope.capture import Capture, Sight
+from megascope.capture import Capture, Sight, find_spots
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import find_spots
 from megascope.request import Intervention
 from training.arguments import resolve_sizes
 from training.arguments.model_values import settings_to_use
