@@ -1,7 +1,7 @@
 """Places in a GPT of Megatron-Core, and hooks that show what it computes there.
 
-A **place** is named once for all layers; a spot is a place in one layer of this rank. Shapes are those
-that hooks hand over, (token, row, feature); queries, keys and values have (token, row, head,
+A **place** is named once for all layers; a spot is a place in one layer of this rank. Shapes are
+those that hooks hand over, (token, row, feature); queries, keys and values have (token, row, head,
 channel). Tensor-parallel ranks hold contiguous shares of features or heads, or of the tokens with
 sequence parallelism, so that who has all shares can join them by concatenation.
 

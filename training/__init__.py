@@ -14,7 +14,7 @@ analysed.
     pipeline/         schedules as plans of actions
     generation/       text out of a checkpoint; generate.py and serve.py are its commands
     faults/           what --inject-fault makes slow
-    distributed.py    joining the job; cpu_backend.py without CUDA; failure.py leaving it
+    distributed.py    joining the job and leaving it; cpu_backend.py without CUDA
     log.py            what a run prints
 """
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError, MegaScanError, report_errors
 from training.arguments import TrainerParser
-from training.distributed import Launch, read_launch
-from training.failure import carry_out, end_alike
+from training.distributed import Launch, carry_out, end_alike, read_launch
 from training.generation.detokenizing import TextStream
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 from training.generation.request import Answer, Request, Sampling

@@ -25,10 +25,10 @@ from training.distributed import (
     finalize,
     initialize,
     load_kernels_at_start,
+    refusals_as_errors,
     seed_everything,
     silence,
 )
-from training.failure import refusals_as_errors
 from training.faults import (
     FaultCallback,
     FaultSpec,

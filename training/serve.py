@@ -30,8 +30,7 @@ from megascan.errors import ConfigError, MegaScanError, report_errors
 from megascan.listening import listen, require_server, token_for
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
-from training.distributed import Launch, read_launch
-from training.failure import carry_out, end_alike
+from training.distributed import Launch, carry_out, end_alike, read_launch
 from training.generation.engine import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 
 from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes
-from training.failure import refusals_as_errors
+from training.distributed import refusals_as_errors
 from training.generation.attention import CachedAttention, KeyValueCache, Rotation, StepState
 from training.generation.layout import StepTokens
 from training.generation.lightening import lighten
