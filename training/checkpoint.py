@@ -35,11 +35,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megascan.errors import ConfigError, InputError, OutputError
 from training.arguments import Settings, Sizes
-from training.arguments.model_values import differences
 from training.checkpoint_folder import (
     LATEST_FILE,
     SavedSettings,
     checkpoint_folder,
+    differences,
     latest_checkpoint,
     make_empty,
     publish,

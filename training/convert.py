@@ -22,14 +22,15 @@ from pathlib import Path
 from megascan.errors import InputError, OutputError, UsageError, report_errors
 from megascan.overwriting import check_can_be_made, workplace
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
-from training.arguments.model_values import model_values, settings_to_use
 from training.checkpoint_folder import (
     LATEST_FILE,
     SavedSettings,
     checkpoint_folder,
     make_empty,
+    model_values,
     publish,
     saved_settings,
+    settings_to_use,
     write_saved,
 )
 from training.distributed import Launch, finalize, initialize, seed_everything, silence

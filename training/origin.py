@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.arguments.model_values import differences, model_values
 from training.checkpoint_folder import (
     SavedSettings,
+    differences,
     latest_checkpoint,
+    model_values,
     read_saved,
     saved_settings,
 )

@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes, resolve_sizes
-from training.arguments.model_values import settings_to_use
+from training.checkpoint_folder import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything, silence
 
 # tensor, pipeline, chunks on a rank, expert

@@ -21,7 +21,7 @@ from megascope.capture import Capture, Sight, find_spots
 from megascope.interventions import Intervening, TensorShares
 from megascope.request import Intervention
 from training.arguments import resolve_sizes
-from training.arguments.model_values import settings_to_use
+from training.checkpoint_folder import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything
 from training.hf.families import read_family
 from training.hf.loading import load_hf

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, UsageError
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
-from training.arguments.model_values import settings_to_use
-from training.checkpoint_folder import TOKENIZER_FOLDER, saved_settings
+from training.checkpoint_folder import TOKENIZER_FOLDER, saved_settings, settings_to_use
 from training.data.tokenizers import (
     Tokenizer,
     TokenizerSettings,

@@ -10,9 +10,8 @@ import torch
 
 from megascan.errors import InputError, MissingError
 from training.arguments import resolve_sizes
-from training.arguments.model_values import settings_to_use
 from training.checkpoint import load_weights
-from training.checkpoint_folder import SavedSettings
+from training.checkpoint_folder import SavedSettings, settings_to_use
 from training.model import build_bare_model
 
 _NUM_TEXTS, _NUM_TOKENS = 2, 48
