@@ -9,7 +9,7 @@ analysed.
     arguments/        flags, and the check that they fit together
     loop.py           iterations; step.py one of them; callback.py who watches
     model.py          chunks, optimizer, learning-rate schedule; origin.py where weights come from
-    data/             text to microbatches; streams.py and microbatch.py hand them to the ranks
+    data/             text to microbatches of each rank
     checkpoint*.py    saving and loading; convert.py and hf/ Hugging Face folders
     pipeline/         schedules as plans of actions
     generation/       text out of a checkpoint; generate.py and serve.py are its commands

@@ -164,11 +164,11 @@ def main(runs_path: str, out: str) -> None:
         from megatron.core import parallel_state
         from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
-        from training import streams
+        from training.data import datasets
         from training.pipeline import channels, running
 
         device_for = channels.device_for
-        even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
+        even, dealt = datasets.build_data_iterator, datasets.build_dealt_iterator
         # Made-up data of the least documents that are enough: Megatron-Core's hundred thousand are
         # shuffled anew by every rank of every run, a third of what such a run takes.
         MockGPTLowLevelDataset.size = NUM_DOCUMENTS
@@ -183,8 +183,8 @@ def main(runs_path: str, out: str) -> None:
         for name, job in jobs.items():
             late.acts = name.endswith("late")
             pads = _pad_samples if name.startswith("uneven") else (lambda build: build)
-            streams.build_data_iterator = pads(even)
-            streams.build_dealt_iterator = pads(dealt)
+            datasets.build_data_iterator = pads(even)
+            datasets.build_dealt_iterator = pads(dealt)
             memory = Separate if "separate" in name else SharedMemory
             copied = "copied" in name
             channels.device_for = (lambda _, memory=memory: memory) if copied else device_for
