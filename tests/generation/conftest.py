@@ -18,7 +18,7 @@ import pytest
 
 from tests import ranks
 from training.data.tokenizers import ByteTokenizer
-from training.generation.exchange import Commands
+from training.generation.engine import Commands
 from training.generation.metrics import Metrics
 from training.generation.request import Limits, TokenScore
 from training.generation.scheduler import Scheduler

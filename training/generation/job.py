@@ -26,8 +26,7 @@ from training.origin import hugging_face_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from training.generation.engine import Engine, GenerationCallback
-    from training.generation.graphs import Recorder
+    from training.generation.engine import Engine, GenerationCallback, Recorder
 
 _MOST_ROWS = 32
 _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -117,8 +116,7 @@ class GenerationJob:
 
         Without a recorder steps are replayed where `has_graphs` says so.
         """
-        from training.generation.engine import Engine
-        from training.generation.graphs import CudaGraphs
+        from training.generation.engine import CudaGraphs, Engine
         from training.generation.stage import Stage
 
         stage = Stage(

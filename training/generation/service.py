@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from training.generation.exchange import NOTHING, Commands
+from training.generation.engine import NOTHING, Commands
 from training.generation.metrics import Metrics, Outcome
 from training.generation.request import Answer, Request
 
