@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from training.generation.engine import Engine
     from training.generation.scope import Looking
     from training.generation.service import Service
-    from training.generation.web.asking import ChatTemplate
+    from training.generation.web.bodies import ChatTemplate
 
 _END_S = 3
 """Time that clients have to hear that the server ends."""
@@ -205,7 +205,7 @@ def _start_server(
 
     from megascan.connection import Connection
     from training.generation.web.app import build_app
-    from training.generation.web.asking import Model
+    from training.generation.web.bodies import Model
 
     model = Model(
         name=address.name,
@@ -242,7 +242,7 @@ def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
 
 
 def _chat_template(job: GenerationJob) -> ChatTemplate | None:
-    from training.generation.web.asking import read_chat_template
+    from training.generation.web.bodies import read_chat_template
 
     model = job.tokenizer_settings.tokenizer_model
     if model is None or not isinstance(job.tokenizer, SubwordTokenizer):

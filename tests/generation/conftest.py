@@ -24,7 +24,7 @@ from training.generation.request import Limits, TokenScore
 from training.generation.scheduler import Scheduler
 from training.generation.service import Service
 from training.generation.web.app import build_app
-from training.generation.web.asking import ChatTemplate, Model
+from training.generation.web.bodies import ChatTemplate, Model
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("generating_ranks.py")

@@ -4,7 +4,7 @@ Owns everything between a prompt's token ids and the answer's. Fed by `training.
 `training.serve`, through a checkpoint and its model chunks; its answers go back to whoever asked.
 
     job.py        from a command line to an engine on every rank: start reading here
-    engine.py     the loop on every rank: requests in, answers out; what the ranks tell one another
+    engine.py     the loop on every rank, and what the ranks tell one another
     scheduler.py  which rows a batch holds, what each step computes; request.py what a row asks for
     stage.py      one pipeline stage, run step by step: keys, values, attention to them; modules
                   without what only training needs

@@ -17,8 +17,7 @@ from megascan.listening import Gate
 from training.generation.metrics import Outcome
 from training.generation.service import EndedError
 from training.generation.web import chat, completions, megatron_api
-from training.generation.web.asking import Model
-from training.generation.web.responses import RequestError, json_response
+from training.generation.web.bodies import Model, RequestError, json_response
 
 _LOG = logging.getLogger(__name__)
 # Says only whether the server runs; those who look after it ask without a token.

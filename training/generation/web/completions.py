@@ -14,19 +14,20 @@ from starlette.responses import Response
 from training.data.tokenizers import Tokenizer
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
-from training.generation.web.asking import (
+from training.generation.web.bodies import (
     MOST_CHOICES,
+    Change,
+    Choice,
     Fields,
     Model,
+    RequestError,
     Wish,
     read_fields,
     read_wish,
+    respond,
     rows_of,
     tokens_of,
-)
-from training.generation.web.choices import Change, Choice, respond, usage_of
-from training.generation.web.responses import (
-    RequestError,
+    usage_of,
 )
 
 _MOST_LOGPROBS = 20

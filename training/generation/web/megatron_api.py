@@ -9,18 +9,21 @@ from starlette.responses import Response
 
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, Sampling
-from training.generation.web.asking import (
+from training.generation.web.bodies import (
     MOST_CHOICES,
     Fields,
     Model,
+    RequestError,
     Wish,
+    choices_of,
+    follow,
+    json_response,
     read_fields,
+    respond_while_connected,
     rows_of,
     submit,
     tokens_of,
 )
-from training.generation.web.choices import choices_of, follow
-from training.generation.web.responses import RequestError, json_response, respond_while_connected
 
 
 async def generate(request: WebRequest, model: Model) -> Response:
