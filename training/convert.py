@@ -211,7 +211,7 @@ def _import(
 
 def _check(saved: SavedSettings, folder: Path) -> None:
     """Compare the logits of both; raises InputError when they differ."""
-    from training.hf.check import compare
+    from training.hf.saving import compare
 
     result = compare(saved, folder)
     sentence = (

@@ -8,6 +8,5 @@ one rank in any parallel layout. Start reading at families.py, then rules.py.
     rules.py     the one table of tensors: theirs, ours, and how one becomes the other
     weights.py   files of tensors: mapped for reading, written one tensor at a time
     loading.py   in: a folder into the model chunks of this rank, layer by layer
-    saving.py    out: a checkpoint as a folder
-    check.py     `convert --check`: the same text through both models
+    saving.py    out: a checkpoint as a folder; `convert --check`, the same text through both models
 """
