@@ -180,7 +180,7 @@ def _import(
     """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
     from training.checkpoint_tensors import write_weights
     from training.hf.families import read_config
-    from training.hf.loading import fillings
+    from training.hf.weights import fillings
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
 

@@ -63,7 +63,7 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
     """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
-    from training.hf.loading import check_folder
+    from training.hf.weights import check_folder
 
     _, _, values = check_folder(folder)
     tokenizer = hugging_face_tokenizer(folder)
@@ -127,7 +127,7 @@ def start_from(
 ) -> Progress:
     """Fill the model from what the flags name; return how far it had come."""
     from training.checkpoint import load_checkpoint
-    from training.hf.loading import load_hf
+    from training.hf.weights import load_hf
 
     folder, load = settings.checkpoint.load_hf, settings.checkpoint.load
     if folder is None or (load is not None and latest_checkpoint(load) is not None):

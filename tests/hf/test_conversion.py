@@ -21,9 +21,15 @@ from training.convert import main as convert
 from training.distributed import Launch
 from training.generation.job import open_job
 from training.hf.families import read_family
-from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
-from training.hf.weights import open_weights, plan, publish_model, writing
+from training.hf.weights import (
+    check_names,
+    open_weights,
+    plan,
+    publish_model,
+    read_sources,
+    writing,
+)
 from training.origin import hugging_face_defaults
 
 HERE = Path(__file__).parent

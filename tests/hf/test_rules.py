@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.hf.loading import name_in_memory
 from training.hf.rules import Attention, Form, Place, Rule, TensorRank, parts, rules_of, share
+from training.hf.weights import name_in_memory
 
 # Four heads of one channel in two groups, hidden size 5.
 ATTENTION = Attention(num_heads=4, num_groups=2, num_channels=1)

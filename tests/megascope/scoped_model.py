@@ -24,7 +24,7 @@ from training.arguments import resolve_sizes
 from training.checkpoint_folder import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything
 from training.hf.families import read_family
-from training.hf.loading import load_hf
+from training.hf.weights import load_hf
 
 NUM_TOKENS = 24
 TOKENS = torch.arange(NUM_TOKENS)[None] * 7 % 203

@@ -57,14 +57,14 @@ class Source:
     def check(self) -> None:
         """Raise InputError for a Hugging Face folder that does not hold what it describes."""
         if self.hugging_face is not None:
-            from training.hf.loading import check_folder
+            from training.hf.weights import check_folder
 
             check_folder(self.hugging_face)
 
     def load(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Fill this rank's part of the model."""
         if self.hugging_face is not None:
-            from training.hf.loading import load_hf
+            from training.hf.weights import load_hf
 
             load_hf(self.hugging_face, chunks)
         elif self.checkpoint is not None:
