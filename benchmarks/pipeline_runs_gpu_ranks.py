@@ -96,7 +96,7 @@ class _Bench:
 
         from training import loop, step
         from training.log import TrainingLog
-        from training.pipeline import channels, copies, dynamic, executor
+        from training.pipeline import channels, dynamic, executor
         from training.pipeline.split_backward import WeightGradients
 
         self.notes = _Notes()
@@ -105,7 +105,7 @@ class _Bench:
         self._late_ratio = 0.0
         self._late_s = 0.0
         self._draw = random.Random(11 + self._rank)
-        self._device_for = copies.device_for
+        self._device_for = channels.device_for
         self._start = channels.start
         schedules.forward_step = self._timed("F", schedules.forward_step)
         schedules.backward_step = self._timed("B", schedules.backward_step)
