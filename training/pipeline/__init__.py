@@ -12,8 +12,9 @@ reading at plan.py.
       remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone
       running.py      the pipeline of a job; schedule.py chooses its plan from the flags
-      executor.py     carries a plan out over channels.py; dynamic.py chooses while it runs
+      executor.py     carries a plan out over channels.py, and times it; dynamic.py chooses while it
+                      runs
       helped.py       forwards on helpers (reception.py); rebalance.py moves and orders
                       microbatches
-      split_backward.py  weight gradients on their own; timing.py how long the work takes
+      split_backward.py  weight gradients on their own
 """

@@ -36,7 +36,7 @@ from training.pipeline.channels import (
     start,
     transfer_of,
 )
-from training.pipeline.executor import Step
+from training.pipeline.executor import ActionClock, Step
 from training.pipeline.guided import Patience, Progress, choose
 from training.pipeline.plan import (
     Action,
@@ -47,7 +47,6 @@ from training.pipeline.plan import (
     message_made,
     message_needed,
 )
-from training.pipeline.timing import ActionClock
 
 SOON_S = 1e-6
 """What an announced message is said to be away: when it will be there is not known."""
