@@ -28,7 +28,7 @@ from megascan.overwriting import check_can_be_made
 
 if TYPE_CHECKING:
     from megascan.timeline import Timeline
-    from training.pipeline.job_model import Predictor
+    from training.pipeline.measured import Predictor
     from training.pipeline.remedies import Advice
 
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(compare(arguments.compare, job))
         return 0
     from training.pipeline.drawing import render_text, to_json
-    from training.pipeline.job_model import Predictor
+    from training.pipeline.measured import Predictor
     from training.pipeline.remedies import HelperOffer, advise
 
     model = Predictor(job, _slowdowns(timeline))

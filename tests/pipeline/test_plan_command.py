@@ -120,7 +120,7 @@ def test_a_job_without_a_pipeline_is_told_so(megascan):
 def test_planning_needs_neither_torch_nor_megatron():
     rooms = ROOT / "training" / "pipeline"
     names = [
-        "costs", "disaggregation", "drawing", "generators", "guided", "job_model",
+        "costs", "disaggregation", "drawing", "generators", "guided",
         "measured", "plan", "planner", "rebalance", "remedies", "schedule", "simulator", "validity",
     ]  # fmt: skip
     assert all((rooms / f"{name}.py").is_file() for name in names)

@@ -8,7 +8,7 @@ reading at plan.py.
       plan.py         a schedule as lists of actions, and as text; drawing.py shows it
       generators.py   plans by rule; planner.py the search for a fast one; validity.py checks
       simulator.py    how long a plan takes; costs.py work in seconds and bytes
-      measured.py     costs of a traced job; job_model.py that job under other circumstances
+      measured.py     costs of a traced job, and that job under other circumstances
       remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone
       running.py      the pipeline of a job; schedule.py chooses its plan from the flags

@@ -29,7 +29,7 @@ from megascan.errors import ConfigError
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.generators import GENERATORS, recompute_ahead, zero_bubble_h1
 from training.pipeline.guided import guided_ratio
-from training.pipeline.job_model import (
+from training.pipeline.measured import (
     AS_TRACED,
     Circumstances,
     MakePlan,
