@@ -170,7 +170,7 @@ def _show(path: Path, memory_limit: float | None) -> int:
     """Check a plan and draw it with even costs."""
     from training.pipeline.drawing import describe
     from training.pipeline.plan import read_plan
-    from training.pipeline.validity import check
+    from training.pipeline.simulator import check
 
     plan = read_plan(path)
     check(plan, memory_limit=memory_limit)

@@ -16,8 +16,7 @@ from training.pipeline.guided import (
 )
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, parse_plan
 from training.pipeline.planner import Problem, search
-from training.pipeline.simulator import predict
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note, predict
 
 PATIENT = Patience(announced_s=0.3, unannounced_s=0.15)
 F0, F1, B0 = (

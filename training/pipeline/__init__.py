@@ -6,8 +6,9 @@ reading at plan.py.
 
     on paper, free of torch, so that `megascan plan` runs where traces are read
       plan.py         a schedule as lists of actions, and as text; drawing.py shows it
-      generators.py   plans by rule; planner.py the search for a fast one; validity.py checks
-      simulator.py    how long a plan takes; costs.py work in seconds and bytes
+      generators.py   plans by rule; planner.py the search for a fast one
+      simulator.py    whether a plan can be carried out, and how long it takes; costs.py work in
+                      seconds and bytes
       measured.py     costs of a traced job, and that job under other circumstances
       remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone

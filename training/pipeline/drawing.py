@@ -24,8 +24,7 @@ from training.pipeline.generators import depth_first
 from training.pipeline.measured import MeasuredJob, Predictor
 from training.pipeline.plan import ActionKind, PipelineShape, Placement, Plan
 from training.pipeline.remedies import Advice, Effort, Remedy, RemedyKind
-from training.pipeline.simulator import Prediction, Timed, predict
-from training.pipeline.validity import forward_order, numerics_note
+from training.pipeline.simulator import Prediction, Timed, forward_order, numerics_note, predict
 
 _SPANS = {
     ActionKind.FORWARD: (FORWARD, Phase.FORWARD),

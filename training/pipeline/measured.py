@@ -42,8 +42,7 @@ from training.pipeline.costs import (
 )
 from training.pipeline.generators import depth_first
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
-from training.pipeline.simulator import Prediction, predict, predict_megatron
-from training.pipeline.validity import check
+from training.pipeline.simulator import Prediction, check, predict, predict_megatron
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

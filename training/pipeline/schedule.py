@@ -13,7 +13,7 @@ from training.pipeline.generators import GENERATORS, depth_first, recompute_ahea
 from training.pipeline.plan import PipelineShape, Placement, Plan, read_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note
 
 if TYPE_CHECKING:
     from training.pipeline.measured import Predictor
