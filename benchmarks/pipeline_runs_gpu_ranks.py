@@ -189,7 +189,7 @@ class _Bench:
         )
         self.notes, self._action = _Notes(), None
         self._late_ratio, self._late_s = case.late_ratio, late_s
-        channels.device_for = _none if case.by_nccl else self._device_for  # type: ignore[attr-defined]
+        channels.device_for = _none if case.by_nccl else self._device_for
         torch.cuda.reset_peak_memory_stats()
         job.train()
         torch.cuda.synchronize()
