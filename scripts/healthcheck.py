@@ -24,11 +24,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # a checkout that is not installed
 
-from health.bits import check_bits
 from health.check import Check, Status, as_json, as_text, worst
 from health.devices import check_gpus, check_megatron, check_torch, query_gpus
 from health.machine import check_clock, check_disk, check_shared_memory, check_versions
-from health.sweep import DEFAULT_FLOOR_RATIO, DEFAULT_ROUNDS, Probe, check_sweep, sweep
+from health.sweep import DEFAULT_FLOOR_RATIO, DEFAULT_ROUNDS, Probe, check_bits, check_sweep, sweep
 
 from megascan.errors import MissingError, UsageError, report_errors
 
