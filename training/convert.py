@@ -178,7 +178,7 @@ def _import(
     source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
 ) -> SavedSettings:
     """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
-    from training.checkpoint_tensors import write_weights
+    from training.checkpoint import write_weights
     from training.hf.families import read_config
     from training.hf.weights import fillings
     from training.model import build_bare_model

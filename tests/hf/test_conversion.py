@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megascan.errors import InputError
+from training.checkpoint import CheckpointTensors
 from training.checkpoint_folder import SavedSettings, write_saved
-from training.checkpoint_tensors import CheckpointTensors
 from training.convert import main as convert
 from training.distributed import Launch
 from training.generation.job import open_job

@@ -18,14 +18,13 @@ import torch
 
 from megascan.errors import InputError, MissingError
 from training.arguments import resolve_sizes
-from training.checkpoint import load_weights
+from training.checkpoint import CheckpointTensors, Wanted, load_weights
 from training.checkpoint_folder import (
     TOKENIZER_FOLDER,
     SavedSettings,
     copy_tokenizer_files,
     settings_to_use,
 )
-from training.checkpoint_tensors import CheckpointTensors, Wanted
 from training.data.tokenizers import SubwordTokenizer, build_tokenizer
 from training.hf.families import config_of
 from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
