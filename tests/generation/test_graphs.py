@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from training.generation.engine import ReplayedSteps, round_up
-from training.generation.layout import RowTokens, StepTokens
 from training.generation.request import Limits, Request, Sampling
-from training.generation.scheduler import Row, Step, Target
+from training.generation.scheduler import Row, RowTokens, Step, StepTokens, Target
 
 LIMITS = Limits(num_rows=5, max_length=1000, max_prompt_tokens=16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.generation.layout import RowTokens, _visible, lay_out
+from training.generation.scheduler import RowTokens, _visible, lay_out
 from training.generation.stage import Rotation, attend, rotate
 
 SHARES = (

@@ -5,10 +5,10 @@ Owns everything between a prompt's token ids and the answer's. Fed by `training.
 
     job.py        from a command line to an engine on every rank: start reading here
     engine.py     the loop on every rank, and what the ranks tell one another
-    scheduler.py  which rows a batch holds, what each step computes; request.py what a row asks for
+    scheduler.py  which rows a batch holds, what each step computes, where its tokens stand
+    request.py    what a row asks for
     stage.py      one pipeline stage, run step by step: keys, values, attention to them; modules
                   without what only training needs
-    layout.py     where the tokens of a step stand
     sampling.py   tokens from logits; detokenizing.py text from tokens
     service.py    between a server's event loop and the thread that computes; web/ the endpoints
 

@@ -34,10 +34,17 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from training.generation.layout import Decoding, RowTokens, StepTokens, lay_out
 from training.generation.request import Answer, Limits, Request, Sampling, TokenScore
 from training.generation.sampling import Choice, choose
-from training.generation.scheduler import Scheduler, Step, Target
+from training.generation.scheduler import (
+    Decoding,
+    RowTokens,
+    Scheduler,
+    Step,
+    StepTokens,
+    Target,
+    lay_out,
+)
 from training.generation.stage import Stage
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from megascope.server import address_of, build_app
 from megascope.session import NUM_ALTERNATIVES, Session
 from training.generation.detokenizing import token_text
 from training.generation.engine import GenerationCallback
-from training.generation.layout import RowTokens, lay_out
 from training.generation.request import Answer, Sampling
 from training.generation.sampling import Choice, choose
-from training.generation.scheduler import Scheduler, Step
+from training.generation.scheduler import RowTokens, Scheduler, Step, lay_out
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -32,8 +32,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes
 from training.distributed import refusals_as_errors
-from training.generation.layout import Decoding, Piece, StepTokens
 from training.generation.request import Limits
+from training.generation.scheduler import Decoding, Piece, StepTokens
 from training.model import build_bare_model
 
 if TYPE_CHECKING:
