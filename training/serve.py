@@ -139,8 +139,7 @@ def _compute(job: GenerationJob, address: Address) -> None:
 
 def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> None:
     """Be rank 0: the clients' side in a thread, the engine in this one."""
-    from training.generation.metrics import Metrics
-    from training.generation.service import Service
+    from training.generation.service import Metrics, Service
 
     metrics = Metrics(num_slots=job.limits.num_rows)
     engine, looking = _build_engine(job, address, metrics)

@@ -19,10 +19,9 @@ import pytest
 from tests import ranks
 from training.data.tokenizers import ByteTokenizer
 from training.generation.engine import Commands
-from training.generation.metrics import Metrics
 from training.generation.request import Limits, TokenScore
 from training.generation.scheduler import Scheduler
-from training.generation.service import Service
+from training.generation.service import Metrics, Service
 from training.generation.web.app import build_app
 from training.generation.web.bodies import ChatTemplate, Model
 

@@ -14,8 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megascan.listening import Gate
-from training.generation.metrics import Outcome
-from training.generation.service import EndedError
+from training.generation.service import EndedError, Outcome
 from training.generation.web import chat, completions, megatron_api
 from training.generation.web.bodies import Model, RequestError, json_response
 
