@@ -55,7 +55,7 @@ STRIP_PLACES = frozenset(PLACES) - {
 }
 
 
-class Model(Protocol):
+class LentModel(Protocol):
     """What the server lends: this rank's part of the model, and ways to the others."""
 
     module: torch.nn.Module
@@ -181,7 +181,7 @@ class Session:
     """One rank's side of all that is looked at."""
 
     def __init__(
-        self, model: Model, send: Send, vocab_size: int, text_of: Callable[[int], str]
+        self, model: LentModel, send: Send, vocab_size: int, text_of: Callable[[int], str]
     ) -> None:
         self._model = model
         self._text_of = lru_cache(maxsize=_KEPT_TEXTS)(text_of)

@@ -204,9 +204,9 @@ def _start_server(
 
     from megascan.connection import Connection
     from training.generation.web.app import build_app
-    from training.generation.web.bodies import Model
+    from training.generation.web.bodies import ServedModel
 
-    model = Model(
+    model = ServedModel(
         name=address.name,
         tokenizer=job.tokenizer,
         stop_ids=job.stop_ids,

@@ -160,12 +160,12 @@ def _view(arguments: argparse.Namespace) -> Iterator[Any]:
 
 def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
     """Put together what the flags ask for."""
-    from megascan.watch.delivery import Channel, Command, Outbox, Webhook
+    from megascan.watch.delivery import Command, Outbox, Receiver, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
     from megascan.watch.watcher import STATE_FILE, StateFile, Watcher, WatchSettings
 
-    channels: list[Channel] = [
+    channels: list[Receiver] = [
         Webhook.of(url, arguments.webhook_format) for url in arguments.webhook
     ]
     channels += [Command.of(words) for words in arguments.exec]

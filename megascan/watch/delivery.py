@@ -244,7 +244,7 @@ MOST_PENDING = 500
 """Events that wait for a channel; the oldest go, and that is said."""
 
 
-class Channel(Protocol):
+class Receiver(Protocol):
     """A place where operators listen."""
 
     @property
@@ -385,11 +385,11 @@ class Command:
 class Outbox:
     """Events on their way, in the order they were put, for each channel."""
 
-    channels: Sequence[Channel]
+    channels: Sequence[Receiver]
     warn: Callable[[str], None]
     first_wait_s: float = _FIRST_WAIT_S
     num_delivered: int = 0
-    _pending: list[tuple[dict[str, Json], Channel]] = field(default_factory=list)
+    _pending: list[tuple[dict[str, Json], Receiver]] = field(default_factory=list)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
     _is_closing: bool = False
@@ -467,7 +467,7 @@ class Outbox:
             while not self._is_closing and (left := until - time.monotonic()) > 0:
                 self._wake.wait(left)
 
-    def _told(self, event: dict[str, Json], channel: Channel) -> bool:
+    def _told(self, event: dict[str, Json], channel: Receiver) -> bool:
         try:
             channel.tell(event)
         except (OSError, http.client.HTTPException, ConfigError) as error:

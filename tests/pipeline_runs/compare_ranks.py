@@ -123,7 +123,7 @@ class _LateSends:
         from training.pipeline import channels
 
         self.acts = False
-        self._send = channels.Outbox.send
+        self._send = channels.SendQueue.send
         self._draw = random.Random(rank)
         self._queues: dict[object, queue.Queue[tuple[object, ...]]] = {}
         late = self
@@ -131,12 +131,12 @@ class _LateSends:
         def send(outbox: object, *message: object) -> None:
             late.put(outbox, message) if late.acts else late._send(outbox, *message)
 
-        def drain(outbox: object, original: object = channels.Outbox.drain) -> None:
+        def drain(outbox: object, original: object = channels.SendQueue.drain) -> None:
             if outbox in late._queues:
                 late._queues[outbox].join()
             original(outbox)
 
-        channels.Outbox.send, channels.Outbox.drain = send, drain
+        channels.SendQueue.send, channels.SendQueue.drain = send, drain
 
     def put(self, outbox: object, message: tuple[object, ...]) -> None:
         """Have a thread of the channel send it."""

@@ -20,7 +20,7 @@ from megascan.simulate import (
     write_rank_files,
 )
 from megascan.topology import Layout
-from megascan.watch.delivery import Channel, Outbox
+from megascan.watch.delivery import Outbox, Receiver
 from megascan.watch.history import History
 from megascan.watch.watcher import StateFile, Watcher, WatchSettings
 
@@ -177,7 +177,7 @@ def watched() -> Callable[..., Watched]:
     def start(
         *folders: Path,
         state: Path | None = None,
-        channels: Sequence[Channel] = (),
+        channels: Sequence[Receiver] = (),
         history: History | None = None,
         **settings: Any,
     ) -> Watched:

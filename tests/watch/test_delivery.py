@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from megascan.errors import ConfigError
-from megascan.watch.accounts import Account, Change, Event, LifePhase
+from megascan.watch.accounts import Account, AccountChange, Event, LifePhase
 from megascan.watch.delivery import (
     MOST_PENDING,
     Command,
@@ -29,11 +29,11 @@ ACCOUNT = Account(
 )  # fmt: skip
 RAISED = {
     "number": 1,
-    **finding_event(Event(Change.RAISED, ACCOUNT), job="job", unix_s=1.7e9 + 60),
+    **finding_event(Event(AccountChange.RAISED, ACCOUNT), job="job", unix_s=1.7e9 + 60),
 }
 CLEARED = {
     "number": 2,
-    **finding_event(Event(Change.CLEARED, ACCOUNT), job="job", unix_s=1.7e9 + 90),
+    **finding_event(Event(AccountChange.CLEARED, ACCOUNT), job="job", unix_s=1.7e9 + 90),
 }
 
 

@@ -3,7 +3,7 @@
     commands from rank 0  →  scheduler  →  one step of the model  →  tokens  →  scheduler  →  …
 
 All ranks run the same loop. Where they differ, the difference lies in `Stage` (which layers) and in
-`Exchange` (who speaks). What watches the loop is a `GenerationCallback`.
+`RankExchange` (who speaks). What watches the loop is a `GenerationCallback`.
 
 **What the ranks tell one another** beside the model's own communication: rank 0 hears the clients
 and tells all ranks which requests have come and which are over. The rank that has the logits, the
@@ -35,7 +35,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from training.generation.request import Answer, Limits, Request, Sampling, TokenScore
-from training.generation.sampling import Choice, choose
+from training.generation.sampling import TokenChoice, choose
 from training.generation.scheduler import (
     Decoding,
     RowTokens,
@@ -69,7 +69,7 @@ class Commands:
 NOTHING = Commands()
 
 
-class Exchange:
+class RankExchange:
     """The two ways of one job; every rank calls the same methods in the same order."""
 
     def __init__(self, sampling_rank: int) -> None:
@@ -163,7 +163,7 @@ _FEWEST_PLACES = 128
 _MOST_RECORDINGS = 64
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Makes something that computes the same again, from and into the same memory."""
 
     def record(self, compute: Compute) -> Compute:
@@ -213,7 +213,7 @@ class CudaGraphs:
 class ReplayedSteps:
     """Computes steps of one token a row by recordings, one for each size that occurs."""
 
-    def __init__(self, stage: Stage, limits: Limits, recorder: Recorder) -> None:
+    def __init__(self, stage: Stage, limits: Limits, recorder: StepRecorder) -> None:
         self._stage = stage
         self._limits = limits
         self._recorder = recorder
@@ -343,7 +343,7 @@ class Engine:
         stage: Stage,
         limits: Limits,
         callback: GenerationCallback | None = None,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
         """Make an engine; with a recorder, steps of one token a row are replayed."""
         self.stage = stage
@@ -364,7 +364,7 @@ class Engine:
         # The first of its tensor-parallel ranks: rank 0's pipeline ends there.
         sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
         self.is_sampling = dist.get_rank() == sampling_rank
-        self.exchange = Exchange(sampling_rank)
+        self.exchange = RankExchange(sampling_rank)
 
     @property
     def cache_bytes(self) -> int:
@@ -472,7 +472,7 @@ def tabulate(
 
 def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
     """Return the token of each target: the given one, or one that is chosen."""
-    choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
+    choices: list[TokenChoice] = [target.choice for target in targets if target.choice is not None]
     if len(choices) == len(targets):
         return choose(logits, choices)
     given = [target.given for target in targets]

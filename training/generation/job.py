@@ -26,7 +26,7 @@ from training.origin import hugging_face_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from training.generation.engine import Engine, GenerationCallback, Recorder
+    from training.generation.engine import Engine, GenerationCallback, StepRecorder
 
 _MOST_ROWS = 32
 _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -110,7 +110,7 @@ class GenerationJob:
         callback: GenerationCallback | None = None,
         *,
         num_extra_slots: int = 0,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ) -> Engine:
         """Build the engine and fill its model; call it inside `joined`, on every rank.
 

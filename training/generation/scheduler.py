@@ -30,7 +30,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from megascan.arrays import Integers
 from training.generation.request import Answer, FinishReason, Request, TokenScore
-from training.generation.sampling import Choice
+from training.generation.sampling import TokenChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class Target:
     """In the stream."""
     given: int | None
     """The prompt's next token, which is only scored; None where a token is to be chosen."""
-    choice: Choice | None
+    choice: TokenChoice | None
     """How it is chosen; None where it is given."""
 
 
@@ -352,7 +352,7 @@ def _targets(row: Row, first: int, end: int) -> list[Target]:
             for position in range(row.num_cached, min(end, known - 1))
         ]
     if end == known and request.max_tokens:
-        choice = Choice(
+        choice = TokenChoice(
             sampling=request.sampling,
             draw=float(row.random.random()),
             generated=row.generated if request.sampling.has_penalties else (),

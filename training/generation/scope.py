@@ -18,7 +18,7 @@ from megascope.session import NUM_ALTERNATIVES, Session
 from training.generation.detokenizing import token_text
 from training.generation.engine import GenerationCallback
 from training.generation.request import Answer, Sampling
-from training.generation.sampling import Choice, choose
+from training.generation.sampling import TokenChoice, choose
 from training.generation.scheduler import RowTokens, Scheduler, Step, lay_out
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class Lent:
         most = min(NUM_ALTERNATIVES, stage.vocab_size)
         table = None
         if logits is not None and engine.is_sampling:
-            chosen = choose(logits, [Choice(sampling=Sampling(temperature=temperature), draw=draw)])
+            chosen = choose(
+                logits, [TokenChoice(sampling=Sampling(temperature=temperature), draw=draw)]
+            )
             logprobs = logits.float().log_softmax(-1)
             best = logprobs.topk(most, dim=-1)
             columns = [chosen[:, None], logprobs.gather(1, chosen[:, None]), best.indices]

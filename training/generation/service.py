@@ -28,7 +28,7 @@ _BOUNDS_S = (
 )  # fmt: skip
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a row or a request has ended."""
 
     FINISHED = "finished"
@@ -65,7 +65,7 @@ class Metrics(GenerationCallback):
         self.first_token_s = Histogram()
         self.next_token_s = Histogram()
         self._step_s = Histogram()
-        self._requests = dict.fromkeys(Outcome, 0)
+        self._requests = dict.fromkeys(RequestOutcome, 0)
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._gauges = {
@@ -75,7 +75,7 @@ class Metrics(GenerationCallback):
             "cache_bytes": ("Memory of keys and values on rank 0.", 0),
         }
 
-    def count_request(self, outcome: Outcome) -> None:
+    def count_request(self, outcome: RequestOutcome) -> None:
         """Count the end of a row, or a request that was refused."""
         self._requests[outcome] += 1
 
@@ -228,7 +228,7 @@ class Service:
         """Let rows leave the batch; called on the event loop."""
         for identifier in identifiers:
             if self._places.pop(identifier, None) is not None:
-                self.metrics.count_request(Outcome.CANCELLED)
+                self.metrics.count_request(RequestOutcome.CANCELLED)
                 self._incoming.put(identifier)
 
     def tell(self, aside: str) -> None:
@@ -280,7 +280,7 @@ class Service:
                 self._observe(place, now)
             if answer.finish_reason is not None:
                 del self._places[answer.identifier]
-                self.metrics.count_request(Outcome.FINISHED)
+                self.metrics.count_request(RequestOutcome.FINISHED)
             place.submission._items.put_nowait((place.index, answer))
 
     def _observe(self, place: _Place, now: float) -> None:

@@ -27,7 +27,7 @@ from training.checkpoint_folder import (
 )
 from training.data.tokenizers import SubwordTokenizer, build_tokenizer
 from training.hf.families import config_of
-from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
+from training.hf.rules import Attention, ModelPart, Rule, join_norms, parts, rules_of
 from training.hf.weights import CONFIG, plan, writing
 from training.model import build_bare_model
 
@@ -80,7 +80,7 @@ def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
 
 def _key(rule: Rule) -> str:
     """Return the name of a layer's parameter in a checkpoint, where it is one of all layers."""
-    if rule.place is Place.EXPERT:
+    if rule.place is ModelPart.EXPERT:
         return f"decoder.layers.mlp.experts.experts.{rule.name}"
     return f"decoder.layers.{join_norms(rule.name)}"
 
@@ -106,8 +106,8 @@ class _Export:
         """Raise InputError where the tensors are of more or fewer layers than the settings say."""
         for rule in self._rules:
             counts = {
-                Place.LAYER: (self._num_layers,),
-                Place.EXPERT: (self._num_layers, self._num_experts),
+                ModelPart.LAYER: (self._num_layers,),
+                ModelPart.EXPERT: (self._num_layers, self._num_experts),
             }.get(rule.place, ())
             key = _key(rule)
             stored = self._tensors.shape(Wanted(key=key))[: len(counts)] if counts else ()
@@ -124,14 +124,14 @@ class _Export:
 
     def layers(self) -> Iterator[list[_Piece]]:
         """Return what is read together: before the layers, each layer, behind them."""
-        yield [self._top(rule) for rule in self._rules if rule.place is Place.FIRST]
+        yield [self._top(rule) for rule in self._rules if rule.place is ModelPart.FIRST]
         for layer in range(self._num_layers):
             yield list(self._of_layer(layer))
         untied = bool(self._saved.model["untie_embeddings_and_output_weights"])
         yield [
             self._top(rule)
             for rule in self._rules
-            if rule.place is Place.LAST and (untied or rule.name != "output_layer.weight")
+            if rule.place is ModelPart.LAST and (untied or rule.name != "output_layer.weight")
         ]
 
     def _top(self, rule: Rule) -> _Piece:
@@ -139,10 +139,10 @@ class _Export:
 
     def _of_layer(self, layer: int) -> Iterator[_Piece]:
         for rule in self._rules:
-            if rule.place is Place.LAYER:
+            if rule.place is ModelPart.LAYER:
                 wanted = Wanted(key=_key(rule), place=(layer,))
                 yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer))
-            elif rule.place is Place.EXPERT:
+            elif rule.place is ModelPart.EXPERT:
                 for expert in range(self._num_experts):
                     wanted = Wanted(key=_key(rule), place=(layer, expert))
                     yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))

@@ -28,7 +28,16 @@ import torch
 
 from megascan.errors import InputError, MissingError
 from training.hf.families import describe, read_config
-from training.hf.rules import Attention, Form, Place, Rule, TensorRank, join_norms, rules_of, share
+from training.hf.rules import (
+    Attention,
+    Form,
+    ModelPart,
+    Rule,
+    TensorRank,
+    join_norms,
+    rules_of,
+    share,
+)
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -384,9 +393,9 @@ def _places(rule: Rule, values: Mapping[str, object]) -> Iterator[tuple[int, int
     layers = range(cast(int, values["num_layers"]))
     experts = range(cast(int, values.get("num_experts") or 0))
     match rule.place:
-        case Place.LAYER:
+        case ModelPart.LAYER:
             yield from ((layer, 0) for layer in layers)
-        case Place.EXPERT:
+        case ModelPart.EXPERT:
             yield from ((layer, expert) for layer in layers for expert in experts)
         case _:
             yield 0, 0
@@ -482,7 +491,7 @@ def _fillings_of(
                 name=name,
                 parameter=parameter,
                 attention=attention,
-                own=of_expert if rule.place is Place.EXPERT else dense,
+                own=of_expert if rule.place is ModelPart.EXPERT else dense,
                 vocab_size=vocab_size,
             ),
         )
@@ -496,17 +505,17 @@ def _fillings_of(
 def _targets(chunk: GPTModel, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str, Sequence[str]]]:
     """Return the parameters of a chunk, layer by layer: rule, name, and the folder's tensors."""
     for rule in rules:
-        is_here = (rule.place is Place.FIRST and chunk.pre_process) or (
-            rule.place is Place.LAST and chunk.post_process
+        is_here = (rule.place is ModelPart.FIRST and chunk.pre_process) or (
+            rule.place is ModelPart.LAST and chunk.post_process
         )
         if is_here:
             yield rule, rule.name, rule.sources_of()
     for index, module in enumerate(chunk.decoder.layers):
         layer = module.layer_number - 1
         for rule in rules:
-            if rule.place is Place.LAYER:
+            if rule.place is ModelPart.LAYER:
                 yield rule, f"decoder.layers.{index}.{rule.name}", rule.sources_of(layer)
-            elif rule.place is Place.EXPERT:
+            elif rule.place is ModelPart.EXPERT:
                 for local, expert in enumerate(_experts_of(module)):
                     name = f"decoder.layers.{index}.mlp.experts.local_experts.{local}.{rule.name}"
                     yield rule, name, rule.sources_of(layer, expert)

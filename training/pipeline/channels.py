@@ -57,7 +57,7 @@ from training.pipeline.plan import (
 )
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """A moment on a device that both processes know."""
 
     def record(self) -> None:
@@ -70,25 +70,25 @@ class Event(Protocol):
         """Tell whether it has come."""
 
 
-class Device(Protocol):
+class CopyDevice(Protocol):
     """Memory and events that another process of the host can open."""
 
     def slots(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory for so many messages."""
 
-    def event(self) -> Event:
+    def event(self) -> CopyEvent:
         """Return an event that both processes can wait for."""
 
-    def own_event(self) -> Event:
+    def own_event(self) -> CopyEvent:
         """Return an event of this process."""
 
     def settle(self) -> None:
         """Wait until the device has done what it was given."""
 
-    def offer(self, slots: torch.Tensor | None, events: Sequence[Event]) -> bytes:
+    def offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> bytes:
         """Return what another process needs to open them."""
 
-    def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[Event]]:
+    def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[CopyEvent]]:
         """Open what another process offers."""
 
     def aside(self, reads: torch.Tensor | None = None) -> AbstractContextManager[object]:
@@ -103,7 +103,7 @@ class CopyError(Exception):
 class Copied:
     """A copy that was launched."""
 
-    event: Event
+    event: CopyEvent
 
     def wait(self) -> None:
         """Let the current stream wait for it."""
@@ -124,15 +124,15 @@ class CopyWay:
     waits_for_sender = True
 
     def __init__(
-        self, tokens: dist.ProcessGroup, peer: int, device: Device, *, sends: bool
+        self, tokens: dist.ProcessGroup, peer: int, device: CopyDevice, *, sends: bool
     ) -> None:
         self._tokens = tokens
         self._peer = peer
         self._device = device
         self._sends = sends
         self._slots: torch.Tensor | None = None
-        self._there: list[Event] = []
-        self._free: list[Event] = []
+        self._there: list[CopyEvent] = []
+        self._free: list[CopyEvent] = []
         self._count = 0
         self._told: list[tuple[dist.Work, torch.Tensor]] = []
 
@@ -212,7 +212,7 @@ class CopyWay:
         self._count += 1
         return (self._count - 1) % len(self._slots)
 
-    def _offer(self, slots: torch.Tensor | None, events: Sequence[Event]) -> None:
+    def _offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> None:
         """Tell the other end of memory and events; or of failure, and raise it here."""
         try:
             offer = self._device.offer(slots, events)
@@ -221,7 +221,7 @@ class CopyWay:
             raise CopyError(str(error)) from error
         self._tell(offer)
 
-    def _accept(self) -> tuple[torch.Tensor | None, list[Event]]:
+    def _accept(self) -> tuple[torch.Tensor | None, list[CopyEvent]]:
         """Open what the other end offers; or tell it of failure, and raise it here."""
         offer = self._hear()
         self._agree(offer)
@@ -258,13 +258,13 @@ class Gpu:
         """Return memory for so many messages."""
         return torch.empty((number, *shape), dtype=dtype, device=self._device)
 
-    def event(self) -> Event:
+    def event(self) -> CopyEvent:
         """Return an event that both processes can wait for."""
         event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def own_event(self) -> Event:
+    def own_event(self) -> CopyEvent:
         """Return an event of this process."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
@@ -274,14 +274,14 @@ class Gpu:
         """Wait until the device has done what it was given."""
         torch.cuda.synchronize(self._device)
 
-    def offer(self, slots: torch.Tensor | None, events: Sequence[Event]) -> bytes:
+    def offer(self, slots: torch.Tensor | None, events: Sequence[CopyEvent]) -> bytes:
         """Return what another process needs to open them."""
         self.settle()  # an event must have been recorded before it is opened
         arguments = None if slots is None else reductions.reduce_tensor(slots)[1]  # type: ignore[no-untyped-call]
         handles = [cast(Any, event).ipc_handle() for event in events]
         return pickle.dumps((arguments, handles))
 
-    def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[Event]]:
+    def accept(self, offer: bytes) -> tuple[torch.Tensor | None, list[CopyEvent]]:
         """Open what another process offers, for the streams of this GPU."""
         arguments, handles = pickle.loads(offer)
         slots = None
@@ -303,7 +303,7 @@ class Gpu:
             reads.record_stream(self._stream)
 
 
-def device_for(device: str) -> Callable[[], Device] | None:
+def device_for(device: str) -> Callable[[], CopyDevice] | None:
     """Return what opens this process's device for copies; None where a process group does."""
     return None if device == "cpu" else Gpu
 
@@ -318,7 +318,7 @@ MAX_THREAD_BLOCKS = 4
 """Thread blocks of a channel's NCCL kernels: a receive that waits occupies so many."""
 
 
-class Operation(StrEnum):
+class MessageEnd(StrEnum):
     """The two ends of a message."""
 
     SEND = "send"
@@ -338,7 +338,7 @@ class Link:
 class Transfer:
     """One end of a message: what it is, with whom, and to which of this rank's work it belongs."""
 
-    operation: Operation
+    operation: MessageEnd
     direction: str
     """``forward`` (an output) or ``backward`` (a gradient)."""
     peer: int
@@ -425,7 +425,7 @@ class GroupWay:
 
 def start(transfer: Transfer, tensor: torch.Tensor, way: Way) -> Handle:
     """Begin one end of a message; every message of a plan goes through here."""
-    return way.send(tensor) if transfer.operation is Operation.SEND else way.receive(tensor)
+    return way.send(tensor) if transfer.operation is MessageEnd.SEND else way.receive(tensor)
 
 
 def link_of(shape: PipelineShape, message: Message) -> Link:
@@ -576,7 +576,7 @@ def _new_group(pair: list[int], device: str, timeout: timedelta) -> dist.Process
     return group
 
 
-class Outbox:
+class SendQueue:
     """Sends on one channel; tensors are kept until they have left."""
 
     def __init__(self, channel: Channel) -> None:
@@ -590,7 +590,7 @@ class Outbox:
                 break
             self._under_way.pop(oldest, None)
         tensor = tensor.detach().contiguous()
-        transfer = transfer_of(Operation.SEND, self.channel, message, chunk)
+        transfer = transfer_of(MessageEnd.SEND, self.channel, message, chunk)
         self._under_way[message] = start(transfer, tensor, self.channel.way), tensor
 
     def settle(self, message: Message) -> None:
@@ -663,14 +663,14 @@ class Inbox:
 
     def _post_next(self) -> None:
         message, chunk = self._expected.popleft()
-        transfer = transfer_of(Operation.RECEIVE, self.channel, message, chunk)
+        transfer = transfer_of(MessageEnd.RECEIVE, self.channel, message, chunk)
         with self.channel.way.receiving():
             tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
             work = start(transfer, tensor, self.channel.way)
         self._posted.append((message, work, tensor))
 
 
-def transfer_of(operation: Operation, channel: Channel, message: Message, chunk: int) -> Transfer:
+def transfer_of(operation: MessageEnd, channel: Channel, message: Message, chunk: int) -> Transfer:
     """Return one end of a message of a channel."""
     return Transfer(
         operation=operation,
@@ -731,7 +731,7 @@ class Mail:
     """
 
     def __init__(self, channels: Channels, shape: Sequence[int], dtype: torch.dtype) -> None:
-        self._outboxes = {channel.link: Outbox(channel) for channel in channels.outgoing()}
+        self._outboxes = {channel.link: SendQueue(channel) for channel in channels.outgoing()}
         self._inboxes = {
             channel.link: Inbox(channel, shape, dtype, channels.device)
             for channel in channels.incoming()

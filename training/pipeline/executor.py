@@ -207,7 +207,7 @@ class Post(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepWork:
     """What a step is carried out on: the arguments of a schedule, sorted."""
 
     forward_step: ForwardStep
@@ -227,7 +227,7 @@ class Work:
 class Step:
     """One iteration on this rank: what is held between actions, and how each is done."""
 
-    def __init__(self, work: Work, plan: Plan, rank: int, post: Post) -> None:
+    def __init__(self, work: StepWork, plan: Plan, rank: int, post: Post) -> None:
         self.reports: list[Report] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self._work = work
@@ -511,7 +511,7 @@ class Executor:
         chunks = model if isinstance(model, list) else [model]
         config = get_model_config(chunks[0])
         groups = process_groups()
-        work = Work(
+        work = StepWork(
             forward_step=forward_step_func,
             streams=data_iterator if isinstance(data_iterator, list) else [data_iterator],
             chunks=chunks,

@@ -551,7 +551,7 @@ AS_TRACED = Circumstances()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PredictedStep:
     """Predicted pipeline of a step: its time, and the most activations by pipeline rank.
 
     Activations are counted in those of one microbatch on one rank of the traced job.
@@ -585,16 +585,16 @@ class Predictor:
         )
 
     @cached_property
-    def traced(self) -> Outcome:
+    def traced(self) -> PredictedStep:
         """Return the traced step as the model sees it."""
         samples = [self.job.predict_as_traced(sample) for sample in self._samples()]
         return _mean_of_worst(samples)
 
-    def step_s(self, outcome: Outcome) -> float:
+    def step_s(self, outcome: PredictedStep) -> float:
         """Return the whole iteration when its pipeline is another one."""
         return self.job.step_s + outcome.pipeline_s - self.traced.pipeline_s
 
-    def outcome(self, make_plan: MakePlan, circumstances: Circumstances) -> Outcome:
+    def outcome(self, make_plan: MakePlan, circumstances: Circumstances) -> PredictedStep:
         """Return what a schedule makes of the job under these circumstances."""
         counts = circumstances.microbatches or self.job.microbatches
         known: dict[tuple[Costs, int], Prediction] = {}
@@ -767,10 +767,10 @@ def _with_scales(costs: Costs, scales: Scales, count: int, circumstances: Circum
     return replace(costs, microbatch_scales=repeated, microbatch_sizes=repeated)
 
 
-def _mean_of_worst(samples: Sequence[Sequence[Prediction]]) -> Outcome:
+def _mean_of_worst(samples: Sequence[Sequence[Prediction]]) -> PredictedStep:
     """Return the slowest replica's time, mean over steps, and the highest peaks of all."""
     peaks = [prediction.peak for predictions in samples for prediction in predictions]
-    return Outcome(
+    return PredictedStep(
         pipeline_s=fmean(max(p.step_s for p in predictions) for predictions in samples),
         peak=tuple(max(by_rank) for by_rank in zip(*peaks, strict=True)),
     )

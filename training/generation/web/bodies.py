@@ -294,7 +294,7 @@ _LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     """What the endpoints know of the model that is served."""
 
     name: str
@@ -340,7 +340,7 @@ async def read_fields(request: WebRequest) -> Fields:
     return Fields.from_body(b"".join(parts))
 
 
-def read_wish(fields: Fields, model: Model) -> Wish:
+def read_wish(fields: Fields, model: ServedModel) -> Wish:
     """Read the shared fields; RequestError for the first that is out of range."""
     asked_for = fields.text("model", model.name)
     if asked_for != model.name:
@@ -373,7 +373,7 @@ def read_wish(fields: Fields, model: Model) -> Wish:
     )
 
 
-async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...]:
+async def tokens_of(prompt: str | Sequence[int], model: ServedModel) -> tuple[int, ...]:
     """Return the token ids of a prompt; RequestError when it cannot be coded."""
     if isinstance(prompt, str):
         try:
@@ -394,7 +394,7 @@ async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...
 def rows_of(
     prompt: tuple[int, ...],
     wish: Wish,
-    model: Model,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     num_logprobs: int | None = None,
@@ -446,7 +446,7 @@ def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
     )
 
 
-def submit(model: Model, requests: Sequence[Request]) -> Submission:
+def submit(model: ServedModel, requests: Sequence[Request]) -> Submission:
     """Hand rows to the engine; RequestError when it is busy or has ended."""
     try:
         return model.service.submit(requests)
@@ -584,7 +584,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ChoiceChange:
     """What one answer has changed in one choice."""
 
     choice: Choice
@@ -609,7 +609,7 @@ def choices_of(
     ]
 
 
-async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIterator[Change]:
+async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIterator[ChoiceChange]:
     """Yield what changes until all choices are complete; one with its stop string is cut short."""
     async for index, answer in submission.answers():
         choice = choices[index]
@@ -617,7 +617,7 @@ async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIter
         piece, tokens = choice.take(answer)
         if choice.finish_reason is not None:
             submission.cancel(index)
-        yield Change(
+        yield ChoiceChange(
             choice=choice,
             piece=piece,
             tokens=tokens,
@@ -639,13 +639,13 @@ def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, int]:
 
 async def respond(
     request: WebRequest,
-    model: Model,
+    model: ServedModel,
     requests: Sequence[Request],
     wish: Wish,
     *,
     head: dict[str, object],
     whole: Callable[[Choice], dict[str, object]],
-    events: Callable[[list[Choice], AsyncIterator[Change]], AsyncIterator[object]],
+    events: Callable[[list[Choice], AsyncIterator[ChoiceChange]], AsyncIterator[object]],
 ) -> Response:
     """Submit the rows of a request and answer as it wishes: at once, or in events as text comes.
 

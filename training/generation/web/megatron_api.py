@@ -12,8 +12,8 @@ from training.generation.request import Request, Sampling
 from training.generation.web.bodies import (
     MOST_CHOICES,
     Fields,
-    Model,
     RequestError,
+    ServedModel,
     Wish,
     choices_of,
     follow,
@@ -26,7 +26,7 @@ from training.generation.web.bodies import (
 )
 
 
-async def generate(request: WebRequest, model: Model) -> Response:
+async def generate(request: WebRequest, model: ServedModel) -> Response:
     """Answer one request: whole texts, prompts included."""
     fields = await read_fields(request)
     requests, has_logprobs = await _read(fields, model)
@@ -51,7 +51,7 @@ async def generate(request: WebRequest, model: Model) -> Response:
     return await respond_while_connected(request, work(), submission.close)
 
 
-async def _read(fields: Fields, model: Model) -> tuple[list[Request], bool]:
+async def _read(fields: Fields, model: ServedModel) -> tuple[list[Request], bool]:
     prompts = fields.raw("prompts")
     if not isinstance(prompts, list) or not all(isinstance(one, str) and one for one in prompts):
         raise fields.wrong("prompts", "must be an array of strings, none of them empty")
