@@ -11,6 +11,7 @@ Owns everything between a prompt's token ids and the answer's. Fed by `training.
                   without what only training needs
     sampling.py   tokens from logits; detokenizing.py text from tokens
     service.py    between a server's event loop and the thread that computes; web/ the endpoints
+    scope.py      MegaScope in the server
 
 Nothing is imported here: megatron.core may be imported only when the job has been joined, and the
 command line is read before that.

@@ -6,7 +6,8 @@ reading at plan.py.
 
     on paper, free of torch, so that `megascan plan` runs where traces are read
       plan.py         a schedule as lists of actions, and as text; drawing.py shows it
-      generators.py   plans by rule; planner.py the search for a fast one
+      generators.py   plans by rule; planner.py the search for a fast one; guided.py when to leave
+                      a plan
       simulator.py    whether a plan can be carried out, and how long it takes; costs.py work in
                       seconds and bytes
       measured.py     costs of a traced job, and that job under other circumstances
