@@ -27,7 +27,7 @@ def described(room: str) -> str:
 
 
 def unnamed(stems: set[str], text: str) -> set[str]:
-    return {stem for stem in stems if not re.search(rf"\b{stem}\b", text)}
+    return {stem for stem in stems if not re.search(rf"\b{stem}(\.py\b|`)", text)}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -46,4 +46,5 @@ def test_a_room_names_no_file_that_is_gone(room: str) -> None:
 
 
 def test_a_file_that_is_not_named_is_found() -> None:
-    assert unnamed({"fold", "file"}, "folding.py   one file") == {"fold"}
+    text = "folding.py   one file of `lines`"
+    assert unnamed({"fold", "file", "folding", "lines"}, text) == {"fold", "file"}
