@@ -502,7 +502,7 @@ class _Weights:
             self._rows.append(torch.stack((_rms(before), gradient, update)))
 
     def table(self) -> torch.Tensor:
-        """`(parameter, 3)`: root mean squares of parameter, gradient, update."""
+        """Return root mean squares of parameter, gradient, update: `(parameter, 3)`."""
         return torch.stack(self._rows)
 
 

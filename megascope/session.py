@@ -43,7 +43,7 @@ SHOWN_EVERY_S = 0.05
 """Seconds from one packing of strips to the next: what one step costs to pack, many cost little
 more, and a page draws no quicker. A model that takes as long for a token shows each at once."""
 _KEPT = ("residual", "query", "key")
-"""Places whose whole tensors stay after a run, beside those that strips were asked of: attention
+"""Places whose whole tensors stay after a run, next to those that strips were asked of: attention
 maps, the logit lens, PCA and patching read them."""
 STRIP_PLACES = frozenset(PLACES) - {
     "attention",

@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _checks_of_software(options: argparse.Namespace) -> list[Check]:
-    """What needs torch: importing it, Megatron-Core, and a collective."""
+    """Check what needs torch: importing it, Megatron-Core, and a collective."""
     gpus = query_gpus()
     checks = [check_torch(0 if options.cpu or isinstance(gpus, str) else len(gpus))]
     if checks[0].status is Status.PROBLEM:
@@ -76,7 +76,7 @@ def _sweep(options: argparse.Namespace) -> list[Check]:
 
 
 def _choose_probe(use_cpu: bool) -> Probe:
-    """GPUs where torch sees some, else the cores."""
+    """Choose GPUs where torch sees some, else the cores."""
     if not use_cpu and importlib.util.find_spec("torch"):
         import torch
 
@@ -111,7 +111,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _report(checks: Sequence[Check], place: str | None, *, force: bool) -> None:
-    """Text on stdout, or JSON there with `-`; with a file both."""
+    """Print text on stdout, or JSON there with `-`; with a file both."""
     if place is not None:
         record = as_json(checks, socket.gethostname())
         if place == "-":

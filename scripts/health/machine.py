@@ -27,7 +27,7 @@ _PACKAGES = ("megascan", "torch", "megatron-core", "transformer-engine", "numpy"
 
 
 def check_disk(folder: Path, least_gb: float) -> Check:
-    """Whether traces and checkpoints can be written to `folder`."""
+    """Check that traces and checkpoints can be written to `folder`."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"room")
@@ -48,7 +48,7 @@ def check_disk(folder: Path, least_gb: float) -> Check:
 
 
 def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
-    """Whether processes of this host can pass data to one another."""
+    """Check that processes of this host can pass data to one another."""
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
@@ -63,7 +63,7 @@ def check_shared_memory(folder: Path = _SHARED_MEMORY) -> Check:
 
 
 def check_versions() -> Check:
-    """What is installed, without importing it; nothing here can fail."""
+    """Say what is installed, without importing it; nothing here can fail."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -119,7 +119,7 @@ def _judge(state: ClockState) -> Check:
 
 
 def ask_chrony() -> ClockState | None:
-    """`chronyc -c tracking`: the 5th field is the offset, the last the leap status."""
+    """Ask `chronyc -c tracking`: the 5th field is the offset, the last the leap status."""
     fields = _output("chronyc", "-c", "tracking").strip().split(",")
     try:
         offset_s = float(fields[4])
@@ -130,7 +130,7 @@ def ask_chrony() -> ClockState | None:
 
 
 def ask_timedatectl() -> ClockState | None:
-    """`timedatectl`'s word on NTP."""
+    """Ask `timedatectl` for its word on NTP."""
     answer = _output("timedatectl", "show", "--property=NTPSynchronized", "--value").strip()
     if answer not in ("yes", "no"):
         return None
@@ -152,7 +152,7 @@ class _Timex(ctypes.Structure):
 
 
 def ask_kernel() -> ClockState | None:
-    """The kernel's own flag; works in containers, where the daemons cannot be asked."""
+    """Ask for the kernel's own flag; works in containers, where the daemons cannot be asked."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):  # not Linux
@@ -166,7 +166,7 @@ def ask_kernel() -> ClockState | None:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; nothing when it is missing, slow or fails."""
+    """Return what a program prints; nothing when it is missing, slow or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

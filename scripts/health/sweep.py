@@ -46,13 +46,13 @@ class Probe(Protocol):
     devices: Sequence[str]
 
     def matrix_product(self) -> Sequence[float]:
-        """TFLOP/s of every device in one round."""
+        """Return TFLOP/s of every device in one round."""
 
     def memory_copy(self) -> Sequence[float]:
-        """GB/s of every device in one round."""
+        """Return GB/s of every device in one round."""
 
     def pair_bandwidth(self, source: int, target: int) -> float:
-        """GB/s from one device to another."""
+        """Return GB/s from one device to another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Figure:
 
     @property
     def weak(self) -> bool:
-        """Whether it is slower than chance and the floor allow, in most rounds."""
+        """Tell whether it is slower than chance and the floor allow, in most rounds."""
         return self.slowdown > self.limit and self.share_below >= _SHARE
 
 
@@ -98,7 +98,7 @@ def judge(
 
 
 def _noise_ratio(rounds: Rounds, values: Sequence[float]) -> float:
-    """Standard error of a device's median, as a share of it; of the usual device."""
+    """Return the standard error of a device's median, as a share of it; of the usual device."""
     spreads = [
         _MAD_TO_SIGMA * median(abs(row[i] - value) for row in rounds) / value
         for i, value in enumerate(values)
@@ -129,7 +129,7 @@ def sweep(probe: Probe, num_rounds: int, floor_ratio: float) -> list[Figure]:
 
 
 def _pair_round(probe: Probe) -> list[float]:
-    """What each device does with the others, both directions: the median of its pairs.
+    """Return what each device does with the others, both directions: the median of its pairs.
 
     A device whose own link is bad is slow with everybody; with a bad peer only one of several is.
     """
@@ -143,7 +143,7 @@ def _pair_round(probe: Probe) -> list[float]:
 
 
 def check_sweep(figures: Sequence[Figure]) -> list[Check]:
-    """A check for every device: its figures, and what is weak about it."""
+    """Return a check for every device: its figures, and what is weak about it."""
     return list(_checks(figures))
 
 

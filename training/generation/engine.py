@@ -174,7 +174,7 @@ class CudaGraphs:
     """Records CUDA graphs; what cannot be recorded is computed anew each time."""
 
     def __init__(self) -> None:
-        # Graphs share their memory: none runs beside another or has results that outlive it.
+        # Graphs share their memory: no two run at once, and results do not outlive their graph.
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
 
@@ -250,7 +250,7 @@ class ReplayedSteps:
 
     @property
     def num_recorded(self) -> int:
-        """Recordings that are kept."""
+        """Return the recordings that are kept."""
         return len(self._recorded)
 
     def forget(self) -> None:

@@ -45,7 +45,7 @@ class Source:
     window: int | None
     """Positions that a token may see: in Hugging Face's model the rest slides out of sight."""
     end_ids: tuple[int, ...]
-    """Tokens that the model's files declare as ends, beside the tokenizer's own."""
+    """Tokens that the model's files declare as ends, in addition to the tokenizer's own."""
 
     @property
     def name(self) -> str:

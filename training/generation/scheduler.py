@@ -213,7 +213,7 @@ class Step:
     shares: tuple[RowTokens, ...]
     targets: tuple[Target, ...]
     num_logprobs: int | None
-    """Alternatives that are wanted beside each target; None: not even its own log probability."""
+    """Alternatives that are wanted for each target; None: not even its own log probability."""
     num_prompt_tokens: int
 
 

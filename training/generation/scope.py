@@ -1,4 +1,4 @@
-"""MegaScope in the server: what it is lent of the engine, and the page beside the endpoints."""
+"""MegaScope in the server: what it borrows of the engine, and the page next to the endpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Lent:
-    """One rank's model as `megascope.session.Model` wants it; the rows of others go on beside it.
+    """One rank's model as `megascope.session.LentModel` wants it; rows of others go on meanwhile.
 
     Its tokens have a slot of the cache that no row of the batch ever gets.
     """
@@ -84,7 +84,7 @@ class Lent:
         return self._engine.exchange.collect(content)
 
     def share(self, content: bytes) -> bytes:
-        """Rank 0's bytes on every rank."""
+        """Return rank 0's bytes on every rank."""
         return self._engine.exchange.share(content)
 
 

@@ -117,7 +117,7 @@ def _layer(layer: Any) -> _Forward:
 
 
 def _attention(attention: Any) -> _Forward:
-    """Queries, keys and values, the attention of this project to its cache, and the projection."""
+    """Compute queries, keys and values, the attention to our cache, and the projection."""
     shares_groups = attention.config.num_query_groups < attention.world_size
     heads = attention.get_query_key_value_tensors if shares_groups else _heads(attention)
     attend, project = caller(attention.core_attention), caller(attention.linear_proj)

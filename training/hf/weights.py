@@ -311,7 +311,7 @@ def _table(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-# Constants that older versions of transformers saved beside the weights.
+# Constants that older versions of transformers saved next to the weights.
 _CONSTANTS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 

@@ -92,7 +92,7 @@ class CopyDevice(Protocol):
         """Open what another process offers."""
 
     def aside(self, reads: torch.Tensor | None = None) -> AbstractContextManager[object]:
-        """Surround what runs on a stream beside the current one, once that has made `reads`."""
+        """Surround what runs on a second stream, once the current one has made `reads`."""
 
 
 class CopyError(Exception):
@@ -294,7 +294,7 @@ class Gpu:
 
     @contextmanager
     def aside(self, reads: torch.Tensor | None = None) -> Iterator[None]:
-        """Surround what runs on a stream beside the current one, once that has made `reads`."""
+        """Surround what runs on a second stream, once the current one has made `reads`."""
         if reads is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -270,7 +270,7 @@ class HelpedDriver:
 
     @property
     def num_ready(self) -> int:
-        """Helpers that have come so far; known on a pipeline's first rank."""
+        """Return helpers that have come so far; known on a pipeline's first rank."""
         return len(self._known)
 
     def open(self, description: dict[str, object], num_replicas: int, replica: int) -> None:

@@ -748,7 +748,7 @@ def _healthy_stages(
 
 
 def _minus(cost: StageCost, part: StageCost) -> StageCost:
-    """Return what a stage takes beside a part of it, nothing below 0."""
+    """Return what a stage takes in addition to a part of it, 0 at least."""
     return StageCost(
         forward_s=max(0.0, cost.forward_s - part.forward_s),
         input_gradient_s=max(0.0, cost.input_gradient_s - part.input_gradient_s),

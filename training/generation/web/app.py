@@ -67,7 +67,7 @@ _Endpoint = Callable[[Request, ServedModel], Awaitable[Response]]
 def build_app(
     model: ServedModel, *, token: str | None = None, hosts: Collection[str] = ()
 ) -> ASGIApp:
-    """Build the whole HTTP side; `hosts` are names of this server beside those of the loopback."""
+    """Build the whole HTTP side; `hosts` are names of this server other than the loopback's."""
     started = int(time.time())
 
     async def models(request: Request) -> Response:
