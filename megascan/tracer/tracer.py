@@ -27,7 +27,7 @@ from megascan.vocabulary import ITERATION
 
 if TYPE_CHECKING:  # loaded where the flags ask for them
     from megascan.tracer.budget import Level
-    from megascan.tracer.switch import Change, Switch
+    from megascan.tracer.switch import Switch, TracingSwitched
 
 
 class Tracer:
@@ -278,7 +278,7 @@ class RecordingTracer(Tracer):
         self._next_level: Level | None = None
         self._on = not config.armed
         self._switch: Switch | None = None
-        self._changes: deque[Change] = deque()
+        self._changes: deque[TracingSwitched] = deque()
         self._timed: deque[TimedIteration] = deque(maxlen=MAX_TIMED)
         self._ready = False
         self._spans: list[Span] = []
@@ -415,7 +415,7 @@ class RecordingTracer(Tracer):
         """Record what is enclosed, if the iteration is traced."""
         return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
 
-    def announce(self, change: Change) -> None:
+    def announce(self, change: TracingSwitched) -> None:
         """Trace, or trace no longer, from an iteration on; may be called from another thread."""
         self._changes.append(change)
 
