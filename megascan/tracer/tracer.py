@@ -288,6 +288,7 @@ class RecordingTracer(Tracer):
         self._last_iteration = 0
         self._window_open = False
         self._opened: object = None
+        self._last_tie: object = None
         self._opened_s = 0.0
         self._num_dropped = 0
         self._failed = False
@@ -463,7 +464,7 @@ class RecordingTracer(Tracer):
             self._end_window()  # iterations between were skipped or ended with an exception
         if not self._window_open:
             self._first_iteration = number
-            self._opened = self._timer.tie()
+            self._opened = self._timer.tie(self._last_tie)
             self._opened_s = time.monotonic()
         for listener in self._listeners:
             listener.iteration_begins()
@@ -531,11 +532,12 @@ class RecordingTracer(Tracer):
         finished = [span for span in self._spans if span.end is not None]
         dropped = len(self._spans) - len(finished)
         num_iterations = self._last_iteration - self._first_iteration + 1
+        self._last_tie = self._timer.tie()
         window = Window(
             first_iteration=self._first_iteration,
             last_iteration=self._last_iteration,
             spans=finished,
-            times=WindowTimes(self._opened, self._timer.tie()),
+            times=WindowTimes(self._opened, self._last_tie),
             num_dropped=self._num_dropped + dropped,
             granularity=self._config.granularity,
             interval=self._config.interval,
