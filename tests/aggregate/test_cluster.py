@@ -220,8 +220,8 @@ class Killing:
     def keep(self, work, tasks):
         return self.cluster.keep(work, tasks)
 
-    def results(self, work, tasks):
-        for place, result in enumerate(self.cluster.results(work, tasks)):
+    def append(self, work, tasks, output):
+        for place, result in enumerate(self.cluster.append(work, tasks, output)):
             if place == 5:
                 for number in self.numbers:
                     self.workers.kill(number)
