@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aggregate import build_timeline
+from benchmarks.profile_jobs import ddp
 from detect import Report, detect
 from detect.report import Cause, Owner
 from megascan.reader import read_trace
@@ -39,6 +40,18 @@ def accused(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
     return [one for one in named(report) if one[2] is Owner.NODE]
 
 
+def replace_speed_of(kernel: str, *, rank: int, factor: float) -> Callable[..., Any]:
+    """Return DDP's program, of which one rank runs one of the kernels more slowly."""
+
+    def program(of: Any, tokens: int) -> Any:
+        sound = type(of).slowness
+        if of.number == rank:
+            of.slowness = lambda name: sound(of, name) * (factor if name == kernel else 1.0)
+        return ddp(of, tokens)
+
+    return program
+
+
 def varying(seed: int = 5) -> Callable[[int, int], int]:
     """Return numbers of tokens that differ by key and iteration, the same at each call."""
     return lambda key, iteration: 8 * random.Random(f"{seed} {key} {iteration}").randint(360, 660)
@@ -57,6 +70,47 @@ def test_a_slow_gpu_is_named_with_its_factor(verdict, kind):
     report = verdict(kind, gpu={2: 1.15})
     assert named(report) == [((2,), Cause.COMPUTE, Owner.NODE)]
     assert report.findings[0].slowdown == pytest.approx(1.15, abs=0.02)
+
+
+@pytest.mark.parametrize(("kind", "num_ranks"), [("ddp", 4), ("ddp", 2), ("tp", 8)])
+def test_slow_memory_is_told_from_a_slow_clock(verdict, kind, num_ranks):
+    report = verdict(kind, num_ranks=num_ranks, memory={1: 1.5})
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    finding = report.findings[0]
+    assert finding.slowdown == pytest.approx(1.5, abs=0.03)
+    assert finding.headline.startswith("the memory of rank 1")
+    assert any("multiply matrices 1.00x; the optimizer takes 1.5" in one
+               for one in finding.evidence)  # fmt: skip
+    assert any("ECC,ROW_REMAPPER" in step for step in finding.next_steps)
+
+
+def test_slow_norms_beside_a_sound_optimizer_are_undecided(verdict):
+    """Another program on one rank (a norm that is not fused) shows the same."""
+    slow_norms = replace_speed_of("layer_norm", rank=1, factor=1.5)
+    report = verdict("ddp", program=slow_norms)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("the optimizer takes 1.0" in one for one in report.findings[0].evidence)
+
+
+@pytest.mark.parametrize(("kind", "num_ranks"), [("ddp", 4), ("ddp", 2), ("fsdp", 4), ("pp", 8)])
+@pytest.mark.parametrize("slow", [[2], [1, 2]])
+def test_a_device_that_is_throttled_in_few_iterations(verdict, kind, num_ranks, slow):
+    spell = {1: dict.fromkeys(slow, 1.3)}
+    report = verdict(kind, num_ranks=num_ranks, num_iterations=4, throttled=spell)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    finding = report.findings[0]
+    assert finding.slowdown == pytest.approx(1.3, abs=0.05)
+    assert (finding.first_iteration, finding.last_iteration) == (slow[0] + 4, slow[-1] + 4)
+
+
+def test_throttling_of_all_accuses_nobody(verdict):
+    spell = {rank: {1: 1.3} for rank in range(4)}
+    assert verdict("ddp", num_iterations=4, throttled=spell).findings == ()
+
+
+def test_one_slow_iteration_without_an_optimizer_is_undecided(verdict):
+    report = verdict("ddp", num_iterations=4, throttled={1: {2: 1.3}}, records_operators=False)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
