@@ -707,6 +707,11 @@ class _Links:
 
     noise_log: float = limit(0.01, "log", Origin.PHYSICS, "by which a transfer always varies")
     spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    tail_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.PHYSICS,
+        "of the t law of an iteration's median transfer on GPUs beyond all that was seen: eight "
+        "times the equal links' time is no accident, in two iterations either",
+    )  # fmt: skip
     cpu_min_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"
     )

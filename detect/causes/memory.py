@@ -25,7 +25,7 @@ import numpy as np
 from detect.causes.device import optimizer_residuals
 from detect.causes.finding import Claim, build_finding, saved_by_compute
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
-from detect.observe.observations import Boundness, Observations
+from detect.observe.observations import Boundness, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
@@ -33,7 +33,7 @@ from detect.stats.residuals import compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, MEMORY
-from megascan.arrays import Flags, Floats
+from megascan.arrays import Flags, Floats, Integers
 
 ADVICE = (
     "read that GPU's memory errors, remapped rows and temperature: nvidia-smi -i GPU -q -d "
@@ -42,8 +42,12 @@ ADVICE = (
     "a large device-to-device copy); reset or replace it when it is slow alone",
 )
 UNCONFIRMED = (
-    "its optimizer, whose kernels are bound by memory as well, {how}: communication that runs "
-    "beside these kernels may be the reason as well as the device"
+    "its optimizer, whose kernels are bound by memory as well, does not confirm it: communication "
+    "that runs beside these kernels may be the reason as well as the device"
+)
+OTHER_STAGES = (
+    "no other rank shares its stage, so that its optimizer, which updates other parameters, cannot "
+    "confirm it: communication that runs beside these kernels may be the reason as well"
 )
 
 
@@ -72,7 +76,8 @@ class _SlowMemory:
 def slow_memories(inquiry: Inquiry, kinds: Boundness) -> list[_SlowMemory]:
     """Return the rows whose kernels are slow where they are bound by memory, and only there."""
     seen = inquiry.seen
-    members, groups = seen.members, stage_groups(seen.members)
+    members = seen.members
+    groups = _groups(members)
 
     def compare(excluded: Flags) -> Floats:
         return compare_within(kinds.memory, members, groups, excluded).value
@@ -95,11 +100,12 @@ def slow_memories(inquiry: Inquiry, kinds: Boundness) -> list[_SlowMemory]:
     suspects = search(task, inquiry.settings).suspects
     slow = mask_of([one.row for one in suspects], len(members))
     matrix = compare_within(kinds.matrix, members, groups, slow).value
-    optimizer = optimizer_residuals(seen, groups, slow)
+    optimizer = optimizer_residuals(seen, stage_groups(members), slow)
     found = []
     for one in suspects:
         active = one.course.active
-        peers = ~slow & (members.stage == members.stage[one.row])
+        group = next(rows for rows in groups if one.row in rows)
+        peers = ~slow[group[group != one.row]]
         found.append(
             _SlowMemory(
                 suspect=one,
@@ -109,6 +115,12 @@ def slow_memories(inquiry: Inquiry, kinds: Boundness) -> list[_SlowMemory]:
             )
         )
     return [one for one in found if one.matrix < MEMORY.most_matrix_share * one.effect]
+
+
+def _groups(members: Members) -> list[Integers]:
+    """Return the rows of each stage; where each stage is one rank, all rows as one group."""
+    groups = stage_groups(members)
+    return groups if max(map(len, groups)) > 1 else [np.arange(len(members))]
 
 
 def _finding(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> Finding:
@@ -142,15 +154,18 @@ def _evidence(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> tuple[
     row, active = slow.suspect.row, slow.suspect.course.active
     with np.errstate(divide="ignore", invalid="ignore"):
         share = float(np.median((kinds.memory_ns[row] / seen.busy_ns[row])[active]))
-    optimizer = "was not recorded"
+    optimizer = "the optimizer was not recorded beside another one"
     if np.isfinite(slow.optimizer):
-        optimizer = f"takes {np.exp(slow.optimizer):.2f}x the time of its peers'"
+        optimizer = f"the optimizer takes {np.exp(slow.optimizer):.2f}x"
     facts = (
         f"kernels that are bound by memory take {np.exp(slow.effect):.2f}x the time of its peers', "
-        f"those that multiply matrices {np.exp(slow.matrix):.2f}x; the optimizer {optimizer}",
+        f"those that multiply matrices {np.exp(slow.matrix):.2f}x; {optimizer}",
         f"the former, with the optimizer, are {share:.0%} of what it computes",
     )
-    return facts if slow.is_confirmed else (*facts, UNCONFIRMED.format(how=optimizer))
+    if slow.is_confirmed:
+        return facts
+    alone = int((seen.members.stage == seen.members.stage[row]).sum()) == 1
+    return (*facts, OTHER_STAGES if alone else UNCONFIRMED)
 
 
 def _search(inquiry: Inquiry) -> Answer:

@@ -61,17 +61,20 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     kernels = _Kernels.of(index, compute)
     sequence = _sequences(kernels, seen.members.stage[index.row[compute]])
     compared = replace(kernels, sequence=sequence)
+    layers = _layers(index, kernels, seen.members)
+    alone = layers is not None and len(np.unique(seen.members.stage)) == len(seen.members)
+    alike = replace(kernels, sequence=_shared(kernels, len(seen.members))) if alone else compared
     others_share = 1.0 - robust.median(_share(index, compared), axis=1)
     lost: dict[Cause, Floats] = dict(seen.lost_ns)
     lost.pop(Cause.GC, None)  # is not recorded
     return replace(
         seen,
         work=_as_work(_samples(index, compared)),
-        layers=_layers(index, kernels, seen.members),
+        layers=layers,
         history=_as_work(
             _samples(index, replace(kernels, sequence=_own_sequences(index, kernels)))
         ),
-        boundness=None if index.is_cpu else _boundness(index, compared, compute, optimizer),
+        boundness=None if index.is_cpu else _boundness(index, alike, compute, optimizer),
         busy_ns=np.nan_to_num(index.summed(both, index.self_time(both))),
         optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
         lost_ns=lost,
@@ -218,13 +221,17 @@ def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | Non
     """
     if len(np.unique(members.stage)) < 2:
         return None
-    pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
-    num_users = np.bincount(pairs[0])
-    shared = np.where(num_users[kernels.kind] == len(members), 0, -1)
-    kernels = replace(kernels, sequence=shared)
+    kernels = replace(kernels, sequence=_shared(kernels, len(members)))
     if not float(np.nanmin(_share(index, kernels))) >= KERNELS.least_layers_share:
         return None
     return _as_work(_samples(index, kernels))
+
+
+def _shared(kernels: _Kernels, num_ranks: int) -> Integers:
+    """Return 0 as the sequence of the kernels that all ranks launch, -1 for others."""
+    pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
+    num_users = np.bincount(pairs[0])
+    return np.where(num_users[kernels.kind] == num_ranks, 0, -1)
 
 
 def _as_work(log_ns: Floats) -> Work:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aggregate import build_timeline
-from benchmarks.profile_jobs import ddp
+from benchmarks.profile_jobs import ddp, megatron
 from detect import Report, detect
 from detect.report import Cause, Owner
 from megascan.reader import read_trace
@@ -40,13 +40,13 @@ def accused(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
     return [one for one in named(report) if one[2] is Owner.NODE]
 
 
-def replace_speed_of(kernel: str, *, rank: int, factor: float) -> Callable[..., Any]:
-    """Return DDP's program, of which one rank runs one of the kernels more slowly."""
+def with_slow_kernels(*kernels: str, rank: int, factor: float) -> Callable[..., Any]:
+    """Return DDP's program, of which one rank runs some of the kernels more slowly."""
 
     def program(of: Any, tokens: int) -> Any:
         sound = type(of).slowness
         if of.number == rank:
-            of.slowness = lambda name: sound(of, name) * (factor if name == kernel else 1.0)
+            of.slowness = lambda name: sound(of, name) * (factor if name in kernels else 1.0)
         return ddp(of, tokens)
 
     return program
@@ -86,8 +86,7 @@ def test_slow_memory_is_told_from_a_slow_clock(verdict, kind, num_ranks):
 
 def test_slow_norms_beside_a_sound_optimizer_are_undecided(verdict):
     """Another program on one rank (a norm that is not fused) shows the same."""
-    slow_norms = replace_speed_of("layer_norm", rank=1, factor=1.5)
-    report = verdict("ddp", program=slow_norms)
+    report = verdict("ddp", program=with_slow_kernels("layer_norm", rank=1, factor=1.5))
     assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
     assert any("the optimizer takes 1.0" in one for one in report.findings[0].evidence)
 
@@ -128,6 +127,36 @@ def test_a_host_that_launches_late_is_named(verdict, kind):
 def test_a_slow_link_of_a_tp_group_is_named(verdict):
     report = verdict("tp", link={"TENSOR_MODEL_PARALLEL_GROUP1": 3.0})
     assert named(report) == [((2, 3), Cause.LINK, Owner.NODE)]
+
+
+def test_two_iterations_show_a_link_that_is_much_slower(verdict):
+    slow = "TENSOR_MODEL_PARALLEL_GROUP1"
+    report = verdict("tp", num_iterations=2, link={slow: 8.0})
+    assert [(one.ranks, one.cause) for one in report.findings] == [((2, 3), Cause.LINK)]
+    assert any("pairs of that host's GPUs" in step for step in report.findings[0].next_steps)
+    assert verdict("tp", num_iterations=2).findings == ()
+
+
+def test_a_slow_pass_is_the_device_s_where_its_optimizer_is_slow_as_well(verdict):
+    forward = ("layer_norm", "ampere_gemm_qkv", "flash_fwd_kernel", "ampere_gemm_mlp")
+    slow = with_slow_kernels(*forward, rank=1, factor=1.4)
+    assert named(verdict("ddp", program=slow)) == [((1,), Cause.UNKNOWN, Owner.UNDECIDED)]
+    slow = with_slow_kernels(*forward, "multi_tensor_apply_kernel", rank=1, factor=1.4)
+    assert named(verdict("ddp", program=slow)) == [((1,), Cause.COMPUTE, Owner.NODE)]
+
+
+def test_a_pipeline_of_one_rank_a_stage(verdict):
+    """Its stages are compared by the kernels that both launch, each rank with itself."""
+    lone = {"num_ranks": 2, "groups": megatron(2, "PIPELINE_MODEL_PARALLEL_GROUP")}
+    assert verdict("pp", **lone).findings == ()
+    slow = verdict("pp", **lone, gpu={0: 1.6})
+    assert named(slow) == [((0,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("same kernels of the other stages" in one for one in slow.findings[0].evidence)
+    slow = verdict("pp", **lone, memory={1: 1.6})
+    assert named(slow) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert slow.findings[0].headline.startswith("the memory of rank 1")
+    spell = verdict("pp", **lone, num_iterations=4, throttled={1: {2: 1.4}})
+    assert named(spell) == [((1,), Cause.COMPUTE, Owner.NODE)]
 
 
 def test_two_ranks_of_which_one_shares_its_gpu(verdict):
