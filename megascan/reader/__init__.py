@@ -8,7 +8,8 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
     rank_files.py       our own rank files, long ones alone and short ones together
     growing.py          one of our rank files while its job runs: windows as they are finished
     flight_recorder.py  PyTorch's flight-recorder dumps: where each rank stood
-    original.py         the original MegaScan's begin and end records
+    original.py         the original MegaScan's begin and end records; original_timeline.py its
+                        merged timelines
     kineto/             the PyTorch profiler's traces
     timeline_files.py   merged timelines, Chrome JSON and Perfetto
     segments.py         what each of the above hands over: a rank's spans of a run, as a table

@@ -99,7 +99,7 @@ def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], flo
     }
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """What is used of torch.cuda.Event."""
 
     def record(self, stream: object) -> None:
@@ -111,27 +111,27 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until the time is taken."""
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
         """Return milliseconds until another event."""
 
 
-class Device(Protocol):
+class TimedDevice(Protocol):
     """What the timer needs of a GPU; `TorchDevice` has it from torch.cuda."""
 
     name: str
     can_wait_aside: bool
     """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
 
-    def record(self, event: Event) -> None:
+    def record(self, event: DeviceEvent) -> None:
         """Record on the current stream, as cheaply as possible."""
 
-    def record_aside(self, event: Event) -> None:
+    def record_aside(self, event: DeviceEvent) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
 
-    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+    def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
         """Record when `work` is done, on a stream of the timer's own, one for each lane."""
 
     def counters(self) -> dict[str, float]:
@@ -144,21 +144,21 @@ class EventPool:
     Taken on the training thread, given back by the writer's; a deque needs no lock for that.
     """
 
-    def __init__(self, make: Callable[[], Event]) -> None:
+    def __init__(self, make: Callable[[], DeviceEvent]) -> None:
         self._make = make
-        self._free: deque[Event] = deque()
+        self._free: deque[DeviceEvent] = deque()
 
-        self.take_free: Callable[[], Event] = self._free.popleft
+        self.take_free: Callable[[], DeviceEvent] = self._free.popleft
         """Return a free event; IndexError when there is none."""
 
-    def take(self) -> Event:
+    def take(self) -> DeviceEvent:
         """Return a free event, or a new one."""
         try:
             return self.take_free()
         except IndexError:
             return self._make()
 
-    def give_back(self, events: Sequence[Event]) -> None:
+    def give_back(self, events: Sequence[DeviceEvent]) -> None:
         """Take back events that have been read."""
         self._free.extend(events)
 
@@ -173,7 +173,7 @@ _RATE_TOLERANCE = 5e-6
 """Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
 
 
-CudaMark: TypeAlias = tuple[Event, int]
+CudaMark: TypeAlias = tuple[DeviceEvent, int]
 """An event, and when the host launched it."""
 
 _HostMark: TypeAlias = int
@@ -184,7 +184,7 @@ _HostMark: TypeAlias = int
 class Tie:
     """The device passed `event` when the host's clock read `host_ns`, give or take `width_ns`/2."""
 
-    event: Event
+    event: DeviceEvent
     host_ns: int
     width_ns: int
 
@@ -207,7 +207,7 @@ class DeviceTimes:
         """By identity of the event, rounded to ns."""
 
     def _read(
-        self, events: Sequence[Event], opened: Event, closed: Event, step: Step
+        self, events: Sequence[DeviceEvent], opened: DeviceEvent, closed: DeviceEvent, step: Step
     ) -> tuple[dict[int, float], float]:
         """Return milliseconds from the opening tie, by identity of the event, and to the closing
         tie.
@@ -268,7 +268,7 @@ class CudaTimer:
 
     source = "cuda-event"
 
-    def __init__(self, clock: HostClock, device: Device, *, record_launches: bool) -> None:
+    def __init__(self, clock: HostClock, device: TimedDevice, *, record_launches: bool) -> None:
         self._clock = clock
         self._device = device
         self._record_launches = record_launches
@@ -461,11 +461,11 @@ class TorchDevice:
         self.record = CurrentStream(torch.cuda.current_device()).record
         self._nvml = Nvml(self.name)
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
-        return cast(Event, torch._C._CudaEventBase(enable_timing=True))
+        return cast(DeviceEvent, torch._C._CudaEventBase(enable_timing=True))
 
-    def record_aside(self, event: Event) -> None:
+    def record_aside(self, event: DeviceEvent) -> None:
         """Record on the stream for ties, behind a copy of one number to the host.
 
         Copies to the host have a queue of their own on the device. Without one the event would
@@ -476,7 +476,7 @@ class TorchDevice:
             self._to.copy_(self._from, non_blocking=True)
             event.record(self._aside)
 
-    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+    def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
         """Record when the work is done; a lane's stream holds nothing but such waits."""
         stream = self._after.get(lane)
         if stream is None:
@@ -505,7 +505,7 @@ class CurrentStream:
         )
         self._known: dict[int, torch.cuda.Stream] = {}
 
-    def record(self, event: Event) -> None:
+    def record(self, event: DeviceEvent) -> None:
         """Record on the stream on which the calling thread launches now."""
         if self._handle_of is None:
             event.record(torch.cuda.current_stream(self._device))

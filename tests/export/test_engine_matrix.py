@@ -25,8 +25,7 @@ from megascan.reader import read_ends, read_trace
 from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Layout
-from megascan.viewer import PRESETS, run_query
-from megascan.viewer.query import span_view
+from megascan.viewer import PRESETS, run_query, span_view
 
 pytestmark = pytest.mark.browser
 

@@ -26,7 +26,7 @@ LEVELS = (
     {"vocabulary", "connection"},
     {"topology"},
     {"header", "config", "probes"},
-    {"rankfile", "overhead", "standstill"},
+    {"rankfile", "overhead"},
     {"tracer"},
     {"instrument"},
     {"timeline", "launch"},
