@@ -13,7 +13,7 @@ kernel by kernel, and what everybody shows in the iteration is taken out:
 A device is slow in an iteration where nearly all parts of both passes are, by one factor. Peers are
 not needed: neither ranks on the same data nor ranks of the same stage. The data do not explain it,
 for other shapes are other launches; nor does the optimizer let them, which has to be slower, too,
-where one iteration alone is slow.
+and more so than any other rank's ever is, where one iteration alone is slow.
 
 Example: in iteration 102 of four all kernels of rank 11 take 1.60 times as long as in 103 to 105,
 its optimizer 1.09 times; no other rank differs by 2 %.
@@ -39,8 +39,8 @@ from detect.thresholds import COMPUTE, SEARCH, SPELLS
 from megascan.arrays import Flags, Floats, Integers
 
 ALONE = (
-    "one iteration alone is slow, and its optimizer, which no data can lengthen, does not show it: "
-    "more iterations in a row decide"
+    "one iteration alone is slow, and its optimizer, which no data can lengthen, does not show it "
+    "beyond what other ranks' optimizers vary by: more iterations in a row decide"
 )
 
 
@@ -56,12 +56,15 @@ class _Spell:
     error: float
     optimizer: float
     """Log slowdown of its optimizer in these iterations; NaN where it was not recorded."""
+    optimizer_noise: float
+    """The most that another rank's optimizer shows in any iteration."""
     q_value: float
 
     @property
     def is_confirmed(self) -> bool:
         """Return whether a data-dependent length, or a single accident, is excluded."""
-        return bool(self.active.sum() > 1 or self.optimizer >= SPELLS.optimizer_share * self.effect)
+        least = max(SPELLS.optimizer_share * self.effect, self.optimizer_noise)
+        return bool(self.active.sum() > 1 or self.optimizer > least)
 
 
 def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) -> list[_Spell]:
@@ -91,6 +94,7 @@ def spells(history: Work, optimizer_ns: Floats, known: Flags, num_tests: int) ->
                 effect=effect,
                 error=noise / float(np.sqrt(active.sum())),
                 optimizer=float(robust.median(optimizer[row][active])),
+                optimizer_noise=float(np.nan_to_num(np.delete(optimizer, row, axis=0)).max()),
                 q_value=min(1.0, q_value),
             )
         )

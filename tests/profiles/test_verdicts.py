@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,20 @@ def accused(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
     return [one for one in named(report) if one[2] is Owner.NODE]
 
 
-def with_slow_kernels(*kernels: str, rank: int, factor: float) -> Callable[..., Any]:
-    """Return DDP's program, of which one rank runs some of the kernels more slowly."""
+def with_slow_kernels(
+    *kernels: str, rank: int, factor: float, iteration: int | None = None
+) -> Callable[..., Any]:
+    """Return DDP's program, of which one rank runs some kernels more slowly, always or in one
+    iteration.
+    """
+
+    def slowness(of: Any, name: str) -> Any:
+        is_slow = name in kernels and iteration in (None, of.iteration)
+        return type(of).slowness(of, name) * (factor if is_slow else 1.0)
 
     def program(of: Any, tokens: int) -> Any:
-        sound = type(of).slowness
         if of.number == rank:
-            of.slowness = lambda name: sound(of, name) * (factor if name in kernels else 1.0)
+            of.slowness = partial(slowness, of)
         return ddp(of, tokens)
 
     return program
@@ -110,6 +118,15 @@ def test_throttling_of_all_accuses_nobody(verdict):
 def test_one_slow_iteration_without_an_optimizer_is_undecided(verdict):
     report = verdict("ddp", num_iterations=4, throttled={1: {2: 1.3}}, records_operators=False)
     assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+
+
+@pytest.mark.parametrize(("others", "owner"), [(1.15, Owner.UNDECIDED), (1.03, Owner.NODE)])
+def test_one_slow_iteration_needs_an_optimizer_beyond_what_others_vary_by(verdict, others, owner):
+    """That of the throttled rank takes 1.09 times as long."""
+    program = with_slow_kernels("multi_tensor_apply_kernel", rank=3, factor=others, iteration=0)
+    spell = {1: {2: 1.3}}
+    report = verdict("ddp", num_iterations=4, throttled=spell, program=program)
+    assert named(report) == [((1,), Cause.COMPUTE, owner)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
