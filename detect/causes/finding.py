@@ -289,6 +289,13 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return what to do about a slow connection of these ranks."""
     has_gpu = seen.members.device_kind != "cpu"
+    if len(ranks) > 1 and seen.members.are_inside_a_host(ranks):
+        return (
+            "run all_reduce_perf (nccl-tests) on pairs of that host's GPUs, with the job away: who "
+            "is slow with each of the others is at fault",
+            "read the links' error counters and speeds on that host: nvidia-smi nvlink -e, "
+            "nvidia-smi nvlink -s, nvidia-smi topo -m",
+        )
     test = "all_reduce_perf (nccl-tests)" if has_gpu else "iperf3"
     where = "between these two hosts" if len(ranks) == 2 else "from that host to two others"
     return (
