@@ -31,7 +31,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.persistence import Course
 from detect.text import confidence, percent, ranks_text
-from detect.thresholds import CONSEQUENCES, COSTS, DetectorSettings
+from detect.thresholds import CONSEQUENCES, COSTS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -130,7 +130,7 @@ def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
     """Return the iterations over which a cost is taken: those in which it holds, without the run's
     first ones, which take long for everybody, where others are left.
     """
-    first_settled = DetectorSettings.num_warmup_iterations + 1
+    first_settled = seen.num_warmup_iterations + 1
     is_left = ((seen.iterations >= first_settled) & (seen.iterations <= last)).any()
     return (max(first, first_settled) if is_left else first), last
 

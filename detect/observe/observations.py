@@ -265,6 +265,8 @@ class Observations:
     iterations: Integers = field(metadata=along("iteration"))
     iteration_ns: Floats = field(metadata=along("iteration"))
     """Longest over the ranks."""
+    num_warmup_iterations: int = DetectorSettings.num_warmup_iterations
+    """How many of the run's first iterations take long for everybody; `steady` sets it."""
     work: Work
     layers: Work | None = None
     """Transformer layers only: the same shape on every stage."""
@@ -344,6 +346,7 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     than in the rest. At least
     `WINDOW.min_kept` iterations, and of more than nine two thirds, are always kept.
     """
+    observations = replace(observations, num_warmup_iterations=settings.num_warmup_iterations)
     keep = _warm(observations, settings)
     if keep.all():
         return observations
