@@ -372,6 +372,8 @@ class WindowRecord:
     before it. `counters` holds device readings of the window (clock, power, temperature …) by name,
     empty on the CPU. On a GPU its clock was tied to the host's at both ends, within
     `tie_width_ns`; `drift_ppm` is how much faster it ran between them.
+    `tokens` are the fewest and the most that the first chunk got for a microbatch in any pass; none
+    where that is not known, or is not all that a pass's length depends on (packed sequences).
     `layers` are [iteration, [layers]] of the iterations in which modules of these layers only were
     recorded; passes and communication always are, and so are all layers of iterations not named.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
@@ -389,6 +391,7 @@ class WindowRecord:
     counters: Mapping[str, float] = field(default_factory=dict)
     tie_width_ns: int = 0
     drift_ppm: float = 0.0
+    tokens: tuple[int, ...] = ()
     layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     timings: tuple[tuple[int, int, int], ...] = ()
 
@@ -402,6 +405,7 @@ class WindowRecord:
         fields = cast("dict[str, Any]", dict(record))
         try:
             fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
+            fields["tokens"] = tuple(fields.get("tokens", ()))
             fields["layers"] = tuple(
                 (iteration, tuple(layers)) for iteration, layers in fields.get("layers", ())
             )
@@ -420,6 +424,8 @@ class WindowRecord:
             )
         if self.granularity:
             Granularity(self.granularity)
+        if self.tokens and not (len(self.tokens) == 2 and 0 < self.tokens[0] <= self.tokens[1]):
+            raise ValueError(f"tokens are {self.tokens}, expected the fewest and the most")
         return self
 
 

@@ -101,6 +101,7 @@ CHANGED = (
     "it changed inside the trace, in which all microbatches take about as long as each other: the "
     "data are not the reason"
 )
+EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
 BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
@@ -429,6 +430,8 @@ def _judge(
         decision = _Decision(doubt is None, doubt or "")
         if doubt is not None and _changed_on_even_data(seen, found, slow):
             decision = _Decision(True, CHANGED)
+        elif doubt is not None and _is_given_even_data(seen, slow.suspect.row):
+            decision = _Decision(True, EVEN)
     if decision.decided and len(seen.members.workers[slow.suspect.row]) > 1:
         decision = _one_of_group(seen, slow)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
@@ -478,6 +481,15 @@ def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRo
     deviation = deviations(seen.work, stage_groups(members), found.slow_rows)
     spread = float(robust.spread(deviation[~found.slow_rows]))
     return spread < IMBALANCE.min_sequence_spread_log
+
+
+def _is_given_even_data(seen: Observations, row: int) -> bool:
+    """Return whether a rank that shares its data with nobody got as many tokens as its peers, on a
+    device that nobody shares as processes share cores.
+    """
+    members = seen.members
+    alone = int((members.replica == members.replica[row]).sum()) == 1
+    return seen.rules_data_out and alone and members.device_kind != "cpu"
 
 
 def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
@@ -614,7 +626,10 @@ def _decide_pair(seen: Observations, found: ComputeSearch, slow: SlowRow) -> _De
     peer = int(rows[rows != row][0])
     if len({seen.members.devices[row], seen.members.devices[peer]}) > 1:
         return _Decision(False, "the two ranks run on different device models, which may differ")
-    for rule in (_by_pool, _by_history, _by_same_data, _by_other_stages, _by_optimizer):
+    rules = (
+        _by_pool, _by_history, _by_same_data, _by_other_stages, _by_optimizer, _by_even_data
+    )  # fmt: skip
+    for rule in rules:
         decision = rule(seen, found, slow, peer)
         if decision is not None:
             return decision
@@ -724,6 +739,18 @@ def _by_optimizer(
         True,
         f"the optimizer step, which no data can lengthen, is {np.exp(slow.optimizer):.2f}x as well",
     )
+
+
+def _by_even_data(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> _Decision | None:
+    """Two sound devices of one model differ by less than `min_effect_log` (`_ordinary_difference`
+    asks that), and a device is not quicker than sound.
+    """
+    del found, peer
+    if not _is_given_even_data(seen, slow.suspect.row):
+        return None
+    return _Decision(True, EVEN)
 
 
 def _evidence(seen: Observations, slow: SlowRow) -> list[str]:

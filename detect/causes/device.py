@@ -12,6 +12,8 @@ clock hardly touches). So:
 * passes slower, optimizer not, and all ranks that share the data or the hidden communication are
   slow alike: not shown to be the device, and undecided;
 * passes slower, optimizer not, but other ranks on the same data are not slow: the device;
+* the same, but all passes got as many tokens (`Observations.rules_data_out`): the device, if nobody
+  shares the rank's data;
 * where experts do part of the work, tokens may be routed to those of one rank: its attention, which
   no routing lengthens, is then asked instead of its passes;
 * one rank of a TP group slower than all its mates in the forward or the backward pass, and in both

@@ -270,14 +270,16 @@ class _Sides:
     def holds_whole_units(self) -> bool:
         """Return whether the host's ranks are all of a replica or stage, or one TP group.
 
-        Of a TP group whose communication is hidden in its passes, all are as slow as one.
+        Of a TP group whose communication is hidden in its passes, all are as slow as one. Replicas
+        do not count where no data are longer than others.
         """
         members = self.seen.members
         if self.is_one_group():
             return True
+        units = (members.stage,) if self.seen.rules_data_out else (members.replica, members.stage)
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
-            for unit in (members.replica, members.stage)
+            for unit in units
         )
 
 

@@ -129,6 +129,7 @@ def _observations(
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
+        has_even_data=_has_even_data(timeline),
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
@@ -289,6 +290,17 @@ def _members(timeline: Timeline, ranks: Integers) -> Members:
         device_index=tuple(header.device.index for header in headers),
         workers=tuple((int(rank),) for rank in ranks),
         device_kind=headers[0].device.kind if headers else "cpu",
+    )
+
+
+def _has_even_data(timeline: Timeline) -> bool:
+    """Return whether all passes of each stage got as many tokens."""
+    counts: dict[int, set[tuple[int, ...]]] = {}
+    for rank, windows in timeline.windows.items():
+        stage = timeline.headers[rank].coordinates.pp
+        counts.setdefault(stage, set()).update(window.tokens for window in windows)
+    return bool(counts) and all(
+        len(found) == 1 and len(set(*found)) == 1 for found in counts.values()
     )
 
 

@@ -321,6 +321,9 @@ class Observations:
     """False for a profile: kernels of equal name and launch stand for passes, and garbage
     collection is not recorded."""
     transfers: Transfers | None = None
+    has_even_data: bool = False
+    """Whether the passes of a stage got as many tokens as each other, on all ranks and in all
+    windows, and all of them recorded that."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""
     alignment: ClockAgreement | None = None
@@ -331,6 +334,13 @@ class Observations:
     source: str = ""
     costs: Costs | None = None
     """Costs by replay, where the observations come from a timeline."""
+
+    @property
+    def rules_data_out(self) -> bool:
+        """Return whether longer data cannot be why passes differ: all got as many tokens, and no
+        router sends more of them to some experts.
+        """
+        return self.has_even_data and self.members.layout.ep == 1
 
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""

@@ -367,6 +367,26 @@ class Passes:
 
         return around(tracer, original, enter, leave)
 
+    def model_forward(self, original: Function) -> Function:
+        """Note the tokens that a model's first chunk gets: what the length of a pass depends on."""
+        import torch
+
+        tokens_of = argument_reader(original, "input_ids")
+        packed_of = argument_reader(original, "packed_seq_params")
+        position, tracer = self._position, self._tracer
+
+        def enter(call: Call) -> bool:
+            is_first = position.slot is None or position.slot[1] == 0
+            if is_first and torch.is_grad_enabled():
+                # a packed sequence's attention depends on where its documents end
+                is_packed = packed_of(call) is not None
+                tracer.note_tokens(
+                    0 if is_packed else num_tokens(call.positional[0], tokens_of(call))
+                )
+            return False
+
+        return around(tracer, original, enter, lambda call, result: result)
+
     def calculate_loss(self, original: Function) -> Function:
         """Record `loss`: the trainer's loss function, on the stage that has one."""
         function_of = argument_reader(original, "loss_func")
@@ -428,6 +448,16 @@ class Passes:
             return result
 
         return around(tracer, original, enter, leave)
+
+
+def num_tokens(model: object, tokens: object) -> int:
+    """Return how many tokens a chunk of a model gets: (batch, sequence), or of a later stage those
+    of its input (sequence, batch, hidden); 0 where neither is there.
+    """
+    if not getattr(model, "pre_process", True):
+        tokens = getattr(getattr(model, "decoder", None), "input_tensor", None)
+    shape: tuple[int, ...] = getattr(tokens, "shape", ())
+    return int(shape[0] * shape[1]) if len(shape) > 1 else 0
 
 
 def _is_plain_iterator(data: object) -> bool:

@@ -87,6 +87,11 @@ def places(
         Place(module=_SCHEDULES, attribute="forward_step_calc_loss", wrap=passes.calculate_loss),
         Place(module=_SCHEDULES, attribute="backward_step", wrap=passes.backward_step),
         Place(
+            module=f"{_CORE}.models.gpt.gpt_model",
+            attribute="GPTModel.forward",
+            wrap=passes.model_forward,
+        ),
+        Place(
             module=f"{_CORE}.pipeline_parallel.p2p_communication",
             attribute="P2PCommunicator._communicate",
             wrap=p2p.communicate,

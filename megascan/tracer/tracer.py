@@ -274,6 +274,7 @@ class RecordingTracer(Tracer):
         self._config = config
         self.layers = LayerTurns()
         self._sampled: list[tuple[int, tuple[int, ...]]] = []
+        self._tokens: set[int] = set()
         self._voice = Voice()
         self._next_level: Level | None = None
         self._on = not config.armed
@@ -488,6 +489,10 @@ class RecordingTracer(Tracer):
         """Note how long an iteration took, until now."""
         self._timed.append((number, activity, begin, self.mark()))
 
+    def note_tokens(self, count: int) -> None:
+        """Note how many tokens a pass gets; 0 where they cannot be told, or not all that counts."""
+        self._tokens.add(count)
+
     def _change_level(self, level: Level) -> None:
         """Take up a level that was announced, at the first interval that begins after it holds."""
         if self._iteration < level.from_iteration or (self._iteration - 1) % self._config.interval:
@@ -544,9 +549,11 @@ class RecordingTracer(Tracer):
             iteration_s=(time.monotonic() - self._opened_s) / num_iterations,
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
+            tokens=() if 0 in (known := self._tokens or {0}) else (min(known), max(known)),
         )
         self._spans = []
         self._sampled = []
+        self._tokens = set()
         self._timed.clear()
         self._window_open = False
         self._num_dropped = 0

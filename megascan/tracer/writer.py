@@ -134,7 +134,8 @@ TimedIteration: TypeAlias = tuple[int, Activity, Mark, Mark]
 class Window:
     """A finished window on its way to the file; `timed` are iterations since the last one.
 
-    `layers` are those whose modules were recorded, by iteration; all where it names none.
+    `layers` are those whose modules were recorded, by iteration; all where it names none. `tokens`
+    as in a WindowRecord.
     """
 
     first_iteration: int
@@ -148,6 +149,7 @@ class Window:
     """How long an iteration took, about, on the training thread."""
     timed: Sequence[TimedIteration] = ()
     layers: Sequence[tuple[int, tuple[int, ...]]] = ()
+    tokens: tuple[int, ...] = ()
 
 
 class TraceWriter:
@@ -310,6 +312,7 @@ class TraceWriter:
             counters=self._timer.counters(),
             tie_width_ns=check.tie_width_ns,
             drift_ppm=check.drift_ppm,
+            tokens=window.tokens,
             layers=tuple(window.layers),
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)

@@ -71,6 +71,8 @@ class Job:
     launch_lead_ns: Callable[[int], int] | None = None
     counters: dict[int, dict[str, float]] = field(default_factory=dict)
     hosts: int = 8
+    tokens: Callable[[int], tuple[int, ...]] | None = None
+    """Of a rank, the fewest and the most that a pass gets."""
 
     def timeline(self) -> Timeline:
         """All spans of the job."""
@@ -185,6 +187,7 @@ class _Builder:
                 last_iteration=self.job.iterations,
                 num_spans=1,
                 counters=self.job.counters.get(rank, {}),
+                tokens=self.job.tokens(rank) if self.job.tokens else (),
             ),
         )
 

@@ -29,6 +29,12 @@ def test_each_update_is_recorded_once(traces: Path) -> None:
     assert not [note for note in trace.completeness.notes if "was seen" in note]
 
 
+def test_passes_say_how_many_tokens_they_got(traces: Path) -> None:
+    trace = read_trace(traces / "updated")
+    (tokens,) = {window.tokens for windows in trace.windows.values() for window in windows}
+    assert len(set(tokens)) == 1
+
+
 def test_an_update_that_is_not_seen_is_said(traces: Path) -> None:
     notes = " ".join(read_trace(traces / "not-updated").completeness.notes)
     assert "no optimizer step was seen" in notes

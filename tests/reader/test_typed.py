@@ -59,13 +59,17 @@ def test_header(folder: Folder, path: str, value: object, said: str) -> None:
         ("counters", {"power": "high"}, r"counters\['power'\] is 'high', expected float"),
         ("timings", [[1, 2]], r"timings holds 2 values, expected 3"),
         ("timings", [[1, 2, 3.5]], "timings is 3.5, expected int"),
+        ("tokens", [4096], "expected the fewest and the most"),
+        ("tokens", [4096, 2048], "expected the fewest and the most"),
+        ("tokens", [0, 4096], "expected the fewest and the most"),
+        ("tokens", [4096.5, 5000], "tokens is 4096.5, expected int"),
         ("windows", 1, "unexpected keyword argument 'windows'"),
     ],
 )
 def test_window(name: str, value: object, said: str) -> None:
     record = WindowRecord(
         run_id="r", window=0, first_iteration=1, last_iteration=2, num_spans=3,
-        counters={"power": 1}, timings=((1, 0, 5),),
+        counters={"power": 1}, timings=((1, 0, 5),), tokens=(2048, 4096),
     )  # fmt: skip
     assert WindowRecord.from_json(record.to_json(), "here") == record
     with pytest.raises(InputError, match=said):

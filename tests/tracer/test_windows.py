@@ -50,6 +50,21 @@ def test_every_iteration_can_be_traced(make_tracer, read_rank_file):
     assert [span["args"]["iteration"] for span in spans] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("noted", "written"),
+    [([], []), ([4096, 4096], [4096, 4096]), ([4096, 512], [512, 4096]), ([4096, 0], [])],
+)
+def test_a_window_says_how_many_tokens_passes_got(make_tracer, read_rank_file, noted, written):
+    tracer, path = make_tracer(interval=1, window=1)
+    with tracer.iteration(1):
+        for count in noted:
+            tracer.note_tokens(count)
+    with tracer.iteration(2):
+        tracer.note_tokens(64)
+    tracer.close()
+    assert [window["tokens"] for window in read_rank_file(path).windows] == [written, [64, 64]]
+
+
 def test_training_that_ends_inside_a_window_leaves_a_shorter_one(make_tracer, read_rank_file):
     tracer, path = make_tracer(interval=5, window=4)
     train(tracer, range(1, 8))

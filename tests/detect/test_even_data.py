@@ -1,0 +1,113 @@
+"""Passes that all got as many tokens: then longer data are not why one of them takes longer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from detect import Cause, Owner
+from megascan.instrument.megatron import num_tokens
+from megascan.topology import Layout
+
+EVEN = {"tokens": lambda rank: (4096, 4096)}
+
+
+def in_passes_only(slot):
+    """A clock that is lower: the optimizer, bound by memory, hardly notices."""
+    return 1.15 if slot.rank == 3 and slot.name != "optimizer" else 1.0
+
+
+def owners(report):
+    return [(one.ranks, one.cause, one.owner) for one in report.findings]
+
+
+def test_a_slow_rank_on_even_data_is_its_device(job):
+    even = job(layout=Layout(dp=8), work=in_passes_only, **EVEN)
+    (finding,) = even.report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.COMPUTE, Owner.NODE)
+    assert any("as many tokens as those of its peers" in one for one in finding.evidence)
+    assert owners(even.but(tokens=None).report()) == [((3,), Cause.COMPUTE, Owner.UNDECIDED)]
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        lambda rank: (6144, 6144) if rank == 3 else (4096, 4096),  # its documents are longer
+        lambda rank: (512, 4096),
+        lambda rank: () if rank == 5 else (4096, 4096),  # one did not say, or packs its sequences
+    ],
+)
+def test_data_that_differ_or_are_not_known_stay_a_reason(job, tokens):
+    report = job(layout=Layout(dp=8), work=in_passes_only, tokens=tokens).report()
+    assert owners(report) == [((3,), Cause.COMPUTE, Owner.UNDECIDED)]
+
+
+def test_experts_may_get_more_of_as_many_tokens(job):
+    report = job(layout=Layout(dp=8, ep=8), work=in_passes_only, **EVEN).report()
+    assert all(owner != Owner.NODE for _, _, owner in owners(report))
+
+
+def test_a_replica_that_is_slow_on_all_stages_is_hardly_two_devices(job):
+    def of_replica(slot):
+        return 1.15 if slot.replica == 1 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=4, pp=2), work=of_replica, **EVEN).report()
+    assert all(owner != Owner.NODE for _, _, owner in owners(report))
+
+
+def test_a_host_of_whole_replicas_on_even_data_is_slow_itself(job):
+    def of_host(slot):
+        return 1.15 if slot.rank in range(4, 8) and slot.name != "optimizer" else 1.0
+
+    hot = job(layout=Layout(dp=16), hosts=4, work=of_host)
+    assert all(owner == Owner.UNDECIDED for _, _, owner in owners(hot.report()))
+    expected = ((4, 5, 6, 7), Cause.COMPUTE, Owner.NODE)
+    assert owners(hot.but(**EVEN).report()) == [expected]
+
+
+@pytest.mark.parametrize(("device", "owner"), [("cuda", Owner.NODE), ("cpu", Owner.UNDECIDED)])
+def test_the_slower_of_two_on_even_data(job, device, owner):
+    """Devices of one model are not so much quicker than sound ones; processes on cores may be."""
+
+    def of_one(slot):
+        return 1.3 if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=2), work=of_one, device=device, **EVEN).report()
+    assert owners(report) == [((1,), Cause.COMPUTE, owner)]
+
+
+def test_two_that_differ_by_little_stay_undecided(job):
+    def of_one(slot):
+        return 1.04 if slot.rank == 1 and slot.name != "optimizer" else 1.0
+
+    report = job(layout=Layout(dp=2), work=of_one, noise=0.002, **EVEN).report()
+    assert all(owner != Owner.NODE for _, _, owner in owners(report))
+
+
+def test_lengths_that_do_not_vary_are_no_reason_for_what_varies(job):
+    lengths = np.exp(0.2 * np.random.default_rng(3).standard_normal((4, 64, 64)))
+
+    def uneven(slot):
+        microbatch = lengths[slot.replica, slot.iteration, slot.microbatch]
+        return 1.0 if slot.name == "optimizer" else float(microbatch)
+
+    (data,) = job(layout=Layout(dp=4), work=uneven).report().findings
+    (other,) = job(layout=Layout(dp=4), work=uneven, **EVEN).report().findings
+    assert (data.cause, data.owner) == (Cause.SEQUENCE_IMBALANCE, Owner.JOB)
+    assert (other.cause, other.owner) == (Cause.UNKNOWN, Owner.UNDECIDED)
+
+
+def test_tokens_of_a_pass():
+    def model(pre_process, hidden):
+        return SimpleNamespace(
+            pre_process=pre_process, decoder=SimpleNamespace(input_tensor=hidden)
+        )
+
+    tokens, hidden = torch.zeros(2, 32), torch.zeros(32, 2, 64)
+    assert num_tokens(model(True, None), tokens) == 64
+    assert num_tokens(model(False, hidden), None) == 64
+    assert num_tokens(model(False, None), tokens) == 0
+    assert num_tokens(object(), None) == 0
