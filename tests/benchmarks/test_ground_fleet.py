@@ -10,6 +10,7 @@ import pytest
 from aggregate import build_timeline
 from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases
 from benchmarks.grounds.fleet import cases, slowness, write, write_varied
+from benchmarks.grounds.fleet.engine import Exchange
 from benchmarks.grounds.fleet.files import write_files
 from benchmarks.grounds.fleet.hardware import Network, Trouble, host_clocks
 from benchmarks.grounds.fleet.jobs import CPU, Job, kernels_of, taken
@@ -19,6 +20,7 @@ from benchmarks.grounds.fleet.scenario import (
 )
 from benchmarks.grounds.fleet.trainer import Run
 from benchmarks.grounds.ground import Variation
+from benchmarks.grounds.outcome import judge_case
 from megascan.reader import read_trace
 
 QUIET = Job(
@@ -109,10 +111,11 @@ def test_one_seed_gives_one_set_of_bytes(tmp_path):
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-def test_missing_ranks_leave_no_file(tmp_path):
+def test_missing_ranks_leave_no_file_and_others_are_judged(tmp_path):
     case = next(case for case in cases() if case.family == "healthy: missing ranks")
-    write(case, tmp_path)
+    planted = write(case, tmp_path)
     assert len(list(tmp_path.iterdir())) == case.num_ranks - 1
+    assert not judge_case(case, planted, tmp_path, with_baselines=False).error
 
 
 def test_spans_of_compute_nest_within_their_pass():
@@ -174,6 +177,21 @@ def test_a_slow_nic_delays_what_goes_through_it():
     slow, other = (mean_ms(run, rank, "reduce_scatter", group="dp_cp") for rank in (1, 0))
     assert slow > 2.5 * other
     assert other == pytest.approx(mean_ms(sound, 0, "reduce_scatter", group="dp_cp"), rel=0.05)
+
+
+def test_a_nic_sends_and_receives_at_the_same_time():
+    def takes(*pairs):
+        exchange = Exchange(replace(QUIET, pp=3, ranks_per_host=1), 0)
+        meetings = [
+            exchange.join(
+                (pair,), pair, "message", size=1e8, arrival=0.0, demand=1.0
+            ) for pair in pairs for _ in pair
+        ]  # fmt: skip
+        exchange.let(())
+        return max(meeting.end for meeting in meetings)
+
+    assert takes((0, 1), (1, 0)) == pytest.approx(takes((0, 1)), rel=0.1)
+    assert takes((0, 1), (2, 1)) > 1.8 * takes((0, 1))
 
 
 def test_flows_share_what_both_go_through():

@@ -131,24 +131,34 @@ class Exchange:
         self._network.start(start, demands, lambda time: self._over(meeting, time + latency))
 
     def _demands(self, meeting: Meeting, moved: float) -> list[tuple[int, float]]:
-        """Spread a transfer over the NICs of its members, and over the core where it crosses it."""
+        """Spread a transfer over the NICs of its members, and over the core where it crosses it.
+
+        A NIC sends as fast as it receives at the same time. A ring does both, a message one at
+        each end; a resource is a direction of a NIC, or of the core.
+        """
         job = self._job
         alone = moved / job.chip.nic_bytes_per_ns * meeting.demand
         by_host: dict[int, list[int]] = {}
         for rank in meeting.ranks:
             by_host.setdefault(job.host_of(rank), []).append(rank)
+        is_message = meeting.op == "message"  # of its ranks the first one sends
         demands = []
         for host, ranks in by_host.items():
-            if not job.rails:
-                demands.append((job.num_ranks + host, alone))
-            elif meeting.op == "all_to_all":  # every member sends through its own
-                demands += [(rank, alone) for rank in ranks]
-            else:
-                demands += [(rank, alone / len(ranks)) for rank in ranks]
+            directions = (int(ranks[0] != meeting.ranks[0]),) if is_message else (0, 1)
+            for direction in directions:
+                if not job.rails:
+                    demands.append((2 * (job.num_ranks + host) + direction, alone))
+                elif meeting.op == "all_to_all":  # every member sends through its own
+                    demands += [(2 * rank + direction, alone) for rank in ranks]
+                else:
+                    demands += [(2 * rank + direction, alone / len(ranks)) for rank in ranks]
         half = job.num_hosts / 2
         if job.oversubscription > 1 and min(by_host) < half <= max(by_host):
             width = half * (job.ranks_per_host if job.rails else 1) / job.oversubscription
-            demands.append((-1, moved / job.chip.nic_bytes_per_ns / max(width, 1.0)))
+            through = moved / job.chip.nic_bytes_per_ns / max(width, 1.0)
+            up = job.host_of(meeting.ranks[0]) < half
+            directions = (-1 if up else -2,) if is_message else (-1, -2)
+            demands += [(direction, through) for direction in directions]
         return demands
 
     def _over(self, meeting: Meeting, end: float) -> None:

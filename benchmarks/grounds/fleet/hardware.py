@@ -1,8 +1,9 @@
 """The machines of this ground: chips that differ and wander, what ails them, and their network.
 
 What ails a unit is a `Trouble`: what it slows, how much, and when. The network is a fluid: every
-flow puts its bytes on some resources (NICs, the core between two halves of the hosts), a resource
-is shared evenly by the flows upon it, and a flow is as fast as its narrowest share lets it.
+flow puts its bytes on some resources (either direction of NICs, and of the core between two halves
+of the hosts), a resource is shared evenly by the flows upon it, and a flow is as fast as its
+narrowest share lets it.
 """
 
 from __future__ import annotations
