@@ -83,7 +83,7 @@ class Machines:
         draws = np.random.default_rng(seed)
         ranks, hosts = job.num_ranks, job.num_hosts
         self._draws_of_rank = [np.random.default_rng((seed, rank)) for rank in range(ranks)]
-        self.chips = np.exp(draws.normal(0, job.chip_spread, ranks))
+        self.chips = np.exp(job.chip_spread * draws.uniform(-0.5, 0.5, ranks))
         seconds = 1200
         shared = _wander(draws, hosts, seconds, tau_s=150.0)
         own = _wander(draws, ranks, seconds, tau_s=60.0)

@@ -76,7 +76,7 @@ class Job:
     window: int = 1
     num_traced: int = 8
     first_traced: int = 1
-    chip_spread: float = 0.01
+    chip_spread: float = 0.01  # by how much a job's chips differ at most
     noise: float = 0.015
     clock_wander: float = 0.004
     launch_us: float = 6.0  # host time a kernel
