@@ -194,6 +194,19 @@ def test_a_nic_sends_and_receives_at_the_same_time():
     assert takes((0, 1), (2, 1)) > 1.8 * takes((0, 1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "reasons", "is_hot"), [("hot_host", 0x40, True), ("power_brake", 0x80, False)]
+)
+def test_what_holds_a_clock_down_is_read(tmp_path, kind, reasons, is_hot):
+    job = replace(QUIET, dp=2, granularity="base")
+    write_files(run_of(job, Trouble(kind=kind, ranks=(1,), factor=1.5)), 3, tmp_path)
+    windows = read_trace(tmp_path).windows
+    held, free = (windows[rank][0].counters for rank in (1, 0))
+    assert (held["clock_event_reasons"], free["clock_event_reasons"]) == (reasons, 0.0)
+    assert held["sm_clock_mhz"] < 0.8 * free["sm_clock_mhz"]
+    assert (held["temperature_c"] > 75) is is_hot
+
+
 def test_flows_share_what_both_go_through():
     network, ends = Network(), {}
     network.start(0.0, [(1, 10.0)], lambda time: ends.setdefault("one", time))

@@ -23,6 +23,10 @@ from megascan.schema import Granularity
 _STARTED_NS = 1_790_000_000_000_000_000
 _RUN_ID = "20260921-140000-f1ee"
 _TIE_NS = 28_000
+_POWER_CAP = 0x4
+_REASONS = {"hot_host": 0x40, "power_brake": 0x80}
+"""NVML's bits for what holds a clock down: heat, the power supply's brake."""
+_HOT_C = 88
 
 
 def write_files(run: Run, seed: int, directory: Path) -> None:
@@ -102,13 +106,15 @@ def _window(rank: Rank, number: int, num_spans: int, draws: np.random.Generator)
     lasted = dict(zip(job.iterations, zip(rank.begins, rank.ends, strict=True), strict=True))
     counters = {}
     if job.on_gpus and job.counters:
-        slower = rank.clock_ratio(iterations[-1], lasted[iterations[-1]][1])
+        moment = iterations[-1], lasted[iterations[-1]][1]
+        slower, held_by = rank.clock_ratio(*moment), rank.clock_held_by(*moment)
+        reasons = sum({_REASONS.get(kind, _POWER_CAP) for kind in held_by})
         counters = {
             "sm_clock_mhz": float(round(job.chip.clock_mhz / max(slower, 1.0) / 15) * 15),
             "sm_clock_max_mhz": job.chip.clock_mhz,
-            "clock_event_reasons": 0.0 if slower < 1.03 else 4.0,
+            "clock_event_reasons": 0.0 if slower < 1.03 else float(reasons or _POWER_CAP),
             "power_w": round(float(draws.normal(610, 25)) / max(slower, 1.0), 1),
-            "temperature_c": float(round(draws.normal(62, 4))),
+            "temperature_c": float(round(draws.normal(_HOT_C if "hot_host" in held_by else 62, 4))),
         }
     return WindowRecord(
         run_id=_RUN_ID,

@@ -159,6 +159,10 @@ class Rank:
         own = self._machines.clock(self.number, time_ns)
         return own * strength(self._arithmetic, iteration, time_ns)
 
+    def clock_held_by(self, iteration: int, time_ns: float) -> set[str]:
+        """Return which troubles lower the clock at a moment."""
+        return {one.kind for one in self._arithmetic if one.strength(iteration, time_ns) > 1}
+
     def _draw(self) -> float:
         self._num_chances += 1
         return self._chance[self._num_chances % 4096]
