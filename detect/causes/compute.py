@@ -391,7 +391,8 @@ def _judge(
     starved = starvation(seen, slow.suspect.row, slow.suspect.course.active)
     if starved is not None:
         return Cause.HOST, starved[0], (starved[1],)
-    if _one_sided(slow):
+    clock = slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
+    if _one_sided(slow) and clock is None:
         return (
             Cause.UNKNOWN,
             Owner.UNDECIDED,
@@ -401,7 +402,6 @@ def _judge(
             ),
         )
     ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
-    clock = slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
     if ordinary is not None:
         decision = _Decision(False, ordinary)
     elif clock is not None:

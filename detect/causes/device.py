@@ -26,11 +26,14 @@ all-reduces: rank 6.
 
 **What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. One that
 is lower than those of all sound devices of the model by about as much as the rank is slower is why
-it is slower. At its power limit a device lowers its clock for the work that it is given, and at
-rest because it has none: such readings decide nothing.
+it is slower; one that is lower by more only if heat or a brake holds it down and no other, which
+may come and go between readings. At its power limit a device lowers its clock for the work that it
+is given, and at rest because it has none: such readings decide nothing, unless it is at its limit
+with far less power than sound devices draw. Then its limit is lower, and no work lowers that.
 
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
-0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained.
+0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
+its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
 
 **Does it wait for its host?** A device is starved where most of its operations begin as soon as
 they are launched: its queue is empty. A job whose hosts can hardly keep up starves first the ranks
@@ -48,7 +51,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observe.devices import REASONS_NAME, is_usual, peculiar_reasons
+from detect.observe.devices import REASONS_NAME, is_at_rest, is_capped, peculiar_reasons
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -235,7 +238,7 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
     return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)
 
 
-CLOCK_NAME = "sm_clock_mhz"
+CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 
 
 def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> str | None:
@@ -246,25 +249,43 @@ def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> str 
     """
     members = seen.members
     own = seen.counters.get(int(members.ranks[row]), {})
-    others = [
-        seen.counters.get(int(rank), {}).get(CLOCK_NAME, 0.0)
-        for place, rank in enumerate(members.ranks)
-        if place != row and not slow[place] and members.devices[place] == members.devices[row]
-    ]
+    others = _of_sound_devices(seen, slow, row, CLOCK_NAME)
     lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
     if min(clock, lowest) <= 0 or len(members.workers[row]) > 1:
         return None
-    if is_usual(int(own.get(REASONS_NAME, 0))):
+    reasons = int(own.get(REASONS_NAME, 0))
+    if is_at_rest(reasons) or (is_capped(reasons) and not _draws_less(seen, slow, row)):
         return None
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
         return None
-    if not PAIRS.agrees_share * effect <= ratio <= effect / PAIRS.agrees_share:
+    theirs = [int(one) for one in _of_sound_devices(seen, slow, row, REASONS_NAME)]
+    most = np.inf if peculiar_reasons(reasons, theirs) else effect / PAIRS.agrees_share
+    if not PAIRS.agrees_share * effect <= ratio <= most:
         return None
     return (
         f"its clock, which neither data nor layers lower, is {clock:.0f} MHz against "
         f"{np.median(others):.0f} MHz of sound devices ({times(float(np.exp(ratio)))})"
     )
+
+
+def _draws_less(seen: Observations, slow: Flags, row: int) -> bool:
+    """Return whether the device of a row draws far less power than all sound ones of its model."""
+    own = seen.counters.get(int(seen.members.ranks[row]), {}).get(POWER_NAME, 0.0)
+    least = min(_of_sound_devices(seen, slow, row, POWER_NAME), default=0.0)
+    return 0.0 < own <= (1.0 - READINGS.power_share) * least
+
+
+def _of_sound_devices(seen: Observations, slow: Flags, row: int, name: str) -> list[float]:
+    """Return a reading of all devices of the row's model but its own and those of `slow` rows; 0
+    where one has none.
+    """
+    members = seen.members
+    return [
+        seen.counters.get(int(rank), {}).get(name, 0.0)
+        for place, rank in enumerate(members.ranks)
+        if place != row and not slow[place] and members.devices[place] == members.devices[row]
+    ]
 
 
 def reading_evidence(seen: Observations, row: int) -> list[str]:

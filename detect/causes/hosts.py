@@ -22,9 +22,9 @@ compared with each other, or where another rank is named, whose slowness others 
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
-optimizer, which no data and no partition of the microbatches lengthens, is slower as well, or if
-all its devices are starved and the others' are fed: longer work lets a host get ahead, it does not
-hold it back.
+optimizer, which no data and no partition of the microbatches lengthens, is slower as well, if the
+clocks of all its devices are as low as it is slow, or if all its devices are starved and the
+others' are fed: longer work lets a host get ahead, it does not hold it back.
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
 computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
@@ -56,7 +56,7 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE
+from detect.causes.device import HOST_ADVICE, slow_clock
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import Observations
@@ -454,6 +454,7 @@ def _named(
     if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
         least = HOSTS.device_share * compute.effect
         is_device = optimizer is not None and optimizer.effect >= least
+        is_device = is_device or bool(_slow_clocks(sides.seen, sides.own, compute.effect))
         if is_device or not (sides.holds_whole_units() or _share_their_data(sides, compute)):
             return Cause.COMPUTE, compute
         if _is_starved(sides):
@@ -472,6 +473,17 @@ def _named(
         if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
             return Cause.HOST, optimizer
     return None
+
+
+def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
+    """Say that the clocks of all of a host's devices are as low as it is slow; "" where they are
+    not, or nobody read them.
+    """
+    rows = np.flatnonzero(own).tolist()
+    found = [slow_clock(seen, own, row, effect) for row in rows]
+    if not all(found):
+        return ""
+    return f"of rank {seen.members.ranks[rows[0]]}, and of all others of it alike: {found[0]}"
 
 
 def _share_their_data(sides: _Sides, compute: _Test) -> bool:
@@ -597,6 +609,9 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
         for one in (test.effect, test.effect - reach, test.effect + reach)
     )
     lost = milliseconds(float(np.mean(slow.excess_ns)))
+    clocks = ""
+    if slow.cause == Cause.COMPUTE and slow.is_shown:
+        clocks = _slow_clocks(seen, mask_of(slow.rows.tolist(), len(members)), test.effect)
     return build_finding(
         seen,
         Claim(
@@ -618,6 +633,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             evidence=(
                 f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
                 *((CHANGED,) if slow.course is not None else ()),
+                *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
                 *(() if slow.is_shown else (NOT_SHOWN,)),
