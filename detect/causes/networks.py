@@ -210,7 +210,7 @@ def _slowest(
     if seen.alignment is not None:
         typical = float(np.median(robust.median(transfers.transfer_ns[split.slow], axis=1)))
         lost_ns = typical * (1.0 - float(np.exp(-split.effect)))
-        if lost_ns <= LINKS.clock_errors * seen.alignment.residual_median_ns:
+        if lost_ns <= LINKS.clock_errors * seen.alignment.error_median_ns:
             return None  # so many connections are not fooled by one bad clock, but by most
     return SlowNetwork(
         names=tuple(port.name for port, _ in best),
@@ -300,8 +300,9 @@ def _split(kind: _Kind, mine: Integers, others: Integers) -> _Split:
 
 
 def _is_clear(level: Floats, split: _Split) -> bool:
-    low = np.quantile(level[split.slow], NETWORKS.outer_share)
-    high = np.quantile(level[split.quick], 1 - NETWORKS.outer_share)
+    # of a few connections the outermost counts: between a slow and a fine one there is no third
+    low = np.quantile(level[split.slow], NETWORKS.outer_share, method="lower")
+    high = np.quantile(level[split.quick], 1 - NETWORKS.outer_share, method="higher")
     apart = bool(low - high >= 0.5 * split.effect)
     return apart and split.effect >= NETWORKS.sure_sigmas * split.error
 

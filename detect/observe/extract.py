@@ -168,6 +168,8 @@ class _Passes:
             stalled_ns = stall(own.unwaited_ns - collecting.inside_ns)
             # of these only the layers are busy time, which holds no standing still
             inside_ns = np.where(is_sharded, 0.0, stalled_ns)
+            # no host is late with what waits for the communication beside it
+            stalled_ns = np.maximum(stalled_ns - passes.beside_ns, 0.0)
             if passes.gathers is not None:
                 stalled_ns = np.where(is_sharded, passes.gathers.late_ns, stalled_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
@@ -301,6 +303,9 @@ def _alignment(timeline: Timeline) -> ClockAgreement | None:
         residual_median_ns=float(np.median([fit.residual_median_ns for fit in fits])),
         residual_p99_ns=float(max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits)),
         num_components=len({fit.component for fit in fits}),
+        error_median_ns=float(
+            np.median([max(fit.residual_median_ns, fit.error_ns) for fit in fits])
+        ),
         is_measured=any(fit.num_anchors for fit in fits),
     )
 

@@ -10,6 +10,7 @@ from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, steady
+from detect.report import ClockAgreement
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -186,3 +187,31 @@ def test_half_an_iteration_in_rings_through_all_hosts_is_no_health(job, exchangi
     assert (long.verdict, short.verdict) == (Verdict.UNDECIDED, Verdict.HEALTHY)
     assert "a network at half its speed" in " ".join(render_text(long).split())
     assert any("cannot be seen here" in note for note in short.notes)
+
+
+def test_one_slow_connection_of_two_is_not_the_hosts(job, exchanging):
+    """Between a slow connection and a fine one lies no typical one."""
+    slow, both = (
+        [((0, 4), 10**8, 10.0), ((1, 5), 10**8, 10.0), ((2, 6), 10**8, 30.0), ((3, 7), 10**8, last)]
+        for last in (10.0, 30.0)
+    )
+    timeline = job(layout=Layout(tp=2, pp=2, dp=2), hosts=2).timeline()
+    one, other = (
+        [each.ranks for each in judge(exchanging(timeline, units), DetectorSettings()).findings]
+        for units in (slow, both)
+    )
+    assert (2, 3) not in one and (2, 3, 6, 7) not in one
+    assert (2, 3, 6, 7) in other
+
+
+def test_connections_between_hosts_whose_clocks_are_off_accuse_nobody(job, exchanging):
+    """Each host a stage: one bad fit of a host's clocks is one of all its connections."""
+    units = [((rank, rank + 4), 10**8, 4.0 if rank < 4 else 1.0) for rank in range(12)]
+    sound = exchanging(job(layout=Layout(pp=4, dp=4), hosts=4).timeline(), units)
+    assert [one.ranks for one in judge(sound, DetectorSettings()).findings] == [(0, 1, 2, 3)]
+    agreement = ClockAgreement(
+        method="", residual_median_ns=500.0, residual_p99_ns=9e6, error_median_ns=5e6,
+        num_components=1,
+    )  # fmt: skip
+    off = replace(sound, alignment=agreement)
+    assert judge(off, DetectorSettings()).findings == ()
