@@ -11,18 +11,20 @@ and `detect`).
     fitting.py      the robust least-squares problem: an offset and a drift a clock
     causality.py    what no clock may contradict: nothing is received before it was sent
     clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump
+    borders.py      where the spans of a rank may be divided
     decompose.py    what each span was made of: wait, transfer, self time
     summary.py      shares of time by rank and iteration, as a table and as text
     cluster.py      the same with the workers of a Dask cluster
 """
 
 from aggregate.fitting import load_solver
-from aggregate.merge import build_shards, build_timeline
+from aggregate.merge import align, build_shards, build_timeline
 from aggregate.summary import Summary, Sums, render_text, summarise, summary_of
 
 __all__ = [
     "Summary",
     "Sums",
+    "align",
     "build_shards",
     "build_timeline",
     "load_solver",

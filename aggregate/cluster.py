@@ -27,7 +27,8 @@ from distributed import Client, Future, KilledWorker
 from distributed.client import FutureCancelledError
 
 from megascan.errors import InputError, MegaScanError, MissingError, UsageError
-from megascan.parallel import Kept, Task
+from megascan.overwriting import GrowingFile
+from megascan.parallel import Kept, Task, appended
 from megascan.schema import SCHEMA_VERSION
 
 __all__ = ["Cluster", "connect"]
@@ -159,6 +160,15 @@ class Cluster:
         for future in self._in_turn((work, task) for task in tasks):
             result = self.result_of(self._submit(second, future))
             yield _Remote(self._submit(first, future), self), cast("Result", result)
+
+    def append(
+        self,
+        work: Callable[..., tuple[Result, bytes]],
+        tasks: Iterable[Task],
+        output: GrowingFile,
+    ) -> Iterator[Result]:
+        """Write the bytes that the work returns; workers may be on machines without that file."""
+        return appended(self.results(work, tasks), output)
 
     def put(self, table: pa.Table) -> Kept:
         """Send a table to a worker."""

@@ -25,7 +25,7 @@ matched stays as it was read, and is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from aggregate.anchors import Members, Messages, joining_members, matched_messages
+from aggregate.borders import groups_of
 from aggregate.causality import components, references, tied
 from aggregate.clocks import (
     Alignment,
@@ -61,6 +62,7 @@ from megascan.header import RESTARTING_CLOCK, RankHeader
 from megascan.parallel import Here, Kept, Workers
 from megascan.timeline import (
     TIMELINE_SCHEMA,
+    TRACE_SCHEMA,
     Shard,
     ShardedTimeline,
     Stay,
@@ -219,10 +221,24 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What makes a shard: spans of some ranks, where they stay, and the rows of their ends.
+
+    `busy_until_ns` as a Group's, of one rank.
+    """
+
+    ranks: tuple[int, ...]
+    stays: tuple[Stay, ...]
+    rows: RowNumbers
+    busy_until_ns: int | None = None
+
+
+@dataclass(frozen=True)
 class Aligned:
     """What the centre knows of a trace when its ends are matched and on one clock.
 
-    `ends` stand in the order of the common clock, as `matches` and `wait_ns` (end,) do.
+    `ends` stand in the order of the common clock, as `matches` and `wait_ns` (end,) do. The `trace`
+    has none: their times as recorded would stay beside these for nothing.
     """
 
     trace: Trace
@@ -233,14 +249,45 @@ class Aligned:
     matches: Matches
     notes: tuple[str, ...]
 
-    def sent(self, ranks: Sequence[int], rows: RowNumbers) -> Settling:
-        """Return what is sent to the shard of some ranks, whose ends stand in these rows."""
+    def sent(self, share: Share) -> Settling:
+        """Return what is sent to where some spans are."""
         return Settling(
-            tuple(self.trace.stays[rank] for rank in ranks),
-            self.correction.only(ranks),
-            self.matches.match[rows],
-            self.wait_ns[rows],
+            share.stays,
+            self.correction.only(share.ranks),
+            self.matches.match[share.rows],
+            self.wait_ns[share.rows],
+            share.busy_until_ns,
         )
+
+    def shares(self) -> list[Share]:
+        """Return what makes a shard each, by the first of its ranks and in the order of time."""
+        ranks_of: dict[int, list[int]] = {}
+        for rank in sorted(self.trace.stays):
+            ranks_of.setdefault(self.trace.stays[rank][0].shard, []).append(rank)
+        rank_of = narrow(self.ends, "rank")
+        return [
+            share
+            for ranks in ranks_of.values()
+            for share in self._shares_of(ranks, _rows_of_ranks(rank_of, ranks))
+        ]
+
+    def _shares_of(self, ranks: Sequence[int], rows: RowNumbers) -> Iterator[Share]:
+        """Yield the shares of ranks that were read together, whose ends stand in these rows.
+
+        A rank that was read in stretches is alone. A clock's jump or iterations that are left out
+        may reach over a border: then there is none.
+        """
+        stays = tuple(stay for rank in ranks for stay in self.trace.stays[rank])
+        correction = self.correction.only(ranks[:1])
+        is_set = any(step.domain in correction.domain for step in correction.steps)
+        if len(stays) == len(ranks) or is_set or any(stay.left_out for stay in stays):
+            yield Share(tuple(ranks), stays, rows)
+            return
+        low = 0
+        for group in groups_of(ranks[0], stays, correction.applied):
+            own = rows[low : low + group.num_ends]
+            yield Share(tuple(ranks), group.stays, own, group.busy_until_ns)
+            low += group.num_ends
 
     def matched_ends(self) -> pa.Table:
         """Return the ends with their match and their transfer."""
@@ -271,7 +318,12 @@ class Aligned:
 
 
 def align(trace: Trace) -> Aligned:
-    """Match the ends of a trace, ordered by (rank, start), and fit the clocks."""
+    """Match the ends of a trace, ordered by (rank, start), and fit the clocks.
+
+    Raises InputError for spans of a rank that has no header.
+    """
+    _check_ranks(trace)
+    give_back_memory()
     ends = trace.spans
     matches = match_spans(ends, trace.headers)
     give_back_memory()
@@ -292,7 +344,8 @@ def align(trace: Trace) -> Aligned:
         ends, matches = ends.take(order), matches.reordered(order)
     notes = matches.notes + (restarted.notes if restarted else ()) + clocks.notes
     wait_ns = split_waits(ends, matches, clocks)
-    return Aligned(trace, ends, wait_ns, clocks, correction, matches, notes)
+    bare = replace(trace, spans=TRACE_SCHEMA.empty_table())
+    return Aligned(bare, ends, wait_ns, clocks, correction, matches, notes)
 
 
 @dataclass(frozen=True)
@@ -306,65 +359,72 @@ class Settled:
 
 @dataclass(frozen=True)
 class Settling:
-    """What the centre sends to a shard: where its ranks' spans are, their clocks, and match and
-    wait of each of their ends.
+    """What the centre sends to where spans are: of which rows they are, their clocks, match and
+    wait of each of their ends, and until when the device was busy before them.
     """
 
     stays: tuple[Stay, ...]
     correction: Correction
     match: RowNumbers
     wait_ns: Integers
+    busy_until_ns: int | None
+
+    @property
+    def shards(self) -> list[int]:
+        """Return the shards of which these are rows, each once."""
+        return list(dict.fromkeys(stay.shard for stay in self.stays))
+
+    def chosen(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Return the rows of the shards' tables, ordered as recorded."""
+        table_of = dict(zip(self.shards, tables, strict=True))
+        parts = [
+            without(table_of[stay.shard].slice(stay.begin, stay.end - stay.begin), stay.left_out)
+            for stay in self.stays
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        if len(tables) == 1:
+            return pa.concat_tables(parts).combine_chunks()
+        return in_order(pa.concat_tables(parts).unify_dictionaries().combine_chunks())
 
 
 def settle(
-    spans: pa.Table, sent: Settling, run_id: str, on_cpu: frozenset[int] | None
+    sent: Settling, run_id: str, on_cpu: frozenset[int] | None, *tables: pa.Table
 ) -> tuple[pa.Table, Settled]:
-    """Put the spans of some ranks on the common clock and derive their columns.
+    """Put spans of some ranks, those of the shards' `tables` that are meant, on the common clock
+    and derive their columns.
 
     With `on_cpu`, the ranks without a device, they are summed up as well. Raises InputError for a
     negative duration.
     """
-    parts = [
-        without(spans.slice(stay.begin, stay.end - stay.begin), stay.left_out)
-        for stay in sent.stays
-    ]
-    spans = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
+    spans = sent.chosen(tables)
     _check_durations(spans, run_id)
     spans = sent.correction.applied(spans)
     order = row_order(spans)
     if order is not None:
         spans = spans.take(order)
     table = _timeline_table(spans, decompose(spans, sent.match, sent.wait_ns))
-    sums = None if on_cpu is None else sums_of(table, on_cpu)
+    sums = None if on_cpu is None else sums_of(table, on_cpu, sent.busy_until_ns)
     start_ns = int(numbers(table, "start_ns").min(initial=np.iinfo(np.int64).max))
     return table, Settled(table.num_rows, start_ns, sums)
 
 
 def build_shards(
-    trace: Trace, kept: Sequence[Kept], workers: Workers, *, summed: bool = False
+    aligned: Aligned, kept: Sequence[Kept], workers: Workers, *, summed: bool = False
 ) -> tuple[ShardedTimeline, list[Sums]]:
-    """Put all ranks of a trace on one clock; its spans are ends, and stay in shards.
+    """Put all ranks of a trace on one clock; its spans stay in shards.
 
-    Raises InputError for a trace without spans, with spans of a rank that has no header, or with
-    a negative duration.
+    Raises InputError for a trace without spans, or with a negative duration.
     """
-    _check_ranks(trace)
-    give_back_memory()
-    aligned = align(trace)
+    trace, shares = aligned.trace, aligned.shares()
     on_cpu = ranks_on_cpu(trace.headers) if summed else None
-    ranks_of: dict[int, list[int]] = {}
-    for rank in sorted(trace.stays):
-        ranks_of.setdefault(trace.stays[rank].shard, []).append(rank)
-    rank_of = narrow(aligned.ends, "rank")
-    places = [_rows_of_ranks(rank_of, ranks) for ranks in ranks_of.values()]
     tasks = (
-        (kept[shard], aligned.sent(ranks, rows), trace.run_id, on_cpu)
-        for (shard, ranks), rows in zip(ranks_of.items(), places, strict=True)
+        (sent, trace.run_id, on_cpu, *(kept[shard] for shard in sent.shards))
+        for sent in map(aligned.sent, shares)
     )
     shards, sums, start_ns = [], [], []
-    settled = workers.keep(settle, tasks)
-    for (table, found), ranks, rows in zip(settled, ranks_of.values(), places, strict=True):
-        shards.append(Shard(table, found.num_spans, tuple(ranks), rows))
+    for (table, found), share in zip(workers.keep(settle, tasks), shares, strict=True):
+        shards.append(Shard(table, found.num_spans, share.ranks, share.rows))
         start_ns.append(found.start_ns)
         sums += [found.sums] if found.sums else []
     num_spans = sum(shard.num_spans for shard in shards)
@@ -390,20 +450,20 @@ def _rows_of_ranks(rank: Narrow, ranks: Sequence[int]) -> RowNumbers:
 def build_timeline(trace: Trace) -> Timeline:
     """Put all ranks of a trace on one clock and say which spans belong together.
 
-    Raises InputError as `build_shards`.
+    Raises InputError as `align` and `build_shards`.
     """
     _check_ranks(trace)
     spans = in_order(trace.spans).unify_dictionaries()
     rank = numbers(spans, "rank")
-    stays: dict[int, Stay] = {}
+    stays: dict[int, tuple[Stay, ...]] = {}
     here, kept = Here(), []
     for number, block in enumerate(rank_blocks(rank, BLOCK_ROWS)):
         kept.append(here.put(spans[block]))
         starts = group_starts(rank[block])
         for begin, end in pairwise([*starts.tolist(), block.stop - block.start]):
-            stays[int(rank[block.start + begin])] = Stay(number, begin, end)
-    ends = replace(trace, spans=ends_of(spans), stays=stays)
-    return build_shards(ends, kept, here)[0].whole()
+            stays[int(rank[block.start + begin])] = (Stay(number, begin, end),)
+    aligned = align(replace(trace, spans=ends_of(spans), stays=stays))
+    return build_shards(aligned, kept, here)[0].whole()
 
 
 def _check_ranks(trace: Trace) -> None:

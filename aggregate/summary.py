@@ -47,8 +47,16 @@ from megascan.arrays import (
 )
 from megascan.header import Json, RankHeader
 from megascan.overhead import MIN_CYCLES, Estimate, Overhead, measure_job
-from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, SCHEMA_VERSION, Kind, Track
-from megascan.timeline import ClockFit, Completeness, Timeline, codes, equals, numbers
+from megascan.schema import COMMUNICATION_KINDS, SCHEMA_VERSION, Kind, Track
+from megascan.timeline import (
+    ClockFit,
+    Completeness,
+    Timeline,
+    codes,
+    equals,
+    is_launched,
+    numbers,
+)
 from megascan.topology import Layout
 from megascan.vocabulary import is_copy
 
@@ -92,19 +100,24 @@ class Sums:
     unmatched: pa.Table
 
 
-def sums_of(spans: pa.Table, on_cpu: Collection[int]) -> Sums:
-    """Sum up some ranks' spans (schema TIMELINE_SCHEMA)."""
+def sums_of(spans: pa.Table, on_cpu: Collection[int], busy_until_ns: int | None = None) -> Sums:
+    """Sum up some ranks' spans (schema TIMELINE_SCHEMA), or some of one rank's.
+
+    `busy_until_ns` is when the rank's device had done what was launched before these.
+    """
     kind_codes, kinds = codes(spans, "kind")
     counts = np.bincount(kind_codes, minlength=len(kinds))
     return Sums(
-        iterations=_shares_of(spans, on_cpu),
+        iterations=_shares_of(spans, on_cpu, busy_until_ns),
         num_spans={kind: int(counts[code]) for code, kind in enumerate(kinds) if counts[code]},
         unmatched=_unmatched(spans),
     )
 
 
-def _shares_of(table: pa.Table, on_cpu: Collection[int]) -> pa.Table:
-    spans = _Spans.of(table)
+def _shares_of(
+    table: pa.Table, on_cpu: Collection[int], busy_until_ns: int | None = None
+) -> pa.Table:
+    spans = _Spans.of(table, busy_until_ns)
     windows = _Windows.of(table, spans)
     lengths = dict.fromkeys(SHARES, np.zeros(len(windows.start), dtype=np.int64))
     covered = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -134,12 +147,14 @@ def _shares_of(table: pa.Table, on_cpu: Collection[int]) -> pa.Table:
 class _Spans:
     """Columns that the layers need; start and end are positions on the axis."""
 
-    axis: TimeAxis
+    busy_until: Integers
+    """(1,) when the device had done what was launched before these spans, or nothing."""
     rank: Integers
     start: Integers
     end: Integers
     cpu_ns: Integers
     launch_ns: Integers
+    launched: Flags
     wait_ns: Integers
     transfer_ns: Integers
     communication: Flags
@@ -149,7 +164,7 @@ class _Spans:
     host: Flags
 
     @classmethod
-    def of(cls, table: pa.Table) -> _Spans:
+    def of(cls, table: pa.Table, busy_until_ns: int | None) -> _Spans:
         rank, start = numbers(table, "rank"), numbers(table, "start_ns")
         duration = numbers(table, "duration_ns")
         axis = TimeAxis.of(rank, start, start + duration)
@@ -158,12 +173,13 @@ class _Spans:
         copies = np.array([is_copy(text) for text in names] or [False], dtype=np.bool_)[name]
         compute = equals(table, "kind", *COMPUTE_KINDS)
         return cls(
-            axis=axis,
+            busy_until=start[:0] if busy_until_ns is None else busy_until_ns + axis.shift[:1],
             rank=rank,
             start=place,
             end=place + duration,
             cpu_ns=numbers(table, "cpu_ns"),
             launch_ns=numbers(table, "launch_ns"),
+            launched=is_launched(table),
             wait_ns=numbers(table, "wait_ns"),
             transfer_ns=numbers(table, "transfer_ns"),
             communication=equals(table, "kind", *COMMUNICATION_KINDS),
@@ -226,14 +242,16 @@ def _communication_layers(spans: _Spans, rows: Flags) -> Iterator[tuple[str, Int
 
 def _dispatch_gaps(spans: _Spans) -> tuple[Integers, Integers]:
     """Return gaps before device spans that the host launched only after the device had finished."""
-    rows = np.flatnonzero((spans.launch_ns != NOT_APPLICABLE) & ~spans.overlapped)
-    if len(rows) < 2:
-        return rows[:0], rows[:0]
-    start, rank = spans.start[rows], spans.rank[rows]
-    finished = np.maximum.accumulate(spans.end[rows])[:-1]
-    launched = start[1:] + np.minimum(spans.launch_ns[rows][1:], 0)
-    late = (finished < start[1:]) & (launched >= finished) & (rank[1:] == rank[:-1])
-    return finished[late], start[1:][late]
+    rows = np.flatnonzero(spans.launched)
+    if not len(rows):
+        return rows, rows
+    rank = np.r_[spans.rank[rows[: len(spans.busy_until)]], spans.rank[rows]]
+    finished = np.maximum.accumulate(np.r_[spans.busy_until, spans.end[rows]])[:-1]
+    rows = rows[len(rows) - len(finished) :]  # less the first, before which nothing is known
+    start = spans.start[rows]
+    launched = start + np.minimum(spans.launch_ns[rows], 0)
+    late = (finished < start) & (launched >= finished) & (rank[1:] == rank[:-1])
+    return finished[late], start[late]
 
 
 def _off_core(

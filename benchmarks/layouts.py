@@ -165,6 +165,7 @@ def run_layout(
 ) -> list[Future[Result]]:
     """Train one layout's cases and have them judged."""
     folder.mkdir(parents=True)
+    print(f"{cases[0].layout}: training {len(cases)} cases …", file=sys.stderr, flush=True)
     started = time.monotonic()
     train(cases, arguments, folder)
     seconds = time.monotonic() - started

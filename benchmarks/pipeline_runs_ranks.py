@@ -79,7 +79,7 @@ class _Diary:
         """Watch every action and message of plans."""
         from training.pipeline import channels, executor
 
-        do, send, take = executor.Step.do, channels.Outbox.send, channels.Inbox.take
+        do, send, take = executor.Step.do, channels.SendQueue.send, channels.Inbox.take
 
         def watched_do(step: executor.Step, action: object) -> None:
             self._inside_s, begin_s = 0.0, time.perf_counter()
@@ -102,7 +102,7 @@ class _Diary:
             return tensor
 
         executor.Step.do = watched_do  # type: ignore[method-assign,assignment]
-        channels.Outbox.send = watched_send  # type: ignore[method-assign,assignment]
+        channels.SendQueue.send = watched_send  # type: ignore[method-assign,assignment]
         channels.Inbox.take = watched_take  # type: ignore[method-assign,assignment]
 
     def _name(self, message: tuple[object, ...]) -> str:

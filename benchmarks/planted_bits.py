@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from megascope.capture import Side, Spot, find_spots
 from megascope.interventions import flip_bits
-from megascope.places import Side, Spot, find_spots
 
 MANTISSA_BITS = 23
 BFLOAT16_MANTISSA_BITS = 7

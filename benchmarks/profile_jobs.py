@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megascan.vocabulary import is_bound_by_memory
+
 BASE_NS = 1_760_000_000_000_000_000
 TOKENS = 4096
 COMPUTE_STREAM, COMM_STREAM = 7, 20
@@ -61,6 +63,10 @@ class Job:
     chips: float = 0.003
     gpu: dict[int, float] = field(default_factory=dict)
     """Slowdown of a rank's kernels."""
+    memory: dict[int, float] = field(default_factory=dict)
+    """Slowdown of those of a rank's kernels that are bound by memory."""
+    throttled: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Slowdown of a rank's kernels in some iterations, counted from 0."""
     host: dict[int, float] = field(default_factory=dict)
     """Slowdown of a rank's launches."""
     loader: dict[int, float] = field(default_factory=dict)
@@ -171,10 +177,19 @@ class Rank:
         self.now_us += cost
         return self.now_us + 2.0
 
+    def slowness(self, kernel: str) -> float:
+        """Return how much longer than usual a kernel takes now, by what it is bound by."""
+        job, clock = self.job, 1.0
+        if self.number in job.throttled:
+            clock = job.throttled[self.number].get(self.iteration, 1.0)
+        if not is_bound_by_memory(kernel):
+            return self.speed * clock
+        return self.speed * job.memory.get(self.number, 1.0) * (1 + 0.3 * (clock - 1))
+
     def kernel(self, name: str, length_us: float, grid: int, after_us: float = 0.0) -> float:
         """Run a kernel on the compute stream, and return its end."""
         begin = max(self.launch(), self.free_us[COMPUTE_STREAM], after_us)
-        length = length_us * self.speed * math.exp(self.random.gauss(0, self.job.noise))
+        length = length_us * self.slowness(name) * math.exp(self.random.gauss(0, self.job.noise))
         self.free_us[COMPUTE_STREAM] = end = begin + length
         place = {"stream": COMPUTE_STREAM, "correlation": self.correlation}
         shape = {"grid": [grid, 1, 1], "block": [128, 1, 1]}

@@ -23,7 +23,7 @@ def join(device: str) -> None:
 
 def settings_of(num_layers: int, hidden: int, device: str = "cpu") -> Any:
     """A model of Llama's kind with eight heads."""
-    from training.arguments.model_values import settings_to_use
+    from training.checkpoint_folder import settings_to_use
 
     return settings_to_use(
         {"num_layers": num_layers, "hidden_size": hidden, "num_attention_heads": 8,

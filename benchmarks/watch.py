@@ -57,8 +57,7 @@ from megascan.simulate import (
 )
 from megascan.topology import Layout
 from megascan.watch.delivery import Outbox
-from megascan.watch.state import StateFile
-from megascan.watch.watcher import CPU_SHARE, Watcher, WatchSettings
+from megascan.watch.watcher import CPU_SHARE, StateFile, Watcher, WatchSettings
 
 _MARK = b'"name":"megascan_window"'
 

@@ -11,6 +11,10 @@ count, too). "of them called" are the files of which a function has run.
     reading Kineto            a folder of PyTorch profiler traces → a trace
     a span to its verdict     the tracer's files, then read, aligned, judged, worded
 
+At the beginning all files of the product are counted, and those of subjects that stood in the house
+before it was rebuilt (commit 693a432): without MegaScope, generation, Hugging Face folders, the
+watch, pipeline schedules, and the commands and causes that came with or after them.
+
 examples:
   python -m benchmarks.ways
   python -m benchmarks.ways --root /tmp/older-checkout
@@ -93,6 +97,19 @@ finally:
         for path in sorted(loaded):
             answer.write(f"{{path}}\\t{{path in called}}\\n")
 """
+PACKAGES = ("aggregate", "detect", "megascan", "megascope", "training")
+LATER = (
+    *("megascope/", "megascan/watch/", "megascan/probes.py", "megascan/connection.py"),
+    *("training/generation/", "training/hf/", "training/pipeline/", "training/scope.py"),
+    *(f"training/{name}.py" for name in ("convert", "generate", "helper", "origin", "serve")),
+    *(f"megascan/cli/{name}.py" for name in ("history", "path", "plan", "probe", "scope", "watch")),
+    *(f"megascan/reader/{name}.py" for name in ("flight_recorder", "growing", "original_timeline")),
+    *(f"megascan/tracer/{name}.py" for name in ("lookout", "switch")),
+    *("megascan/export/chain.py", "detect/whatif/path.py"),
+    *(f"detect/causes/{name}.py" for name in ("bursts", "corruption", "networks", "occupancy")),
+    *(f"detect/causes/{name}.py" for name in ("paused_hosts", "power")),
+)
+"""Subjects of the product that came after the commit that the ways are compared with."""
 _SIMULATE = "simulate --tp 2 --dp 2 --iterations 8 -o job --fault rank=1,kind=compute,factor=1.3"
 
 
@@ -164,8 +181,26 @@ def walk(name: str, root: Path, folder: Path) -> Way:
     )
 
 
+def product_files(root: Path) -> list[str]:
+    """Return the product's Python files, relative to the checkout."""
+    return [
+        path.relative_to(root).as_posix()
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
+    ]
+
+
+def print_files(root: Path) -> None:
+    """Print how many files and lines the product has, and those of subjects of before."""
+    files = product_files(root)
+    before = [one for one in files if not one.startswith(LATER)]
+    for label, some in (("product", files), ("its subjects of before", before)):
+        num_lines = sum(len((root / one).read_text().splitlines()) for one in some)
+        print(f"{label}: {len(some)} files, {num_lines:,} lines")
+
+
 def main() -> int:
-    """Walk all ways and print a table."""
+    """Count files, then walk all ways and print a table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ways",
         description=__doc__,
@@ -173,6 +208,7 @@ def main() -> int:
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout to measure")
     root = parser.parse_args().root.resolve()
+    print_files(root)
     print("| way | files | lines | of them called |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -149,7 +149,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             seen, settings, window=seen, findings=(*wrong.findings, *found),
             notes=(note, *wrong.notes),
         )  # fmt: skip
-    if not np.isfinite(seen.work.log_ns).any():
+    if not _is_comparable(seen):
         inquiry = _inquiry(seen, settings)
         wrong, awaited = CORRUPTION.search(inquiry), AWAITED.search(inquiry)
         found = (*wrong.findings, *awaited.findings)
@@ -180,6 +180,14 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
+
+
+def _is_comparable(seen: Observations) -> bool:
+    """Return whether some rank's computing can be compared: with that of peers, with the layers of
+    other stages, or with its own in other iterations.
+    """
+    known = [one for one in (seen.work, seen.layers, seen.history) if one is not None]
+    return any(bool(np.isfinite(one.log_ns).any()) for one in known)
 
 
 def _answers(seen: Observations, settings: DetectorSettings) -> list[tuple[Cause, Answer]]:

@@ -333,6 +333,54 @@ class _Compute:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Memory:
+    """Devices whose memory is slow."""
+
+    floor_log: float = limit(
+        math.log(1.1), "log", Origin.PHYSICS,
+        "effect floor: sound memories of one model differ by a per cent or two, and a clock that "
+        "is 1.5 times lower slows what memory bounds by as much as this",
+    )  # fmt: skip
+    most_matrix_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that matrix products may be slower by: more, and it is the device or the data",
+    )  # fmt: skip
+    agrees_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that the optimizer shows at least, and the other way round",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spells:
+    """Devices that are slow in few iterations of a profile."""
+
+    floor_log: float = limit(
+        math.log(1.1), "log", Origin.PHYSICS,
+        "effect floor: a device at its power limit varies by less from one iteration to the next",
+    )  # fmt: skip
+    noise_log: float = limit(
+        0.004, "log", Origin.PHYSICS, "by which an iteration's kernels always vary"
+    )
+    agrees_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that a slow part shows at least, and no other rank in any iteration",
+    )  # fmt: skip
+    parts_share: float = limit(
+        0.75, "share of the parts", Origin.PHYSICS,
+        "of either pass that a lower clock slows: the others may be bound by memory",
+    )  # fmt: skip
+    optimizer_share: float = limit(
+        0.08, "share of the effect", Origin.BENCHMARK,
+        "that the optimizer shows where one iteration alone is slow",
+    )  # fmt: skip
+    most_share: float = limit(
+        0.5, "share of the iterations", Origin.MATHEMATICS,
+        "that may be slow: beyond it nobody knows which level is the usual one",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Ordinary:
     """Slow by so little, or in such a place, that no node need be at fault."""
 
@@ -659,6 +707,11 @@ class _Links:
 
     noise_log: float = limit(0.01, "log", Origin.PHYSICS, "by which a transfer always varies")
     spread_log: float = limit(0.03, "log", Origin.PHYSICS, "by which equal links differ for good")
+    tail_degrees: float = limit(
+        3.0, "degrees of freedom", Origin.PHYSICS,
+        "of the t law of an iteration's median transfer on GPUs beyond all that was seen: eight "
+        "times the equal links' time is no accident, in two iterations either",
+    )  # fmt: skip
     cpu_min_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"
     )
@@ -1076,6 +1129,8 @@ STALLS = _Stalls()
 STARVATION = _Starvation()
 PACE = _Pace()
 COMPUTE = _Compute()
+MEMORY = _Memory()
+SPELLS = _Spells()
 ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
@@ -1104,6 +1159,8 @@ TABLES: Mapping[str, DataclassInstance] = {
     "starvation": STARVATION,
     "pace": PACE,
     "compute": COMPUTE,
+    "memory": MEMORY,
+    "spells": SPELLS,
     "ordinary": ORDINARY,
     "pairs": PAIRS,
     "device": DEVICE,

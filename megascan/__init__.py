@@ -7,7 +7,7 @@ importing megascan costs nothing.
     vocabulary.py schema.py        every name, kind and column of a trace: start reading here
     tracer/ instrument/            record spans in a training job; rankfile.py writes them
     reader/ timeline.py            read them back; aggregate/ and detect/ take it from there
-    export/ viewer/                timelines for Perfetto
+    export/ viewer.py              timelines for Perfetto
     simulate/                      a job on paper
     cli/ api.py                    what a user calls; docs/architecture.md draws the whole
 """

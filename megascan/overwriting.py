@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,10 +106,11 @@ def replacing(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 _BYTES_BEHIND = 32 << 20
 
 
-class SyncedMeanwhile:
-    """Writes to a file, of which the disk gets every few MB as soon as they are written.
+class GrowingFile:
+    """Grows a file piece by piece, some by this process, some by others of this machine.
 
-    What is left for the end, when all must be on the disk, is the last few of them.
+    The disk gets every few MB as soon as they are written: what is left for the end, when all must
+    be on the disk, is the last few of them.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -119,13 +121,50 @@ class SyncedMeanwhile:
         """Write, and let the system begin to write down what has come together."""
         self._file.write(data)
         end = self._file.tell()
-        if end - self._begun >= _BYTES_BEHIND and hasattr(os, "posix_fadvise"):
+        if end - self._begun >= _BYTES_BEHIND:
             self._file.flush()
-            # Linux begins to write what it is told that nobody will read again
-            os.posix_fadvise(
-                self._file.fileno(), self._begun, end - self._begun, os.POSIX_FADV_DONTNEED
-            )
+            _begin_to_sync(self._file.fileno(), self._begun, end - self._begun)
             self._begun = end
+
+    def room(self, num_bytes: int) -> Room:
+        """Leave room for bytes behind what is there, which another process may fill."""
+        begin = self._file.tell()
+        self._file.seek(begin + num_bytes)
+        self._begun = begin + num_bytes
+        return Room(Path(self._file.name), os.fstat(self._file.fileno()).st_ino, begin)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where in a file bytes are missing; `inode` tells the file from another of its name."""
+
+    path: Path
+    inode: int
+    begin: int
+
+    def fill(self, content: BinaryIO) -> None:
+        """Copy a whole file there. Raises OSError for what the system refuses.
+
+        Where another process has taken the name nothing is written: `replacing` tells of that.
+        """
+        try:
+            file = self.path.open("r+b", buffering=0)
+        except FileNotFoundError:
+            return
+        with file:
+            if os.fstat(file.fileno()).st_ino != self.inode:
+                return
+            file.seek(self.begin)
+            size, done = os.fstat(content.fileno()).st_size, 0
+            while done < size:
+                done += os.sendfile(file.fileno(), content.fileno(), done, size - done)
+            _begin_to_sync(file.fileno(), self.begin, size)
+
+
+def _begin_to_sync(descriptor: int, begin: int, num_bytes: int) -> None:
+    """Let the system begin to write: Linux does of what it is told that nobody will read again."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def partial_of(path: Path) -> Path:

@@ -10,14 +10,15 @@ or a cluster (`aggregate.cluster`). What a piece of work makes either comes back
 stays with those who made it (`keep`): then only a handle comes back, and whoever is given the
 handle for an argument finds the table in its place:
 
-    keep(read, files)     table ─▶ held · a file · a worker's memory     Kept, and a small result
-    results(write, kept)  table ◀─ the same                              bytes
+    keep(read, files)          table ─▶ held · a file · a worker's memory     Kept, small result
+    results(facts, kept)       table ◀─ the same                              result
+    append(write, kept, file)  table ◀─ the same        bytes ─▶ the file     small result
 
 A table that stays does not cross a border of processes; of a pool it is an Arrow file that the
-worker maps into its memory, whichever worker that is. Large bytes, too, come back from a pool as a
-file that is mapped: through a pipe, this process would copy them three times. So does whatever else
-a pipe would not take in one piece: of a worker that is killed in the middle of writing, the pool
-would wait for the rest for ever.
+worker maps into its memory, whichever worker that is. Nor do bytes of an output: as soon as this
+process knows where they belong, a worker of a pool puts them there. Whatever else a pipe would not
+take in one piece comes back from a pool as a file: of a worker that is killed in the middle of
+writing, the pool would wait for the rest for ever.
 
 `process_pool` and `in_order` are the two parts of which all this is made; `training.data.documents`
 uses them, too.
@@ -26,7 +27,6 @@ uses them, too.
 from __future__ import annotations
 
 import gc
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -47,19 +47,18 @@ from itertools import count as counting
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import BinaryIO, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
 from megascan.errors import ENDING_SIGNALS, MissingError, OutputError
+from megascan.overwriting import GrowingFile, Room
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MOST_WORKERS = 32
 """Past this, the one process that matches, aligns and writes is the limit."""
-_LARGE_BYTES = 1 << 18
-"""Bytes from here on come back from a pool in a file of their own."""
 _ONE_PIECE_BYTES = select.PIPE_BUF - 1024 if hasattr(select, "PIPE_BUF") else 1024
 """A pipe takes as much whole or not at all, with what the pool puts around it."""
 _AHEAD = 2
@@ -96,8 +95,27 @@ class Workers(Protocol):
     ) -> Iterator[tuple[Kept, Result]]:
         """Yield what the work returns, its table as a handle."""
 
+    def append(
+        self,
+        work: Callable[..., tuple[Result, bytes]],
+        tasks: Iterable[Task],
+        output: GrowingFile,
+    ) -> Iterator[Result]:
+        """Write the bytes that the work returns, in the order of tasks; yield what else it returns.
+
+        They stand behind what is in the output when the first result is asked for, and are all
+        written when there is no other.
+        """
+
     def put(self, table: pa.Table) -> Kept:
         """Hand a table over to whoever may need it."""
+
+
+def appended(made: Iterable[tuple[Result, bytes]], output: GrowingFile) -> Iterator[Result]:
+    """Write bytes that came here; yield what came with them."""
+    for result, content in made:
+        output.write(content)
+        yield result
 
 
 def num_workers() -> int:
@@ -189,6 +207,15 @@ class Here:
         for table, result in self.results(work, tasks):
             yield _Held(table), result
 
+    def append(
+        self,
+        work: Callable[..., tuple[Result, bytes]],
+        tasks: Iterable[Task],
+        output: GrowingFile,
+    ) -> Iterator[Result]:
+        """Write the bytes that the work returns."""
+        return appended(self.results(work, tasks), output)
+
     def put(self, table: pa.Table) -> Kept:
         """Hold a table."""
         return _Held(table)
@@ -238,23 +265,25 @@ class _FiledBytes:
     """Bytes in a file of this machine, for whoever takes them first."""
 
     path: Path
+    num_bytes: int
 
-    def take(self) -> memoryview:
-        """Return the bytes, mapped; the file has no name from then on."""
+    @contextmanager
+    def taken(self) -> Iterator[BinaryIO]:
+        """Hold the file, which has no name any more."""
         try:
-            with self.path.open("rb") as file:
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file = self.path.open("rb")
             self.path.unlink()
-            return view
         except OSError as error:
             raise _gone(self.path, error.strerror or str(error)) from error
+        with file:
+            yield file
 
     @classmethod
     def of(cls, content: bytes, path: Path) -> _FiledBytes:
         """Write bytes down."""
         with _put_down(path):
             path.write_bytes(content)
-        return cls(path)
+        return cls(path, len(content))
 
 
 @dataclass(frozen=True)
@@ -265,7 +294,8 @@ class _FiledResult:
 
     def take(self) -> object:
         """Return it; the file is gone from then on."""
-        return pickle.loads(self.content.take())
+        with self.content.taken() as file:
+            return pickle.load(file)
 
     @classmethod
     def where_large(cls, result: object, path: Path) -> object:
@@ -295,9 +325,9 @@ class Pool:
         return list(paths)
 
     def results(self, work: Callable[..., Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """Yield what the work returns; large bytes in a tuple as a view of a file."""
+        """Yield what the work returns."""
         done = self._run(_work, ((work, task, self._path()) for task in tasks))
-        return (cast("Result", _with_bytes(result)) for result in done)
+        return (cast("Result", _taken(result)) for result in done)
 
     def keep(
         self, work: Callable[..., tuple[pa.Table, Result]], tasks: Iterable[Task]
@@ -305,6 +335,34 @@ class Pool:
         """Yield what the work returns, its table as a file."""
         done = self._run(_keep, ((work, task, self._path()) for task in tasks))
         return ((kept, cast("Result", _taken(result))) for kept, result in done)
+
+    def append(
+        self,
+        work: Callable[..., tuple[Result, bytes]],
+        tasks: Iterable[Task],
+        output: GrowingFile,
+    ) -> Iterator[Result]:
+        """Write the bytes that the work returns, large ones by a worker: this process would be
+        what all others wait for.
+        """
+        made = self._run(_make_bytes, ((work, task, self._path()) for task in tasks))
+        return self._appended(made, output)
+
+    def _appended(
+        self, made: Iterator[tuple[Result, bytes | _FiledBytes]], output: GrowingFile
+    ) -> Iterator[Result]:
+        under_way: deque[Future[None]] = deque()
+        for result, content in made:
+            if isinstance(content, bytes):
+                output.write(content)
+            else:
+                room = output.room(content.num_bytes)
+                under_way.append(self.executor.submit(_fill, room, content))
+            yield result
+            while under_way and under_way[0].done():
+                under_way.popleft().result()
+        for each in under_way:
+            each.result()
 
     def put(self, table: pa.Table) -> Kept:
         """Write a table for whichever worker may need it."""
@@ -319,27 +377,26 @@ class Pool:
 
 
 def _work(work: Callable[..., object], task: Task, path: Path) -> object:
-    """Return what the work returns, of a tuple the large bytes in a file."""
-    result = work(*opened(task))
-    if type(result) is tuple:
-        result = tuple(
-            _FiledBytes.of(one, path.with_suffix(f".{place}"))
-            if isinstance(one, bytes) and len(one) >= _LARGE_BYTES
-            else one
-            for place, one in enumerate(result)
-        )
-    return _FiledResult.where_large(result, path.with_suffix(".result"))
+    return _FiledResult.where_large(work(*opened(task)), path.with_suffix(".result"))
+
+
+def _make_bytes(
+    work: Callable[..., tuple[Result, bytes]], task: Task, path: Path
+) -> tuple[Result, bytes | _FiledBytes]:
+    """Return what the work returns, its bytes in a file unless a pipe takes them in one piece."""
+    result, content = work(*opened(task))
+    if len(content) <= _ONE_PIECE_BYTES:
+        return result, content
+    return result, _FiledBytes.of(content, path.with_suffix(".bytes"))
+
+
+def _fill(room: Room, content: _FiledBytes) -> None:
+    with content.taken() as file:
+        room.fill(file)
 
 
 def _taken(result: object) -> object:
     return result.take() if isinstance(result, _FiledResult) else result
-
-
-def _with_bytes(result: object) -> object:
-    result = _taken(result)
-    if type(result) is tuple:
-        result = tuple(one.take() if isinstance(one, _FiledBytes) else one for one in result)
-    return result
 
 
 def _keep(

@@ -21,7 +21,15 @@ import pyarrow as pa
 from megascan.arrays import Flags, Integers, Narrow, RowNumbers, rank_blocks
 from megascan.header import RankHeader, WindowRecord
 from megascan.parallel import Kept, Workers
-from megascan.schema import COMMUNICATION_KINDS, SPAN_COLUMNS, TIMELINE_COLUMNS, Column, Kind
+from megascan.schema import (
+    COMMUNICATION_KINDS,
+    NOT_APPLICABLE,
+    SPAN_COLUMNS,
+    TIMELINE_COLUMNS,
+    Column,
+    Kind,
+    Track,
+)
 from megascan.topology import Layout
 
 _ARROW_TYPES = {
@@ -69,13 +77,34 @@ _NEVER_NARROWED = ("rank", "start_ns", "duration_ns")
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Between which times and iterations the spans of a stretch lie, by the rank's own clock.
+
+    `last` is the span that ends last, `device` the one of those that the host launched to its
+    device one after the other, (start_ns, duration_ns); None where there are none.
+    """
+
+    num_ends: int
+    start_ns: int
+    last_start_ns: int
+    last: tuple[int, int]
+    device: tuple[int, int] | None
+    first_iteration: int
+    last_iteration: int
+
+
+@dataclass(frozen=True)
 class Stay:
-    """Where the spans of a rank stay: rows of a shard, less those of some iterations."""
+    """Where spans of a rank stay: rows of a shard, less those of some iterations.
+
+    All spans of the rank, or those of a stretch of its windows, of which `extent` then tells.
+    """
 
     shard: int
     begin: int
     end: int
     left_out: frozenset[int] = frozenset()
+    extent: Extent | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +112,8 @@ class Shard:
     """Spans of some ranks on the common clock (schema TIMELINE_SCHEMA), ordered as a timeline's.
 
     `ends` are the rows of its ends in the table of all ends, in the order in which they stand here.
+    A rank of which there is much stands in several shards, one after the other in time, which no
+    span and no iteration has a part in two of.
     """
 
     spans: Kept
@@ -120,8 +151,8 @@ class Trace:
     windows: Mapping[int, tuple[WindowRecord, ...]]
     """Finished windows by global rank."""
     completeness: Completeness
-    stays: Mapping[int, Stay] = field(default_factory=dict)
-    """By rank, where `spans` are the ends only."""
+    stays: Mapping[int, tuple[Stay, ...]] = field(default_factory=dict)
+    """By rank, where `spans` are the ends only; stretches in the order of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,15 +225,23 @@ class ShardedTimeline:
         if chosen is not None:
             tasks = [(spans, chosen) for spans in kept]
             kept = [one for one, _ in self.workers.keep(_chosen, tasks)]
-        parts: dict[int, pa.Table] = {}
+        parts: dict[int, list[pa.Table]] = {}
         for shard, handle in zip(self.shards, kept, strict=True):
             spans = handle.open()
             bounds = np.searchsorted(numbers(spans, "rank"), [*shard.ranks, shard.ranks[-1] + 1])
             for rank, low, high in zip(shard.ranks, bounds[:-1], bounds[1:], strict=True):
-                parts[rank] = spans.slice(int(low), int(high - low))
-        spans = pa.concat_tables([parts[rank] for rank in sorted(parts)]).unify_dictionaries()
+                parts.setdefault(rank, []).append(spans.slice(int(low), int(high - low)))
+        ordered = [one for rank in sorted(parts) for one in parts[rank]]
+        spans = pa.concat_tables(ordered).unify_dictionaries()
         # in one piece: each look at a column would put its pieces together anew
         return replace(self.frame, spans=spans.combine_chunks())
+
+    def by_ranks(self) -> list[tuple[tuple[int, ...], list[Kept]]]:
+        """Return ranks that share shards, and all of these, in the order of the first of them."""
+        found: dict[tuple[int, ...], list[Kept]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.ranks, []).append(shard.spans)
+        return list(found.items())
 
 
 def _chosen(spans: pa.Table, chosen: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, None]:
@@ -212,6 +251,13 @@ def _chosen(spans: pa.Table, chosen: Callable[[pa.Table], pa.Table]) -> tuple[pa
 def is_end(spans: pa.Table) -> Flags:
     """Mark the spans that other ranks must know, or that say where iterations are."""
     return equals(spans, "kind", *COMMUNICATION_KINDS, Kind.ITERATION)
+
+
+def is_launched(spans: pa.Table) -> Flags:
+    """Mark the spans that the host launched to its device, where one follows the other."""
+    launched: Flags = numbers(spans, "launch_ns") != NOT_APPLICABLE
+    beside: Flags = numbers(spans, "track") == Track.OVERLAPPED
+    return launched & ~beside
 
 
 def ends_of(spans: pa.Table) -> pa.Table:

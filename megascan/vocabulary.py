@@ -241,9 +241,34 @@ COPIES: Final = ("Memcpy", "Memset")
 """How a profile calls what a device copies or fills: no compute, and bound by other things."""
 
 
+MATRIX_KERNELS: Final = (
+    "gemm", "cutlass", "xmma", "nvjet", "cijk", "convol", "winograd", "fprop", "dgrad", "wgrad",
+    "flash", "fmha", "attention", "triton_tem",
+)  # fmt: skip
+"""Parts of the names of kernels that multiply matrices: cuBLAS', cuDNN's, attention's."""
+
+MEMORY_KERNELS: Final = (
+    "elementwise", "reduce_kernel", "norm", "bn_fw", "bn_bw", "softmax", "dropout", "embedding",
+    "index", "gather", "scatter", "batchedcopy", "nll_loss", "cross_entropy", "multi_tensor_apply",
+    "adam", "triton_poi", "triton_red", "triton_per",
+)  # fmt: skip
+"""Parts of the names of kernels that read and write and hardly compute, in lower case."""
+
+
 def is_copy(name: str) -> bool:
     """Return whether a profile's span is a copy or a fill: `Memcpy HtoD`."""
     return name.startswith(COPIES)
+
+
+def multiplies_matrices(kernel: str) -> bool:
+    """Return whether a kernel computes more than it moves: `ampere_bf16_s16816gemm`."""
+    return any(part in kernel.lower() for part in MATRIX_KERNELS)
+
+
+def is_bound_by_memory(kernel: str) -> bool:
+    """Return whether a kernel takes as long as its bytes: `vectorized_layer_norm_kernel`."""
+    name = kernel.lower()
+    return not multiplies_matrices(kernel) and any(part in name for part in MEMORY_KERNELS)
 
 
 class Waiting(StrEnum):

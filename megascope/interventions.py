@@ -25,8 +25,17 @@ from typing import Any, cast
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from megascope.capture import Calls, Output, in_order
-from megascope.places import ATTENTION_INPUTS, Place, Share, Side, Spot, find_spots
+from megascope.capture import (
+    ATTENTION_INPUTS,
+    Calls,
+    Output,
+    Place,
+    Share,
+    Side,
+    Spot,
+    find_spots,
+    in_order,
+)
 from megascope.request import Intervention, Kind
 
 

@@ -27,8 +27,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from megascan.errors import MissingError
 from megascan.probes import WEIGHT, Point, Prober, Probes
 from megascan.topology import Layout
-from megascope.capture import Capture, Sight
-from megascope.places import BY_NAME, Spot, find_spots
+from megascope.capture import BY_NAME, Capture, Sight, Spot, find_spots
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -209,7 +208,7 @@ GPU_SIZE = Size(num_layers=8, hidden=4096, heads=32, num_tokens=4096, dtype=torc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class ProbedDevice:
     """Something that computes: its name, where torch finds it, and the core it is."""
 
     name: str
@@ -233,17 +232,19 @@ class Device:
             os.sched_setaffinity(0, before)
 
 
-def find_devices(*, use_cpu: bool) -> list[Device]:
+def find_devices(*, use_cpu: bool) -> list[ProbedDevice]:
     """Return the GPUs of this host, or its cores. MissingError when there is nothing to compare."""
     num_gpus = 0 if use_cpu else torch.cuda.device_count()
     if num_gpus:
         devices = [
-            Device(name=f"GPU {n}", kind=torch.cuda.get_device_name(n), torch_name=f"cuda:{n}")
+            ProbedDevice(
+                name=f"GPU {n}", kind=torch.cuda.get_device_name(n), torch_name=f"cuda:{n}"
+            )
             for n in range(num_gpus)
         ]
     elif hasattr(os, "sched_getaffinity"):
         devices = [
-            Device(name=f"core {core}", kind="cpu", torch_name="cpu", core=core)
+            ProbedDevice(name=f"core {core}", kind="cpu", torch_name="cpu", core=core)
             for core in sorted(os.sched_getaffinity(0))
         ]
     else:
@@ -261,7 +262,7 @@ class Stack:
     """The layers on one device; `spoil` may change what a point computes (tests plant faults)."""
 
     size: Size
-    device: Device
+    device: ProbedDevice
     spoil: Callable[[Point, torch.Tensor], torch.Tensor] = lambda point, tensor: tensor
     weights: dict[Point, torch.Tensor] = field(default_factory=dict)
     _sums: dict[Point, torch.Tensor] = field(default_factory=dict)

@@ -33,10 +33,9 @@ import torch.distributed as dist
 from megascan.errors import ConfigError, InputError
 from megascan.probes import Point, Prober, header_line, probe_file_name, probe_line
 from megascan.topology import Layout
-from megascope.capture import Capture, Sight, entropy, probabilities
+from megascope.capture import Capture, Sight, Spot, entropy, find_spots, probabilities
 from megascope.frames import encode, whole_frames
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import Spot, find_spots
 from megascope.reductions import reduce, rms_by_expert, width_of
 from megascope.request import Request, RequestFile
 
@@ -503,7 +502,7 @@ class _Weights:
             self._rows.append(torch.stack((_rms(before), gradient, update)))
 
     def table(self) -> torch.Tensor:
-        """`(parameter, 3)`: root mean squares of parameter, gradient, update."""
+        """Return root mean squares of parameter, gradient, update: `(parameter, 3)`."""
         return torch.stack(self._rows)
 
 

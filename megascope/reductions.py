@@ -285,7 +285,7 @@ def _join_top(shares: Sequence[Numbers], widths: Sequence[int]) -> Numbers:
 def join_shares(shares: Sequence[Numbers], share: str) -> Numbers:
     """Join whole tensors (token, row, …, feature) of the tensor-parallel ranks, by rank.
 
-    `share` is the name of a `megascope.places.Share`. Heads count as features: axis 2.
+    `share` is the name of a `megascope.capture.Share`. Heads count as features: axis 2.
     """
     if share == "whole" or len(shares) == 1:
         return shares[0]

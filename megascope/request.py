@@ -24,7 +24,7 @@ PLACES = (
     "embedding", "qkv", "query", "key", "value", "context", "attention_out", "fc1", "neurons",
     "fc2", "router", "experts", "residual", "logits", "loss", "attention", "expert_load",
 )  # fmt: skip
-"""Those of `megascope.places`, attention's entropy and how many tokens each expert has; here so
+"""Those of `megascope.capture`, attention's entropy and how many tokens each expert has; here so
 that a viewer needs no torch."""
 BY_HEAD, BY_EXPERT = "attention", frozenset({"experts", "expert_load"})
 """Places with a number a head or an expert, whatever reduction is asked for: entropy in nats, root

@@ -78,7 +78,7 @@ def _error(text: str, status: int) -> Response:
 
 
 def build_app(backend: Backend, *, token: str, hosts: Collection[str] = ()) -> ASGIApp:
-    """Return the application; `hosts` are names of this server beside those of the loopback."""
+    """Return the application; `hosts` are names of this server other than the loopback's."""
 
     async def ask(request: Request) -> Response:
         try:

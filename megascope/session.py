@@ -23,10 +23,9 @@ import numpy as np
 import torch
 
 from megascan.errors import ConfigError
-from megascope.capture import Notes, Strip, in_order, probabilities, tables_of
+from megascope.capture import Notes, Spot, Strip, find_spots, in_order, probabilities, tables_of
 from megascope.frames import Array, Frame, decode, encode
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import Spot, find_spots
 from megascope.reductions import Part, join_table
 from megascope.request import PLACES, Intervention, Kind, read_interventions
 
@@ -44,7 +43,7 @@ SHOWN_EVERY_S = 0.05
 """Seconds from one packing of strips to the next: what one step costs to pack, many cost little
 more, and a page draws no quicker. A model that takes as long for a token shows each at once."""
 _KEPT = ("residual", "query", "key")
-"""Places whose whole tensors stay after a run, beside those that strips were asked of: attention
+"""Places whose whole tensors stay after a run, next to those that strips were asked of: attention
 maps, the logit lens, PCA and patching read them."""
 STRIP_PLACES = frozenset(PLACES) - {
     "attention",
@@ -56,7 +55,7 @@ STRIP_PLACES = frozenset(PLACES) - {
 }
 
 
-class Model(Protocol):
+class LentModel(Protocol):
     """What the server lends: this rank's part of the model, and ways to the others."""
 
     module: torch.nn.Module
@@ -182,7 +181,7 @@ class Session:
     """One rank's side of all that is looked at."""
 
     def __init__(
-        self, model: Model, send: Send, vocab_size: int, text_of: Callable[[int], str]
+        self, model: LentModel, send: Send, vocab_size: int, text_of: Callable[[int], str]
     ) -> None:
         self._model = model
         self._text_of = lru_cache(maxsize=_KEPT_TEXTS)(text_of)

@@ -24,12 +24,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # a checkout that is not installed
 
-from health.bits import check_bits
 from health.check import Check, Status, as_json, as_text, worst
-from health.clock import check_clock
 from health.devices import check_gpus, check_megatron, check_torch, query_gpus
-from health.machine import check_disk, check_shared_memory, check_versions
-from health.sweep import DEFAULT_FLOOR_RATIO, DEFAULT_ROUNDS, Probe, check_sweep, sweep
+from health.machine import check_clock, check_disk, check_shared_memory, check_versions
+from health.sweep import DEFAULT_FLOOR_RATIO, DEFAULT_ROUNDS, Probe, check_bits, check_sweep, sweep
 
 from megascan.errors import MissingError, UsageError, report_errors
 
@@ -58,7 +56,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _checks_of_software(options: argparse.Namespace) -> list[Check]:
-    """What needs torch: importing it, Megatron-Core, and a collective."""
+    """Check what needs torch: importing it, Megatron-Core, and a collective."""
     gpus = query_gpus()
     checks = [check_torch(0 if options.cpu or isinstance(gpus, str) else len(gpus))]
     if checks[0].status is Status.PROBLEM:
@@ -78,7 +76,7 @@ def _sweep(options: argparse.Namespace) -> list[Check]:
 
 
 def _choose_probe(use_cpu: bool) -> Probe:
-    """GPUs where torch sees some, else the cores."""
+    """Choose GPUs where torch sees some, else the cores."""
     if not use_cpu and importlib.util.find_spec("torch"):
         import torch
 
@@ -113,7 +111,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _report(checks: Sequence[Check], place: str | None, *, force: bool) -> None:
-    """Text on stdout, or JSON there with `-`; with a file both."""
+    """Print text on stdout, or JSON there with `-`; with a file both."""
     if place is not None:
         record = as_json(checks, socket.gethostname())
         if place == "-":

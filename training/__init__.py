@@ -9,13 +9,15 @@ analysed.
     arguments/        flags, and the check that they fit together
     loop.py           iterations; step.py one of them; callback.py who watches
     model.py          chunks, optimizer, learning-rate schedule; origin.py where weights come from
-    data/             text to microbatches; streams.py and microbatch.py hand them to the ranks
-    checkpoint*.py    saving and loading; convert.py and hf/ Hugging Face folders
-    pipeline/         schedules as plans of actions
+    data/             text to microbatches of each rank; sample_corpus.py, preprocess_data.py and
+                      merge_datasets.py are its commands
+    checkpoint.py     saving and loading; checkpoint_folder.py what a checkpoint says of itself;
+                      convert.py and hf/ Hugging Face folders
+    pipeline/         schedules as plans of actions; helper.py runs forwards outside the job
     generation/       text out of a checkpoint; generate.py and serve.py are its commands
     faults/           what --inject-fault makes slow
-    distributed.py    joining the job; cpu_backend.py without CUDA; failure.py leaving it
-    log.py            what a run prints
+    distributed.py    joining the job and leaving it; cpu_backend.py without CUDA
+    log.py            what a run prints; scope.py MegaScope in the trainer
 """
 
 __megascan__ = True

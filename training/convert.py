@@ -22,14 +22,15 @@ from pathlib import Path
 from megascan.errors import InputError, OutputError, UsageError, report_errors
 from megascan.overwriting import check_can_be_made, workplace
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
-from training.arguments.model_values import model_values, settings_to_use
 from training.checkpoint_folder import (
     LATEST_FILE,
     SavedSettings,
     checkpoint_folder,
     make_empty,
+    model_values,
     publish,
     saved_settings,
+    settings_to_use,
     write_saved,
 )
 from training.distributed import Launch, finalize, initialize, seed_everything, silence
@@ -177,9 +178,9 @@ def _import(
     source: Path, target: Path, settings: Settings, sizes: Sizes, dtype: str
 ) -> SavedSettings:
     """Write the model of a Hugging Face folder as iteration 0, one tensor in memory at a time."""
-    from training.checkpoint_tensors import write_weights
+    from training.checkpoint import write_weights
     from training.hf.families import read_config
-    from training.hf.loading import fillings
+    from training.hf.weights import fillings
     from training.model import build_bare_model
     from training.origin import hugging_face_tokenizer
 
@@ -210,7 +211,7 @@ def _import(
 
 def _check(saved: SavedSettings, folder: Path) -> None:
     """Compare the logits of both; raises InputError when they differ."""
-    from training.hf.check import compare
+    from training.hf.saving import compare
 
     result = compare(saved, folder)
     sentence = (

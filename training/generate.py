@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError, MegaScanError, report_errors
 from training.arguments import TrainerParser
-from training.distributed import Launch, read_launch
-from training.failure import carry_out, end_alike
+from training.distributed import Launch, carry_out, end_alike, read_launch
 from training.generation.detokenizing import TextStream
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 from training.generation.request import Answer, Request, Sampling
 
 if TYPE_CHECKING:
-    from training.generation.exchange import Commands
+    from training.generation.engine import Commands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +136,7 @@ class Conversation:
 
     def inbox(self, waits: bool) -> Commands:
         """Return the next prompt when the last is answered, or that its rest is not wanted."""
-        from training.generation.exchange import NOTHING
+        from training.generation.engine import NOTHING
 
         if not waits:
             if self._stream.is_stopped:
@@ -147,7 +146,7 @@ class Conversation:
         return self._next()
 
     def _next(self, cancelled: tuple[int, ...] = ()) -> Commands:
-        from training.generation.exchange import Commands
+        from training.generation.engine import Commands
 
         for prompt in self._prompts:
             try:

@@ -25,10 +25,10 @@ from training.distributed import (
     finalize,
     initialize,
     load_kernels_at_start,
+    refusals_as_errors,
     seed_everything,
     silence,
 )
-from training.failure import refusals_as_errors
 from training.faults import (
     FaultCallback,
     FaultSpec,
@@ -101,13 +101,13 @@ class Job:
         from megascan.instrument import start
         from training.callback import Callbacks, TracingCallback
         from training.checkpoint import save_checkpoint
+        from training.data.datasets import StreamBuilder
         from training.data.tokenizers import TokenizerSettings, build_tokenizer
         from training.log import TrainingLog, print_summary
         from training.loop import Trainer
         from training.origin import describe_run, model_vocab_size, start_from
         from training.pipeline.running import Pipeline
         from training.step import build_timers, connect
-        from training.streams import StreamBuilder
 
         settings, sizes = self.settings, self.sizes
         pipeline = Pipeline(settings, sizes)

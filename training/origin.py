@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, InputError
 from training.arguments import Settings, Sizes
-from training.arguments.model_values import differences, model_values
 from training.checkpoint_folder import (
     SavedSettings,
+    differences,
     latest_checkpoint,
+    model_values,
     read_saved,
     saved_settings,
 )
@@ -62,7 +63,7 @@ def _defaults(given: argparse.Namespace) -> dict[str, object]:
 
 def hugging_face_defaults(folder: Path) -> dict[str, object]:
     """Return what a Hugging Face folder says of model and tokenizer, as defaults of flags."""
-    from training.hf.loading import check_folder
+    from training.hf.weights import check_folder
 
     _, _, values = check_folder(folder)
     tokenizer = hugging_face_tokenizer(folder)
@@ -126,7 +127,7 @@ def start_from(
 ) -> Progress:
     """Fill the model from what the flags name; return how far it had come."""
     from training.checkpoint import load_checkpoint
-    from training.hf.loading import load_hf
+    from training.hf.weights import load_hf
 
     folder, load = settings.checkpoint.load_hf, settings.checkpoint.load
     if folder is None or (load is not None and latest_checkpoint(load) is not None):

@@ -24,8 +24,8 @@ from training.data.documents import EncodedBatch, EncodingSettings, open_plain
 from training.data.indexed import Meaning
 from training.data.preprocessing import (
     Checkpoint,
-    Outcome,
-    Request,
+    DataRequest,
+    MadeData,
     RunSettings,
     inputs_of,
     preprocess,
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One process a core is what --workers says; the library would start as many threads in each.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     request = _request(options)
-    progress = Progress(stream=sys.stderr, interval_documents=options.log_interval)
+    progress = ProgressPrinter(stream=sys.stderr, interval_documents=options.log_interval)
     with _told_what_is_kept(request):
         outcome = preprocess(request, progress)
     progress.finish()
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _told_what_is_kept(request: Request) -> Iterator[None]:
+def _told_what_is_kept(request: DataRequest) -> Iterator[None]:
     try:
         yield
     except (MegaScanError, KeyboardInterrupt):
@@ -63,7 +63,7 @@ def _told_what_is_kept(request: Request) -> Iterator[None]:
         raise
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> DataRequest:
     """Return what the options ask for, once all that can be checked early is checked."""
     encoding = EncodingSettings(
         tokenizer=TokenizerSettings.from_arguments(options),
@@ -74,7 +74,7 @@ def _request(options: argparse.Namespace) -> Request:
     paths = [Path(name) for name in options.input]
     for path in paths:  # a wrong second path must not cost the time of the first
         open_plain(path).close()
-    return Request(
+    return DataRequest(
         run=RunSettings(
             inputs=inputs_of(paths),
             json_keys=encoding.json_keys,
@@ -89,7 +89,7 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class ProgressPrinter:
     """Documents and bytes per second, on a stream, each ``interval_documents`` documents."""
 
     stream: TextIO
@@ -186,7 +186,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError("a key of --json-keys with a slash cannot be part of a file name")
 
 
-def _result(request: Request, outcome: Outcome) -> str:
+def _result(request: DataRequest, outcome: MadeData) -> str:
     wrote = ", ".join(
         f"{prefix}.bin and .idx ({size.num_documents} documents, {size.num_tokens} tokens)"
         for prefix, size in zip(request.prefixes, outcome.sizes, strict=True)

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from megascan.errors import MegaScanError
-from training.distributed import Launch, read_launch
-from training.failure import carry_out, end_alike, end_interrupted
+from training.distributed import Launch, carry_out, end_alike, end_interrupted, read_launch
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -30,8 +30,7 @@ from megascan.errors import ConfigError, MegaScanError, report_errors
 from megascan.listening import listen, require_server, token_for
 from training.arguments import TrainerParser
 from training.data.tokenizers import SubwordTokenizer
-from training.distributed import Launch, read_launch
-from training.failure import carry_out, end_alike
+from training.distributed import Launch, carry_out, end_alike, read_launch
 from training.generation.engine import GenerationCallback
 from training.generation.job import GenerationJob, add_job_arguments, read_job
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from training.generation.engine import Engine
     from training.generation.scope import Looking
     from training.generation.service import Service
-    from training.generation.web.asking import ChatTemplate
+    from training.generation.web.bodies import ChatTemplate
 
 _END_S = 3
 """Time that clients have to hear that the server ends."""
@@ -140,8 +139,7 @@ def _compute(job: GenerationJob, address: Address) -> None:
 
 def _serve(job: GenerationJob, address: Address, listening: socket.socket) -> None:
     """Be rank 0: the clients' side in a thread, the engine in this one."""
-    from training.generation.metrics import Metrics
-    from training.generation.service import Service
+    from training.generation.service import Metrics, Service
 
     metrics = Metrics(num_slots=job.limits.num_rows)
     engine, looking = _build_engine(job, address, metrics)
@@ -206,9 +204,9 @@ def _start_server(
 
     from megascan.connection import Connection
     from training.generation.web.app import build_app
-    from training.generation.web.asking import Model
+    from training.generation.web.bodies import ServedModel
 
-    model = Model(
+    model = ServedModel(
         name=address.name,
         tokenizer=job.tokenizer,
         stop_ids=job.stop_ids,
@@ -243,7 +241,7 @@ def _beside(app: ASGIApp, page: ASGIApp | None) -> ASGIApp:
 
 
 def _chat_template(job: GenerationJob) -> ChatTemplate | None:
-    from training.generation.web.asking import read_chat_template
+    from training.generation.web.bodies import read_chat_template
 
     model = job.tokenizer_settings.tokenizer_model
     if model is None or not isinstance(job.tokenizer, SubwordTokenizer):

@@ -26,14 +26,14 @@ Result = TypeVar("Result")
 STAGES = {
     "read": ("megascan.reader", "read_ends"),
     "match": ("aggregate.merge", "match_spans"),
-    "align": ("aggregate.merge", "align_clocks"),
+    "align": ("aggregate", "align"),
     "waits": ("aggregate.merge", "split_waits"),
     "settle": ("aggregate", "build_shards"),
     "lay": ("megascan.export.writing", "make_drawing"),
     "export": ("megascan.cli.aggregate", "write_timeline"),
 }
 """Stage and the name under which the command calls it."""
-INSIDE = {"settle": ("match", "align", "waits"), "export": ("lay",)}
+INSIDE = {"align": ("match", "waits"), "export": ("lay",)}
 """Stages that are taken out of the one that holds them."""
 
 

@@ -5,11 +5,12 @@ each kind of the quick detection benchmark again (the weakest fault of its kind,
 decides most), and counts the faults found and the wrong names. A case is judged again only where
 it reads the number at all, and without saying what would have been found, which takes most of the
 time and decides nothing (but for the thresholds of that). What has been measured is kept in a file,
-so that a run that was stopped goes on where it was; the page says which numbers no case reads, and
-which are not measured.
+so that a run that was stopped goes on where it was, unless `--anew` forgets it; the page says which
+numbers no case reads, and which are not measured.
 
 examples:
   nice -n 10 python -m benchmarks.detection.thresholds
+  python -m benchmarks.detection.thresholds --anew --workers 16
   python -m benchmarks.detection.thresholds --subject pairs --layout dp4
 """
 
@@ -18,8 +19,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +50,7 @@ Figures = dict[str, str]
 """What was found, by "subject.name column"; that of no threshold moved under AS_IT_IS."""
 
 AS_IT_IS = "as it is"
+DUMPED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 LADDER = "power.rung_ratio"
 """Moved below 1 it leads down: the search along it would never end."""
@@ -224,32 +228,53 @@ def _parser() -> argparse.ArgumentParser:
         "--layout", default="tp2-pp2-dp2", choices=ALL_LAYOUTS, help="take the cases on this one"
     )
     parser.add_argument("--subject", metavar="NAME", help="move the thresholds of one table only")
+    parser.add_argument("--anew", action="store_true", help="forget what was measured before")
+    parser.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="processes that judge (2)"
+    )
     parser.add_argument("--page-only", action="store_true", help="write the page, measure nothing")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "thresholds.md")
     return parser
 
 
-def measure(kept: Path, layout_name: str, subject: str | None) -> None:
-    """Measure what is left to measure, and keep each figure in the file as soon as it is there.
+def measure(kept: Path, arguments: argparse.Namespace) -> None:
+    """Measure what is left to measure, and keep each figure in the file as soon as it is there."""
+    is_kept = kept.exists() and not arguments.anew
+    figures: Figures = orjson.loads(kept.read_bytes()) if is_kept else {}
+    wanted = [
+        (f"{row.subject}.{row.name} {column}", row, factor)
+        for row in thresholds()
+        if row.origin != Origin.MATHEMATICS and arguments.subject in (None, row.subject)
+        for column, factor in FACTORS.items()
+    ]
+    left = [(name, row, factor) for name, row, factor in wanted if name not in figures]
+    spawn, layout = get_context("spawn"), arguments.layout
+    with ProcessPoolExecutor(arguments.workers, spawn, _prepare, (layout,)) as pool:
+        figures[AS_IT_IS] = pool.submit(_words, layout).result()
+        running = {pool.submit(_effect, row, factor): name for name, row, factor in left}
+        for done in as_completed(running):
+            figures[running[done]] = done.result()
+            print(f"{running[done]}: {done.result()}", file=sys.stderr, flush=True)
+            kept.write_bytes(orjson.dumps(figures, option=DUMPED) + b"\n")
 
-    What no case reads comes first: it is known at once.
-    """
-    figures: Figures = orjson.loads(kept.read_bytes()) if kept.exists() else {}
-    judged = [Judged.of(case) for case in weakest_cases(layout_name)]
-    figures[AS_IT_IS] = (
-        f"Judged are {len(judged)} cases of the quick detection benchmark, the weakest of each "
-        f"kind on {layout_name}; as the numbers are, {total([one.outcome for one in judged])}."
+
+_JUDGED: list[Judged] = []
+"""Each process has its own: all cases as they come out with no threshold moved."""
+
+
+def _prepare(layout_name: str) -> None:
+    _JUDGED.extend(Judged.of(case) for case in weakest_cases(layout_name))
+
+
+def _words(layout_name: str) -> str:
+    return (
+        f"Judged are {len(_JUDGED)} cases of the quick detection benchmark, the weakest of each "
+        f"kind on {layout_name}; as the numbers are, {total([one.outcome for one in _JUDGED])}."
     )
-    read = frozenset[str]().union(*(one.reads for one in judged))
-    for row in sorted(thresholds(), key=lambda row: f"{row.subject}.{row.name}" in read):
-        if row.origin == Origin.MATHEMATICS or subject not in (None, row.subject):
-            continue
-        for column, factor in FACTORS.items():
-            name = f"{row.subject}.{row.name} {column}"
-            if name not in figures:
-                figures[name] = effect(row, factor, judged)
-                print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
-                kept.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _effect(row: Threshold, factor: float) -> str:
+    return effect(row, factor, _JUDGED)
 
 
 def main() -> int:
@@ -257,7 +282,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     kept = arguments.output.with_suffix(".json")
     if not arguments.page_only:
-        measure(kept, arguments.layout, arguments.subject)
+        measure(kept, arguments)
     figures: Figures = orjson.loads(kept.read_bytes()) if kept.exists() else {}
     arguments.output.write_text(page(figures), encoding="utf-8")
     print(f"wrote {arguments.output}", file=sys.stderr)

@@ -25,7 +25,7 @@ from benchmarks.fuzz.samples import Sample, make_samples
 from megascan.errors import MegaScanError
 from megascan.export import write_timeline
 from megascan.reader import read_timeline, read_trace
-from megascan.viewer.serving import read_record
+from megascan.viewer import read_record
 
 SECONDS_AN_INPUT = 20
 MOST_BYTES = 6 << 30

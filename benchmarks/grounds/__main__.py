@@ -24,6 +24,7 @@ from typing import cast
 
 import orjson
 
+from benchmarks.grounds.aims import table_of_aims
 from benchmarks.grounds.ground import Case, Ground
 from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, table_of
 from megascan.errors import UsageError, report_errors
@@ -137,6 +138,8 @@ def main() -> int:
     print(table_of(outcomes))
     print()
     print(table_by_cause(outcomes))
+    print()
+    print(table_of_aims(outcomes))
     return 0
 
 

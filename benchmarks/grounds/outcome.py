@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aggregate import build_timeline
 from benchmarks.detection.baselines import RULES, spans_of
 from benchmarks.grounds.ground import Case, Planted
 from detect import Finding, detect
 from megascan.errors import MegaScanError
 from megascan.reader import read_trace
+from megascan.timeline import narrow
 
 DUE_COST = 1.05
 DUE_COST_OF_LINKS = 1.03
@@ -50,6 +53,8 @@ class Outcome:
     verdict: str
     planted: tuple[Planted, ...]
     findings: tuple[Named, ...]
+    iterations: tuple[int, ...] = ()
+    """Those that were traced, ascending."""
     power: float | None = None
     error: str = ""
     baselines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -118,6 +123,7 @@ class Outcome:
             Named(**{**one, "ranks": tuple(one["ranks"]), "interval": tuple(one["interval"])})
             for one in record["findings"]
         )
+        values["iterations"] = tuple(record["iterations"])
         values["baselines"] = {k: tuple(v) for k, v in record["baselines"].items()}
         return cls(**values)
 
@@ -137,10 +143,13 @@ def judge_case(
     """Read the traced files in `folder` as the commands do, judge them, and keep what was said."""
     verdict, power, error = "", None, ""
     findings: tuple[Named, ...] = ()
+    iterations: tuple[int, ...] = ()
     named: dict[str, tuple[int, ...]] = {}
     try:
         # ranks that are missing are passed over, as one does whom the reader has told of them
-        timeline = build_timeline(read_trace(folder, allow_missing_ranks=True))
+        trace = read_trace(folder, allow_missing_ranks=True)
+        iterations = tuple(map(int, np.unique(narrow(trace.spans, "iteration"))))
+        timeline = build_timeline(trace)
         report = detect(timeline)
         verdict, power = report.verdict.value, report.minimum_detectable.get("compute")
         findings = tuple(_kept(one) for one in report.findings)
@@ -159,6 +168,7 @@ def judge_case(
         verdict=verdict,
         planted=planted,
         findings=findings,
+        iterations=iterations,
         power=power,
         error=error,
         baselines=named,

@@ -13,7 +13,8 @@
     occupancy.py    ranks for whom all others wait                      what never could be
     imbalance.py    heavy stages, uneven sequences        finding.py    place, time, cost, words,
     corruption.py   devices that compute wrongly                        what follows from another
-                                                          spec.py       what a cause is
+    memory.py       slow device memory (profiles)         spec.py       what a cause is
+    spells.py       slow in few iterations (profiles)
 
 Start reading at spec.py, then losses.py. To add a cause see registry.py.
 """

@@ -164,7 +164,9 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
     groups = peer_groups(seen.work, seen.members)
     everybody = [np.arange(len(seen.members))]
     smallest = min(len(rows) for rows in groups)
-    if seen.layers is None or not smallest < LIMITS.min_pool <= len(seen.members):
+    # kernels of one name and launch are the same work on both of two stages, layers need not be
+    least = LIMITS.min_pool if seen.tells_passes or smallest > 1 else 2
+    if seen.layers is None or smallest >= LIMITS.min_pool or len(seen.members) < least:
         return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
     if smallest == 1:
         return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
@@ -306,7 +308,10 @@ def _worth_saying(slow: SlowRow) -> bool:
 
 
 def _one_sided(slow: SlowRow) -> bool:
+    """Return whether one pass alone is slow, and the optimizer, which is no part of it, is not."""
     small, large = sorted(slow.by_phase)
+    if slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect:
+        return False
     return small < LIMITS.one_sided_share * large
 
 
@@ -731,7 +736,8 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     if np.isfinite(slow.optimizer) and seen.optimizer_ns[row].max() > 0:
         phases.append(f"optimizer {times(float(np.exp(slow.optimizer)))}")
     if slow.across_stages:
-        against = "of the transformer layers of the other stages"
+        what = "transformer layers" if seen.tells_passes else "same kernels"
+        against = f"of the {what} of the other stages"
     else:
         names = listed(members.workers[one][0] for one in slow.peers)
         against = f"of the same work on {'rank' if slow.num_peers == 1 else 'ranks'} {names}"

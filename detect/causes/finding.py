@@ -31,7 +31,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.persistence import Course
 from detect.text import confidence, percent, ranks_text
-from detect.thresholds import CONSEQUENCES, COSTS, DetectorSettings
+from detect.thresholds import CONSEQUENCES, COSTS
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -130,7 +130,7 @@ def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
     """Return the iterations over which a cost is taken: those in which it holds, without the run's
     first ones, which take long for everybody, where others are left.
     """
-    first_settled = DetectorSettings.num_warmup_iterations + 1
+    first_settled = seen.num_warmup_iterations + 1
     is_left = ((seen.iterations >= first_settled) & (seen.iterations <= last)).any()
     return (max(first, first_settled) if is_left else first), last
 
@@ -289,6 +289,13 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return what to do about a slow connection of these ranks."""
     has_gpu = seen.members.device_kind != "cpu"
+    if len(ranks) > 1 and seen.members.are_inside_a_host(ranks):
+        return (
+            "run all_reduce_perf (nccl-tests) on pairs of that host's GPUs, with the job away: who "
+            "is slow with each of the others is at fault",
+            "read the links' error counters and speeds on that host: nvidia-smi nvlink -e, "
+            "nvidia-smi nvlink -s, nvidia-smi topo -m",
+        )
     test = "all_reduce_perf (nccl-tests)" if has_gpu else "iperf3"
     where = "between these two hosts" if len(ranks) == 2 else "from that host to two others"
     return (

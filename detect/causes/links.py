@@ -158,7 +158,11 @@ def _search_connections(inquiry: Inquiry) -> Answer:
         num_rows=len(units.members),
         num_tests=inquiry.num_tests + int(compared.sum()),
         floor=float(np.log(least)),
-        usual=Usual(floor=LINKS.noise_log, spread=LINKS.spread_log),
+        usual=Usual(
+            floor=LINKS.noise_log,
+            spread=LINKS.spread_log,
+            tail_degrees=0.0 if is_cpu else LINKS.tail_degrees,
+        ),
         forbidden=~compared,
     )
     result = search(task, settings)

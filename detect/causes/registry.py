@@ -15,14 +15,17 @@ from detect.causes import (
     imbalance,
     links,
     losses,
+    memory,
     networks,
     occupancy,
     paused_hosts,
+    spells,
 )
 from detect.causes.spec import CauseSpec
 
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
+    memory.SLOW_MEMORY,
     losses.LOADER,
     losses.COLLECTOR,
     losses.HOST,
@@ -32,6 +35,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     links.SLOWER_LINKS,
     hosts.WHOLE_HOSTS,
     paused_hosts.PAUSED_HOSTS,
+    spells.SPELLS_OF_DEVICES,
     bursts.BURST,
     imbalance.STAGES,
     imbalance.SEQUENCES,

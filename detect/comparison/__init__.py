@@ -2,7 +2,7 @@
 
 `measures` takes a `Side` (one examined trace) twice and measures every quantity in both; `compare`
 judges which moved beyond noise and pairs the findings; `changes` holds the result, its JSON and its
-text for `megascan diff`. Start reading at `compare`.
+text for `megascan diff`; `kinship` tells whether both are of one job. Start reading at `compare`.
 """
 
 from detect.comparison.changes import Comparison, Outcome, render_text

@@ -60,7 +60,7 @@ def observe(timeline: Timeline | ShardedTimeline) -> Observations:
     frame = Frame.of(timeline.frame, list(timeline.workers.results(Glance.at, spans)))
     if not frame.has_passes:
         return _observe_whole(timeline.whole())
-    tasks = [(shard.spans, frame.only(shard.ranks)) for shard in timeline.shards]
+    tasks = [(frame.only(ranks), *kept) for ranks, kept in timeline.by_ranks()]
     under_way = timeline.workers.results(facts_in, tasks)
     transfers = transfers_of(SpanIndex(timeline.ends, frame), timeline.frame)
     facts = joined(list(under_way), frame.ranks)

@@ -115,8 +115,13 @@ class Facts:
     end_ns: Floats
 
 
-def facts_in(spans: pa.Table, frame: Frame) -> Facts:
-    """Return what the spans of the ranks of a frame say."""
+def facts_in(frame: Frame, *tables: pa.Table) -> Facts:
+    """Return what the spans of the ranks of a frame say; one after the other in time where they
+    stand in several tables.
+    """
+    spans = tables[0]
+    if len(tables) > 1:
+        spans = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     return facts_of(SpanIndex(spans, frame))
 
 

@@ -30,7 +30,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
+    Boundness,
+    Members,
+    Observations,
+    Work,
+)
 from detect.observe.spans import WORK_NAMES, SpanIndex, unmatched_time
 from detect.observe.stalls import starved
 from detect.observe.work import LAYER_NAMES
@@ -41,7 +48,7 @@ from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, gro
 from megascan.errors import listed
 from megascan.schema import Kind, Phase, Track
 from megascan.timeline import codes, equals
-from megascan.vocabulary import is_copy
+from megascan.vocabulary import is_bound_by_memory, is_copy, multiplies_matrices
 
 
 def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
@@ -52,13 +59,22 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     optimizer = _kernels(index, Kind.OPTIMIZER)
     both = compute | optimizer
     kernels = _Kernels.of(index, compute)
-    work, others_share = _work(index, kernels, seen.members.stage[index.row[compute]])
+    sequence = _sequences(kernels, seen.members.stage[index.row[compute]])
+    compared = replace(kernels, sequence=sequence)
+    layers = _layers(index, kernels, seen.members)
+    alone = layers is not None and len(np.unique(seen.members.stage)) == len(seen.members)
+    alike = replace(kernels, sequence=_shared(kernels, len(seen.members))) if alone else compared
+    others_share = 1.0 - robust.median(_share(index, compared), axis=1)
     lost: dict[Cause, Floats] = dict(seen.lost_ns)
     lost.pop(Cause.GC, None)  # is not recorded
     return replace(
         seen,
-        work=work,
-        layers=_layers(index, kernels, seen.members),
+        work=_as_work(_samples(index, compared)),
+        layers=layers,
+        history=_as_work(
+            _samples(index, replace(kernels, sequence=_own_sequences(index, kernels)))
+        ),
+        boundness=None if index.is_cpu else _boundness(index, alike, compute, optimizer),
         busy_ns=np.nan_to_num(index.summed(both, index.self_time(both))),
         optimizer_ns=index.summed(optimizer, index.self_time(optimizer)),
         lost_ns=lost,
@@ -116,11 +132,28 @@ def _numbered(*columns: Integers) -> Integers:
     return np.unique(combine(*columns), return_inverse=True)[1].astype(np.int64)
 
 
-def _work(index: SpanIndex, kernels: _Kernels, stage: Integers) -> tuple[Work, Floats]:
-    """Return the samples within stages, and the share of each rank's time that is not compared."""
-    kernels = replace(kernels, sequence=_sequences(kernels, stage))
-    log_ns = _samples(index, kernels)
-    return _as_work(log_ns), 1.0 - robust.median(_share(index, kernels), axis=1)
+def _boundness(
+    index: SpanIndex, kernels: _Kernels, compute: Flags, optimizer: Flags
+) -> Boundness | None:
+    """Return the same work by what its kernels are bound by; None where neither kind is there.
+
+    `compute` and `optimizer` mark the spans that are kernels of either kind.
+    """
+    name, names = codes(index.table, "name")
+    by_memory, by_matrix = (
+        np.array([is_of_kind(text) for text in names] or [False], dtype=bool)[name[compute]]
+        for is_of_kind in (is_bound_by_memory, multiplies_matrices)
+    )
+    if not by_memory.any() or not by_matrix.any():
+        return None
+    moving = optimizer.copy()
+    moving[compute] = by_memory
+    memory, matrix = (
+        _as_work(_samples(index, replace(kernels, sequence=np.where(part, kernels.sequence, -1))))
+        for part in (by_memory, by_matrix)
+    )
+    memory_ns = index.summed(moving, index.self_time(moving))
+    return Boundness(memory=memory, matrix=matrix, memory_ns=np.nan_to_num(memory_ns))
 
 
 def _sequences(kernels: _Kernels, stage: Integers) -> Integers:
@@ -166,6 +199,20 @@ def _alike(count: Integers, time_ns: Floats) -> Iterator[tuple[int, Flags]]:
             yield founder, members
 
 
+def _own_sequences(index: SpanIndex, kernels: _Kernels) -> Integers:
+    """Return each rank's row as the sequence of the kernels that it launches equally often in every
+    iteration; -1 for others, and for ranks that spend too little of their compute in them.
+    """
+    pair = _numbered(kernels.row, kernels.kind)
+    count = np.zeros((int(pair.max(initial=-1)) + 1, index.shape[1]), dtype=np.int64)
+    np.add.at(count, (pair, kernels.slot), 1)
+    repeats = (count == count[:, :1]).all(axis=1)
+    sequence = np.where(repeats[pair], kernels.row, -1)
+    shares = _share(index, replace(kernels, sequence=sequence))
+    knows = robust.median(shares, axis=1) >= KERNELS.least_alike_share
+    return np.where(knows[kernels.row], sequence, -1)
+
+
 def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | None:
     """Return samples of the kernels that all stages launch, however often; None with one stage.
 
@@ -174,13 +221,17 @@ def _layers(index: SpanIndex, kernels: _Kernels, members: Members) -> Work | Non
     """
     if len(np.unique(members.stage)) < 2:
         return None
-    pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
-    num_users = np.bincount(pairs[0])
-    shared = np.where(num_users[kernels.kind] == len(members), 0, -1)
-    kernels = replace(kernels, sequence=shared)
+    kernels = replace(kernels, sequence=_shared(kernels, len(members)))
     if not float(np.nanmin(_share(index, kernels))) >= KERNELS.least_layers_share:
         return None
     return _as_work(_samples(index, kernels))
+
+
+def _shared(kernels: _Kernels, num_ranks: int) -> Integers:
+    """Return 0 as the sequence of the kernels that all ranks launch, -1 for others."""
+    pairs = np.unique(np.stack([kernels.kind, kernels.row]), axis=1)
+    num_users = np.bincount(pairs[0])
+    return np.where(num_users[kernels.kind] == num_ranks, 0, -1)
 
 
 def _as_work(log_ns: Floats) -> Work:

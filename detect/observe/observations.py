@@ -184,6 +184,18 @@ class Work:
     same several times in a row."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Boundness:
+    """Profiles: work by what its kernels are bound by, comparable as `Observations.work` is."""
+
+    memory: Work
+    """Kernels that move more than they compute: activations, norms, lookups; no optimizer."""
+    matrix: Work
+    """Matrix products, convolutions, attention."""
+    memory_ns: Floats = field(metadata=along("row", "iteration"))
+    """Time in the former and in the optimizer, whose kernels are as well."""
+
+
 @dataclass(frozen=True)
 class LateIn:
     """A rank's lateness in the operations of one edge or group, ns an iteration."""
@@ -253,9 +265,16 @@ class Observations:
     iterations: Integers = field(metadata=along("iteration"))
     iteration_ns: Floats = field(metadata=along("iteration"))
     """Longest over the ranks."""
+    num_warmup_iterations: int = DetectorSettings.num_warmup_iterations
+    """How many of the run's first iterations take long for everybody; `steady` sets it."""
     work: Work
     layers: Work | None = None
     """Transformer layers only: the same shape on every stage."""
+    history: Work | None = None
+    """Profiles: each rank's kernels over what they typically take itself, in all iterations alike;
+    NaN for ranks whose kernels change from one to the next. None elsewhere."""
+    boundness: Boundness | None = None
+    """Profiles of GPUs; None elsewhere."""
     busy_ns: Floats = field(metadata=along("row", "iteration"))
     """Self time of all compute, the optimizer included."""
     optimizer_ns: Floats = field(metadata=along("row", "iteration"))
@@ -327,6 +346,7 @@ def steady(observations: Observations, settings: DetectorSettings) -> Observatio
     than in the rest. At least
     `WINDOW.min_kept` iterations, and of more than nine two thirds, are always kept.
     """
+    observations = replace(observations, num_warmup_iterations=settings.num_warmup_iterations)
     keep = _warm(observations, settings)
     if keep.all():
         return observations

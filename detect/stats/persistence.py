@@ -360,7 +360,7 @@ def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
     own = normal if abs(normal) < LIMITS.own_level_log else 0.0
     num_active = int((active & np.isfinite(series)).sum())
     error = ROBUST.centre_loss_ratio * sigma * np.sqrt(noise.inflation / max(num_active, 1))
-    episodes = _episodes(active)
+    episodes = episodes_of(active)
     inside = series[episodes[0][0] : episodes[-1][1] + 1]
     share = float(robust.mean((inside > (slow + own) / 2).astype(np.float64)))
     return Course(active, slow - own, float(error), share, episodes)
@@ -395,6 +395,7 @@ def _cost(series: Floats, level: float, sigma: float) -> Floats:
     return np.minimum(0.5 * distance**2, LIMITS.max_cost)
 
 
-def _episodes(active: Flags) -> tuple[tuple[int, int], ...]:
+def episodes_of(active: Flags) -> tuple[tuple[int, int], ...]:
+    """Return the first and last slot of each stretch of active iterations."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
     return tuple((int(edges[i]), int(edges[i + 1]) - 1) for i in range(0, len(edges), 2))

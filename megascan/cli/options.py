@@ -76,11 +76,13 @@ def aggregate_folder(
 ) -> tuple[ShardedTimeline, list[Sums]]:
     """Read the rank files of `path`, match them and put them on one clock; sum up if wanted."""
     require("aggregate")
-    from aggregate import build_shards
+    from aggregate import align, build_shards
 
     trace, kept = _trace(path, arguments, workers)
     with stage(f"aligning {len(trace.headers)} ranks"):
-        return build_shards(trace, kept, workers, summed=summed)
+        aligned = align(trace)
+        del trace  # with the times of its ends as recorded
+        return build_shards(aligned, kept, workers, summed=summed)
 
 
 def _holds_probes_only(path: Path) -> bool:
@@ -116,7 +118,7 @@ def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple
             f"them: {', '.join(map(str, missing))}",
             file=sys.stderr,
         )
-    if not any(stay.begin < stay.end for stay in trace.stays.values()):
+    if not any(stay.begin < stay.end for stays in trace.stays.values() for stay in stays):
         raise InputError(f"{path}: the rank files hold no finished window; let the job run longer")
     return trace, kept
 

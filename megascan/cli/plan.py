@@ -28,7 +28,7 @@ from megascan.overwriting import check_can_be_made
 
 if TYPE_CHECKING:
     from megascan.timeline import Timeline
-    from training.pipeline.job_model import Predictor
+    from training.pipeline.measured import Predictor
     from training.pipeline.remedies import Advice
 
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(compare(arguments.compare, job))
         return 0
     from training.pipeline.drawing import render_text, to_json
-    from training.pipeline.job_model import Predictor
+    from training.pipeline.measured import Predictor
     from training.pipeline.remedies import HelperOffer, advise
 
     model = Predictor(job, _slowdowns(timeline))
@@ -170,7 +170,7 @@ def _show(path: Path, memory_limit: float | None) -> int:
     """Check a plan and draw it with even costs."""
     from training.pipeline.drawing import describe
     from training.pipeline.plan import read_plan
-    from training.pipeline.validity import check
+    from training.pipeline.simulator import check
 
     plan = read_plan(path)
     check(plan, memory_limit=memory_limit)

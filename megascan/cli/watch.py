@@ -160,13 +160,12 @@ def _view(arguments: argparse.Namespace) -> Iterator[Any]:
 
 def _watcher(arguments: argparse.Namespace, screen: Screen | None) -> Watcher:
     """Put together what the flags ask for."""
-    from megascan.watch.delivery import Channel, Command, Outbox, Webhook
+    from megascan.watch.delivery import Command, Outbox, Receiver, Webhook
     from megascan.watch.history import History
     from megascan.watch.policy import read_policy
-    from megascan.watch.state import STATE_FILE, StateFile
-    from megascan.watch.watcher import Watcher, WatchSettings
+    from megascan.watch.watcher import STATE_FILE, StateFile, Watcher, WatchSettings
 
-    channels: list[Channel] = [
+    channels: list[Receiver] = [
         Webhook.of(url, arguments.webhook_format) for url in arguments.webhook
     ]
     channels += [Command.of(words) for words in arguments.exec]
@@ -217,7 +216,7 @@ def _printer(
     """Return what says an event: as JSON, as a line of the log, or on the screen."""
     import orjson
 
-    from megascan.watch.payloads import text_of
+    from megascan.watch.delivery import text_of
 
     def tell(record: Mapping[str, Any]) -> None:
         now = time.time()

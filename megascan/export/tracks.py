@@ -599,7 +599,8 @@ def make_drawing(
             f"{sum(shard.num_spans for shard in sharded.shards):,} spans of "
             f"{len(timeline.headers)} ranks; select others"
         )
-    tracks = tuple(sorted((one for laid in found for one in laid.tracks), key=lambda one: one.rank))
+    used = dict.fromkeys(one for laid in found for one in laid.tracks)
+    tracks = tuple(sorted(used, key=lambda one: one.rank))
     shown = _shown_ranks(timeline, selection, tracks)
     curves = joined_counters([laid.curves for laid in found])
     iterations = equals(ends, "kind", Kind.ITERATION) & (end_row >= 0)

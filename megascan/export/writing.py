@@ -21,8 +21,8 @@ from megascan.export.blocks import Block, Head
 from megascan.export.chain import Hop
 from megascan.export.chrome import chrome_blocks, chrome_head
 from megascan.export.tracks import Drawing, Mark, Selection, make_drawing
-from megascan.overwriting import SyncedMeanwhile, partial_of, replacing
-from megascan.parallel import Here, Workers
+from megascan.overwriting import GrowingFile, partial_of, replacing
+from megascan.parallel import Here, Workers, appended
 from megascan.timeline import ShardedTimeline, Timeline, give_back_memory, sharded
 
 _GZIP_WINDOW = 31  # a 32 KiB window, with gzip's header and checksum
@@ -37,7 +37,7 @@ def gzip_member(block: bytes | memoryview) -> bytes:
 
 def make_block(
     make: Callable[..., bytes | memoryview], gzipped: bool, num_events: int, *arguments: object
-) -> tuple[int, bytes | memoryview]:
+) -> tuple[int, bytes]:
     """Make the bytes of a block and encode them; return its number of events with them."""
     return num_events, encoded(make(*arguments), gzipped)
 
@@ -115,36 +115,31 @@ def write_timeline(
         give_back_memory()
         drawing = make_drawing(timeline, selection or Selection(), marks, chain)
         give_back_memory()
-        num_events, synced = 0, SyncedMeanwhile(file)
         head, blocks = _blocks(drawing, file_format.encoding)
-        for count, data in _made(head, blocks, timeline.workers, file_format.gzipped):
-            synced.write(data)
-            num_events += count
-    return num_events
+        return sum(_written(head, blocks, timeline.workers, file_format.gzipped, GrowingFile(file)))
 
 
-def _made(
-    head: Head, blocks: Iterable[Block], workers: Workers, gzipped: bool
-) -> Iterator[tuple[int, bytes | memoryview]]:
-    """Yield number of events and bytes of each piece, in order; workers make what is not made.
+def _written(
+    head: Head, blocks: Iterable[Block], workers: Workers, gzipped: bool, output: GrowingFile
+) -> Iterator[int]:
+    """Write each piece, in order; yield its number of events. Workers make what is not made.
 
     The head of thousands of ranks takes seconds: it is made when the workers have begun.
     """
     heads = [head]
     for is_made, some in groupby(blocks, lambda block: isinstance(block.made, bytes)):
-        made: Iterator[tuple[int, bytes | memoryview]] = _encoded_here(some, gzipped)
+        written = appended(_encoded_here(some, gzipped), output)
         if not is_made:
             tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
-            made = workers.results(make_block, tasks)
+            written = workers.append(make_block, tasks, output)
         while heads:
             count, text = heads.pop().make()
-            yield count, encoded(text, gzipped)
-        yield from made
+            output.write(encoded(text, gzipped))
+            yield count
+        yield from written
 
 
-def _encoded_here(
-    blocks: Iterable[Block], gzipped: bool
-) -> Iterator[tuple[int, bytes | memoryview]]:
+def _encoded_here(blocks: Iterable[Block], gzipped: bool) -> Iterator[tuple[int, bytes]]:
     for block in blocks:
         if isinstance(block.made, bytes):
             yield block.num_events, encoded(block.made, gzipped)

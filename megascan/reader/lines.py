@@ -104,17 +104,18 @@ def read_start(path: Path, num_bytes: int) -> bytes:
     return collected[:num_bytes]
 
 
-def read_blocks(path: Path) -> Iterator[Block]:
+def read_blocks(path: Path, part: tuple[int, int] | None = None) -> Iterator[Block]:
     """Yield a file's content in blocks of whole lines, about BLOCK_BYTES each.
 
     Memory is bounded by the block and the longest line. Gzip is recognised by its first bytes;
     members that follow one another are read as one; a stream that was cut off ends with what is
-    there and `torn`. Raises InputError for a file that cannot be read or whose compression is
+    there and `torn`. Of a plain file `part` may say from which byte to which; lines then count
+    from its begin. Raises InputError for a file that cannot be read or whose compression is
     damaged.
     """
     held: list[bytes] = []
     line, torn = 1, False
-    for piece in _pieces(path, BLOCK_BYTES):
+    for piece in _pieces(path, BLOCK_BYTES) if part is None else _plain_pieces(path, *part):
         torn = torn or piece.torn
         cut = piece.data.rfind(b"\n")
         if cut < 0:
@@ -174,6 +175,16 @@ def _pieces(path: Path, size: int) -> Iterator[_Piece]:
             yield from _unmarked(
                 _inflated(raw, size, path) if gzipped else (_Piece(data) for data in raw)
             )
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _plain_pieces(path: Path, begin: int, end: int) -> Iterator[_Piece]:
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            for at in range(begin, end, BLOCK_BYTES):
+                yield _Piece(file.read(min(BLOCK_BYTES, end - at)))
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -419,9 +430,10 @@ class GeneralParser:
 
 
 def parsed_blocks(
-    path: Path, parser: LineParser, num_threads: int
+    path: Path, parser: LineParser, num_threads: int, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[Block, EventBlock | None]]:
-    """Yield a file's blocks in order, each with its events, by as many threads.
+    """Yield the blocks of a file, or of a part of it, in order, each with its events, by as many
+    threads.
 
     Of a block's text only the end is kept, as it stands in the file.
     """
@@ -431,8 +443,8 @@ def parsed_blocks(
         return end, parse_block(block, parser)
 
     if num_threads > 1:
-        return across_threads(parsed, read_blocks(path), num_threads)
-    return map(parsed, read_blocks(path))
+        return across_threads(parsed, read_blocks(path, part), num_threads)
+    return map(parsed, read_blocks(path, part))
 
 
 def parse_block(block: Block, parser: LineParser) -> EventBlock | None:

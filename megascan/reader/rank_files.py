@@ -257,6 +257,23 @@ def read_rank_file(
     return runs.segments()
 
 
+def read_part(
+    path: Path, header: RankHeader, part: tuple[int, int], num_threads: int
+) -> list[Segment]:
+    """Read some windows of a plain rank file; `part` says from which byte to which they stand.
+
+    Both are borders behind windows, the file's begin or its end; `header` is in force before them.
+    Raises InputError as `read_rank_file`, of which lines count from the part's begin.
+    """
+    runs = FileRuns(path)
+    if part[0]:
+        runs.mark(header, 1)
+    for _, events in parsed_blocks(path, _templates(), num_threads, part):
+        if events is not None:
+            follow(runs, events, path)
+    return runs.segments()
+
+
 def _read_batch(paths: Sequence[Path], num_threads: int) -> list[Segment]:
     found = read_short_files(paths, _templates()) if len(paths) > 1 else None
     if found is None:

@@ -151,8 +151,8 @@ class Segment:
     spans: pa.Table
     num_unfinished_spans: int = 0
     notes: tuple[str, ...] = ()
-    stay: Stay | None = None
-    """Where the spans are, of which `spans` are then the ends."""
+    stays: tuple[Stay, ...] = ()
+    """Where the spans are, of which `spans` are then the ends; stretches in the order of time."""
 
 
 def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:
@@ -177,7 +177,7 @@ def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, P
         strict=True,
     ):
         stay = Stay(number, begin, end)
-        handed.append(replace(one, spans=ends.slice(low, high - low), stay=stay))
+        handed.append(replace(one, spans=ends.slice(low, high - low), stays=(stay,)))
     return spans, Packed(tuple(handed))
 
 
@@ -185,10 +185,10 @@ def joined_ends(segments: Sequence[Segment]) -> pa.Table:
     """Return the ends of all ranks in their order, each column as wide as its widest piece.
 
     Pieces are put where they belong column by column: beside them there is never more than the
-    table that they make. Ranks of a shard share their texts and are taken together.
+    table that they make. Ranks that share a shard share their texts and are taken together.
     """
     bounds = np.cumsum([0, *(one.spans.num_rows for one in segments)]).tolist()
-    shards = [-1 if one.stay is None else one.stay.shard for one in segments]
+    shards = [one.stays[0].shard if one.stays else -1 for one in segments]
     parts, places = [], []
     by_shard = np.argsort(shards, kind="stable").tolist()
     for _, group in groupby(by_shard, key=shards.__getitem__):

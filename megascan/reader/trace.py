@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from megascan.errors import InputError, listed
 from megascan.header import RankHeader, WindowRecord
-from megascan.parallel import Here, Kept, Workers, num_workers
+from megascan.parallel import Here, Kept, Workers
 from megascan.reader.lines import file_batches, read_start
 from megascan.reader.segments import Importer, Packed, Segment, joined_ends, settled_shard
 from megascan.schema import Granularity
@@ -136,10 +136,8 @@ def _cut(segment: Segment, iterations: set[int]) -> Segment:
     windows = tuple(
         window for window in segment.windows if not iterations.issuperset(_iterations(window))
     )
-    stay = segment.stay
-    if stay is not None:
-        stay = replace(stay, left_out=stay.left_out | iterations)
-    return replace(segment, spans=without(segment.spans, iterations), windows=windows, stay=stay)
+    stays = tuple(replace(one, left_out=one.left_out | iterations) for one in segment.stays)
+    return replace(segment, spans=without(segment.spans, iterations), windows=windows, stays=stays)
 
 
 def build_trace(
@@ -363,13 +361,13 @@ def _trace(by_rank: Mapping[int, Segment], notes: Sequence[str]) -> Trace:
             num_unfinished_spans=sum(item.num_unfinished_spans for item in by_rank.values()),
             notes=tuple(notes),
         ),
-        stays={rank: one.stay for rank, one in by_rank.items() if one.stay is not None},
+        stays={rank: one.stays for rank, one in by_rank.items() if one.stays},
     )
 
 
 def _joined(segments: Sequence[Segment]) -> pa.Table:
     """Return the spans of some ranks, in their order, each rank's in the order of time."""
-    if all(one.stay is not None for one in segments):
+    if all(one.stays for one in segments):
         return joined_ends(segments)
     tables = [in_order(one.spans) for one in segments]
     spans = pa.concat_tables(tables).unify_dictionaries()
@@ -600,22 +598,13 @@ def _description(start: bytes) -> str:
 Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]
 """Reads what all files of a format hold."""
 SHARD_BYTES = 8 << 20
-"""Of rank files: what one piece of work reads. Smaller traces are one shard."""
+"""Of rank files: what one piece of work reads, of short ones together. Smaller traces are one
+shard."""
 _SHARD_ROWS = 1 << 15
 
 
 def _load_here(found: Format, files: Sequence[Path]) -> list[Segment]:
     return _importer(found)(files, Here())
-
-
-def read_shard(
-    found: Format, files: Sequence[Path], num_threads: int, number: int
-) -> tuple[pa.Table, Packed]:
-    """Read some rank files, the shard of a number.
-
-    Returns all their spans, and their segments with the ends only.
-    """
-    return settled_shard(_importer(found)(files, Here(num_threads)), number)
 
 
 @dataclass(frozen=True)
@@ -645,11 +634,9 @@ class _ShardLoader:
                 spans, packed = settled_shard(part, number)
                 yield self.workers.put(spans), packed
             return
-        num_threads = max(num_workers() // max(len(shards), 1), 1)
-        tasks = ((found, part, num_threads, number) for number, part in enumerate(shards))
-        reading = self.workers.keep(read_shard, tasks)
-        self.meanwhile()
-        yield from reading
+        from megascan.reader.stretches import keep_rank_files
+
+        yield from keep_rank_files(shards, self.workers, self.meanwhile)
 
 
 def _by_rows(segments: Sequence[Segment]) -> Iterator[list[Segment]]:

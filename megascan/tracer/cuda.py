@@ -13,7 +13,9 @@ stream while training runs, and read back by the writer's thread after the windo
 A tie is an event on a stream of its own, waited for between two readings of the host's clock; the
 narrowest of several is kept. Two ties give the device clock's rate against the host's, so that
 drift inside a long window is taken out. What remains is the width of a tie, some µs, and
-differs from rank to rank: every rank's GPU is a clock domain of its own.
+differs from rank to rank: every rank's GPU is a clock domain of its own. Of two windows that follow
+one another the second opens with the tie that closed the first: the device is often idle there, so
+that each tie would be the step's.
 
 An event holds its stream up for some 3 µs (`benchmarks.event_cost`), so moments that are the same
 share one: where a layer ends the next one begins, with the same tensor, to which nothing has been
@@ -99,7 +101,7 @@ def _readings_of(nvml: ModuleType, handle: object) -> dict[str, Callable[[], flo
     }
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """What is used of torch.cuda.Event."""
 
     def record(self, stream: object) -> None:
@@ -111,27 +113,27 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until the time is taken."""
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
         """Return milliseconds until another event."""
 
 
-class Device(Protocol):
+class TimedDevice(Protocol):
     """What the timer needs of a GPU; `TorchDevice` has it from torch.cuda."""
 
     name: str
     can_wait_aside: bool
     """Whether a stream of our own can wait for NCCL's work without holding anybody up."""
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
 
-    def record(self, event: Event) -> None:
+    def record(self, event: DeviceEvent) -> None:
         """Record on the current stream, as cheaply as possible."""
 
-    def record_aside(self, event: Event) -> None:
+    def record_aside(self, event: DeviceEvent) -> None:
         """Record on a stream of the timer's own, on which nothing else ever runs."""
 
-    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+    def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
         """Record when `work` is done, on a stream of the timer's own, one for each lane."""
 
     def counters(self) -> dict[str, float]:
@@ -144,21 +146,21 @@ class EventPool:
     Taken on the training thread, given back by the writer's; a deque needs no lock for that.
     """
 
-    def __init__(self, make: Callable[[], Event]) -> None:
+    def __init__(self, make: Callable[[], DeviceEvent]) -> None:
         self._make = make
-        self._free: deque[Event] = deque()
+        self._free: deque[DeviceEvent] = deque()
 
-        self.take_free: Callable[[], Event] = self._free.popleft
+        self.take_free: Callable[[], DeviceEvent] = self._free.popleft
         """Return a free event; IndexError when there is none."""
 
-    def take(self) -> Event:
+    def take(self) -> DeviceEvent:
         """Return a free event, or a new one."""
         try:
             return self.take_free()
         except IndexError:
             return self._make()
 
-    def give_back(self, events: Sequence[Event]) -> None:
+    def give_back(self, events: Sequence[DeviceEvent]) -> None:
         """Take back events that have been read."""
         self._free.extend(events)
 
@@ -173,7 +175,7 @@ _RATE_TOLERANCE = 5e-6
 """Crystals differ by some ppm; a rate less certain than this would add noise, not take it out."""
 
 
-CudaMark: TypeAlias = tuple[Event, int]
+CudaMark: TypeAlias = tuple[DeviceEvent, int]
 """An event, and when the host launched it."""
 
 _HostMark: TypeAlias = int
@@ -184,7 +186,7 @@ _HostMark: TypeAlias = int
 class Tie:
     """The device passed `event` when the host's clock read `host_ns`, give or take `width_ns`/2."""
 
-    event: Event
+    event: DeviceEvent
     host_ns: int
     width_ns: int
 
@@ -207,7 +209,7 @@ class DeviceTimes:
         """By identity of the event, rounded to ns."""
 
     def _read(
-        self, events: Sequence[Event], opened: Event, closed: Event, step: Step
+        self, events: Sequence[DeviceEvent], opened: DeviceEvent, closed: DeviceEvent, step: Step
     ) -> tuple[dict[int, float], float]:
         """Return milliseconds from the opening tie, by identity of the event, and to the closing
         tie.
@@ -255,6 +257,8 @@ def distinct_marks(spans: Sequence[Span]) -> list[CudaMark]:
 _TIE_ATTEMPTS = 5
 _NARROW_RATIO = 1.25
 """A tie is narrow enough when it is so much wider than the narrowest of this run at most."""
+_TIE_LASTS_NS = 10_000_000
+"""Clocks that differ by 100 ppm, more than crystals do, part by 1 µs in so long."""
 _TIE_TIMEOUT_NS = 10_000_000_000
 """A device that hangs (a peer died in a collective) must not keep the process from ending."""
 
@@ -268,7 +272,7 @@ class CudaTimer:
 
     source = "cuda-event"
 
-    def __init__(self, clock: HostClock, device: Device, *, record_launches: bool) -> None:
+    def __init__(self, clock: HostClock, device: TimedDevice, *, record_launches: bool) -> None:
         self._clock = clock
         self._device = device
         self._record_launches = record_launches
@@ -339,12 +343,14 @@ class CudaTimer:
         span.end = event, now_ns()
         return True
 
-    def tie(self) -> Tie:
+    def tie(self, last: object = None) -> Tie:
         """Relate the device's clock to the host's; some 10 µs, between iterations.
 
         The training thread waits for each attempt, so one that is as narrow as any before is the
-        last.
+        last, and a tie that was made just now is as good as another.
         """
+        if isinstance(last, Tie) and now_ns() - last.host_ns < _TIE_LASTS_NS:
+            return last
         best = self._try_tie()
         for _ in range(_TIE_ATTEMPTS - 1):
             if best.width_ns <= _NARROW_RATIO * self._narrowest_ns:
@@ -379,7 +385,7 @@ class CudaTimer:
             if not number % _SPANS_A_STEP:
                 step()
         self._pool.give_back([event for event, _ in marks])
-        self._pool.give_back([opened.event, closed.event])
+        self._pool.give_back([opened.event])  # the next window may begin with the closing tie
         return _in_lanes(spans, records)
 
     def _record_of(self, span: Span, host_ns: Mapping[int, int]) -> SpanRecord:
@@ -461,11 +467,11 @@ class TorchDevice:
         self.record = CurrentStream(torch.cuda.current_device()).record
         self._nvml = Nvml(self.name)
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
-        return cast(Event, torch._C._CudaEventBase(enable_timing=True))
+        return cast(DeviceEvent, torch._C._CudaEventBase(enable_timing=True))
 
-    def record_aside(self, event: Event) -> None:
+    def record_aside(self, event: DeviceEvent) -> None:
         """Record on the stream for ties, behind a copy of one number to the host.
 
         Copies to the host have a queue of their own on the device. Without one the event would
@@ -476,7 +482,7 @@ class TorchDevice:
             self._to.copy_(self._from, non_blocking=True)
             event.record(self._aside)
 
-    def record_after(self, event: Event, work: AsyncWork, lane: str) -> None:
+    def record_after(self, event: DeviceEvent, work: AsyncWork, lane: str) -> None:
         """Record when the work is done; a lane's stream holds nothing but such waits."""
         stream = self._after.get(lane)
         if stream is None:
@@ -505,7 +511,7 @@ class CurrentStream:
         )
         self._known: dict[int, torch.cuda.Stream] = {}
 
-    def record(self, event: Event) -> None:
+    def record(self, event: DeviceEvent) -> None:
         """Record on the stream on which the calling thread launches now."""
         if self._handle_of is None:
             event.record(torch.cuda.current_stream(self._device))

@@ -37,7 +37,7 @@ _FINISH_S = 2.0
 
 
 @dataclass(frozen=True)
-class Change:
+class TracingSwitched:
     """Tracing is on, or off, from an iteration on."""
 
     on: bool
@@ -58,7 +58,7 @@ class Switch:
         *,
         decides: bool,
         interval: int,
-        announce: Callable[[Change], None],
+        announce: Callable[[TracingSwitched], None],
     ) -> None:
         self._file = folder / SWITCH_FILE
         self._board = board
@@ -139,24 +139,24 @@ class Switch:
         self._on = change.on
         self._announce(change)
 
-    def _decide(self) -> Change | None:
+    def _decide(self) -> TracingSwitched | None:
         first = self._first_interval_ahead()
         on = self._file.exists()
         if on == self._on or first is None:
             return None
-        change = Change(on, max(first, self._last_from))
+        change = TracingSwitched(on, max(first, self._last_from))
         self._last_from = change.from_iteration
         self._board.publish(self._num_changes, f"{int(on)} {change.from_iteration}")
         state = "on" if on else "off"
         logger.warning("tracing is switched %s from iteration %d", state, change.from_iteration)
         return change
 
-    def _learn(self) -> Change | None:
+    def _learn(self) -> TracingSwitched | None:
         text = self._board.read(self._num_changes)
         if text is None:
             return None
         on, from_iteration = text.split()
-        return Change(on == "1", int(from_iteration))
+        return TracingSwitched(on == "1", int(from_iteration))
 
     def _first_interval_ahead(self) -> int | None:
         """Return where an interval begins that all ranks reach after they know; None at first.

@@ -163,8 +163,11 @@ class Timer(Protocol):
     def watch(self, work: AsyncWork, span: Span, backend: str) -> bool:
         """Have `span.end` set when the work completes; False where that cannot be arranged."""
 
-    def tie(self) -> object:
-        """Relate the device's clock to the host's, outside traced iterations."""
+    def tie(self, last: object = None) -> object:
+        """Relate the device's clock to the host's, outside traced iterations.
+
+        Returns the last tie, if one is given, where it was made just now.
+        """
 
     def resolve(
         self, spans: Sequence[Span], times: WindowTimes, step: Step = no_step
@@ -233,8 +236,9 @@ class CpuTimer:
         future.add_done_callback(finish)
         return True
 
-    def tie(self) -> object:
+    def tie(self, last: object = None) -> object:
         """Return None: there is only one clock."""
+        del last
         return None
 
     def resolve(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from megascan.vocabulary import ITERATION
 
 if TYPE_CHECKING:  # loaded where the flags ask for them
     from megascan.tracer.budget import Level
-    from megascan.tracer.switch import Change, Switch
+    from megascan.tracer.switch import Switch, TracingSwitched
 
 
 class Tracer:
@@ -277,7 +278,7 @@ class RecordingTracer(Tracer):
         self._next_level: Level | None = None
         self._on = not config.armed
         self._switch: Switch | None = None
-        self._changes: deque[Change] = deque()
+        self._changes: deque[TracingSwitched] = deque()
         self._timed: deque[TimedIteration] = deque(maxlen=MAX_TIMED)
         self._ready = False
         self._spans: list[Span] = []
@@ -287,6 +288,8 @@ class RecordingTracer(Tracer):
         self._last_iteration = 0
         self._window_open = False
         self._opened: object = None
+        self._last_tie: object = None
+        self._opened_s = 0.0
         self._num_dropped = 0
         self._failed = False
         self._closed = False
@@ -413,7 +416,7 @@ class RecordingTracer(Tracer):
         """Record what is enclosed, if the iteration is traced."""
         return SpanScope(self, name, Kind(kind), arguments) if self.active else nullcontext()
 
-    def announce(self, change: Change) -> None:
+    def announce(self, change: TracingSwitched) -> None:
         """Trace, or trace no longer, from an iteration on; may be called from another thread."""
         self._changes.append(change)
 
@@ -461,7 +464,8 @@ class RecordingTracer(Tracer):
             self._end_window()  # iterations between were skipped or ended with an exception
         if not self._window_open:
             self._first_iteration = number
-            self._opened = self._timer.tie()
+            self._opened = self._timer.tie(self._last_tie)
+            self._opened_s = time.monotonic()
         for listener in self._listeners:
             listener.iteration_begins()
         self.layers.begin_iteration(self._config, number)
@@ -527,14 +531,17 @@ class RecordingTracer(Tracer):
     def _end_window(self) -> None:
         finished = [span for span in self._spans if span.end is not None]
         dropped = len(self._spans) - len(finished)
+        num_iterations = self._last_iteration - self._first_iteration + 1
+        self._last_tie = self._timer.tie()
         window = Window(
             first_iteration=self._first_iteration,
             last_iteration=self._last_iteration,
             spans=finished,
-            times=WindowTimes(self._opened, self._timer.tie()),
+            times=WindowTimes(self._opened, self._last_tie),
             num_dropped=self._num_dropped + dropped,
             granularity=self._config.granularity,
             interval=self._config.interval,
+            iteration_s=(time.monotonic() - self._opened_s) / num_iterations,
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
         )

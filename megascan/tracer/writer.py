@@ -3,8 +3,14 @@
 Python's threads take turns: whoever asks for the interpreter while another computes waits up to 5
 ms, and training asks after every kernel that it launches. So the writer computes for a
 millisecond at a time and rests in between; whoever waits gets its turn then. Shorter turns cost
-more than they spare, for each one wakes two threads up. It also starts late: many trainers
-wait for the device at the end of an iteration, and their launches are urgent right after it.
+more than they spare, for each one wakes two threads up.
+
+It also starts late. Where an iteration ends, trainers wait for the device (the norm of gradients),
+so at the begin of the next one the device has nothing queued and every launch is urgent:
+
+    host    | launches ···················| waits for the device    | launches ····
+    device  | computes, some ms behind the host ···················|idle| computes
+    writer                                    | writes |
 
 A warning that hundreds of ranks have at once is said by one of them (`Voice`).
 """
@@ -82,7 +88,9 @@ class Voice:
 SLICE_NS = 1_000_000
 REST_S = 100e-6
 """Long enough that a thread that waits has woken up and taken over."""
-FIRST_REST_S = 0.02
+FIRST_REST_SHARE = 0.6
+"""Of an iteration: by then a job that the device limits has launched nearly all of it."""
+LEAST_FIRST_REST_S, LONGEST_FIRST_REST_S = 0.02, 1.0
 _SPANS_A_STEP = 32
 """Encoded without looking at the clock."""
 
@@ -91,16 +99,19 @@ class Pace:
     """Called between small pieces of work; rests when it is time to, unless in a hurry.
 
     `hurried` says whether work is piling up: then the writer competes like any other thread.
+    `pause` waits so many seconds, or until work piles up.
     """
 
-    def __init__(self, hurried: Callable[[], bool]) -> None:
+    def __init__(self, hurried: Callable[[], bool], pause: Callable[[float], object]) -> None:
         self._hurried = hurried
+        self._pause = pause
         self._since_ns = 0
 
-    def begin(self) -> None:
-        """Let training get going before the work on a window starts."""
+    def begin(self, iteration_s: float) -> None:
+        """Let training get ahead of the device before the work on a window starts."""
         if not self._hurried():
-            time.sleep(FIRST_REST_S)
+            late_s = FIRST_REST_SHARE * iteration_s
+            self._pause(min(max(late_s, LEAST_FIRST_REST_S), LONGEST_FIRST_REST_S))
         self._since_ns = time.perf_counter_ns()
 
     def step(self) -> None:
@@ -133,6 +144,8 @@ class Window:
     num_dropped: int = 0
     granularity: Granularity
     interval: int
+    iteration_s: float
+    """How long an iteration took, about, on the training thread."""
     timed: Sequence[TimedIteration] = ()
     layers: Sequence[tuple[int, tuple[int, ...]]] = ()
 
@@ -171,7 +184,8 @@ class TraceWriter:
         self._has_passes = False
         self._voice = voice or Voice()
         self._queue: Queue[Window | None] = Queue(maxsize=MAX_WAITING_WINDOWS)
-        self._pace = Pace(hurried=lambda: not self._queue.empty())
+        self._handed_over = threading.Event()
+        self._pace = Pace(hurried=lambda: not self._queue.empty(), pause=self._pause)
         self._thread = threading.Thread(target=self._run, name="megascan-writer", daemon=True)
         self._thread.start()
 
@@ -191,6 +205,7 @@ class TraceWriter:
             self._queue.put_nowait(window)
         except Full:
             return False
+        self._handed_over.set()
         return True
 
     def close(self, timeout_s: float) -> bool:
@@ -199,8 +214,15 @@ class TraceWriter:
             self._queue.put(None, timeout=timeout_s)
         except Full:
             return False
+        self._handed_over.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait so long, or until there is more to write, or the end."""
+        self._handed_over.clear()
+        if self._queue.empty():
+            self._handed_over.wait(seconds)
 
     def _run(self) -> None:
         try:
@@ -271,7 +293,7 @@ class TraceWriter:
     def _write(self, window: Window) -> None:
         assert self._file is not None  # opened before the first window is taken
         rank = self._header.rank
-        self._pace.begin()
+        self._pace.begin(window.iteration_s)
         check = self._timer.check(window.times)
         records = self._timer.resolve(window.spans, window.times, self._pace.step)
         self._has_passes = self._has_passes or any(each[0] is Kind.COMPUTE for each in records)

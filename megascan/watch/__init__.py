@@ -3,14 +3,13 @@
 Owns everything between growing rank files and the places where operators listen. Composes the
 core, `aggregate` and `detect`: the verdict is theirs, unchanged.
 
-    watcher.py      one look after the other: read, judge, keep account, tell; start here
+    watcher.py      one look after the other: read, judge, keep account, tell, and what survives a
+                    restart; start here
     windows.py      growing files of all ranks, joined into the windows of the job
     ring.py         the last windows, the detector's verdict on them, and whether it may wait
     accounts.py     the life of a finding: raised, holding, cleared; what it has cost
     hang.py         a window that does not come, and where everybody stands
-    state.py        what survives a restart
-    payloads.py     events and verdicts as records, in the shapes of those who take them
-    delivery.py     webhooks and commands, told at least once
+    delivery.py     events in the shapes of those who take them, told at least once
     metrics.py      what Prometheus is told, and the server that it asks
     policy.py       what an operator's rules would drain
     history.py      findings of many jobs by host and device

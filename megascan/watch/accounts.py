@@ -62,7 +62,7 @@ class LifePhase(StrEnum):
     CLEARED = "cleared"
 
 
-class Change(StrEnum):
+class AccountChange(StrEnum):
     """What is told."""
 
     RAISED = "raised"
@@ -126,7 +126,7 @@ class Account:
 class Event:
     """Something to tell: a change in the life of an account."""
 
-    change: Change
+    change: AccountChange
     account: Account
 
 
@@ -209,9 +209,9 @@ class Accounts:
         )
         if not told and _is_sure(finding, after.num_seen):
             after = replace(after, phase=LifePhase.HOLDING, num_raised=1)
-            yield Event(Change.RAISED, after)
+            yield Event(AccountChange.RAISED, after)
         elif told and _identity(after) != _identity(account):
-            yield Event(Change.CHANGED, after)
+            yield Event(AccountChange.CHANGED, after)
         self.open[self.open.index(account)] = after
 
     def _new(self, finding: Finding, seen: _Sight) -> Iterator[Event]:
@@ -230,7 +230,7 @@ class Accounts:
         )
         self.open.append(after)
         if told:
-            yield Event(Change.RAISED, after)
+            yield Event(AccountChange.RAISED, after)
 
     def _closed_lately(self, finding: Finding) -> Account | None:
         lately = [
@@ -259,7 +259,7 @@ class Accounts:
                 cleared_verdict=self.num_verdicts,
             )
             self.closed = [*self.closed, cleared][-_MOST_CLOSED:]
-            yield Event(Change.CLEARED, cleared)
+            yield Event(AccountChange.CLEARED, cleared)
 
     def to_json(self) -> dict[str, Json]:
         """Return it as the state file has it."""

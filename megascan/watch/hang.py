@@ -22,7 +22,7 @@ from statistics import median
 from megascan.errors import listed
 from megascan.header import Json
 from megascan.reader.flight_recorder import Standing, read_standings
-from megascan.standstill import Standstill, read_standstills
+from megascan.tracer.lookout import Standstill, read_standstills
 from megascan.watch.windows import JobFiles, JobWindow
 
 GAPS_UNTIL_HANG = 3.0

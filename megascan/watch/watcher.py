@@ -11,32 +11,157 @@ it while a finding holds), they are judged after `LONGEST_WAIT_S` at the latest:
 come faster than a verdict can be paid for, usual ones may leave the ring with a glance only.
 Windows that come all at once, after a restart, are all judged. A start without state judges once,
 on the newest windows.
+
+What survives a restart is `State`: findings, what was told of them, how far windows were judged. It
+is one JSON file, replaced as a whole after every verdict and before anybody is told, so that a kill
+at any moment loses nothing: what had not been delivered is delivered by the next watch, at worst
+twice (events carry a number by which receivers can tell). A disk that is full costs the state, not
+the watch. A lock file next to it keeps two watches from telling everything twice.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from megascan.errors import MegaScanError
+import orjson
+
+from megascan.errors import ConfigError, InputError, MegaScanError, OutputError
 from megascan.header import Json
 from megascan.reader.growing import Wanted
-from megascan.watch import payloads
+from megascan.watch import delivery
+from megascan.watch.accounts import Accounts
 from megascan.watch.delivery import Outbox
 from megascan.watch.hang import HangWatch
 from megascan.watch.history import History, Named, quoted
 from megascan.watch.metrics import Gauges, Pulse
 from megascan.watch.policy import Decision, Rule, decisions
 from megascan.watch.ring import KEPT_ITERATIONS, Judgement, Ring, Spending
-from megascan.watch.state import State, StateFile
 from megascan.watch.windows import JobFiles, JobWindow, headers_of
 
 if TYPE_CHECKING:
     from detect import DetectorSettings
     from megascan.watch.accounts import Event
+
+STATE_SCHEMA = 1
+STATE_FILE = "megascan-watch.json"
+
+
+@dataclass
+class State:
+    """Everything a watch remembers."""
+
+    run_id: str = ""
+    judged_iteration: int = -1
+    """Last iteration of the newest window that was judged."""
+    ring_iteration: int = -1
+    """First iteration that the ring held then."""
+    accounts: Accounts = field(default_factory=Accounts)
+    pending: list[dict[str, Json]] = field(default_factory=list)
+    """Events that somebody has not been told yet, each with its number and channels."""
+    num_events: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as it is written."""
+        return {
+            "schema": STATE_SCHEMA,
+            "run_id": self.run_id,
+            "judged_iteration": self.judged_iteration,
+            "ring_iteration": self.ring_iteration,
+            "accounts": self.accounts.to_json(),
+            "pending": [*self.pending],
+            "num_events": self.num_events,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> State:
+        """Read back. Raises KeyError, TypeError or ValueError for a damaged record."""
+        if record["schema"] != STATE_SCHEMA:
+            raise ValueError(f"schema {record['schema']!r}, this MegaScan reads {STATE_SCHEMA}")
+        return cls(
+            run_id=str(record["run_id"]),
+            judged_iteration=int(record["judged_iteration"]),
+            ring_iteration=int(record["ring_iteration"]),
+            accounts=Accounts.from_json(record["accounts"]),
+            pending=[dict(each) for each in record["pending"]],
+            num_events=int(record["num_events"]),
+        )
+
+
+class StateFile:
+    """The state on disk; None for a watch that remembers nothing. Close it to give up its lock."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._lock: TextIO | None = None
+
+    def load(self) -> State:
+        """Take the lock and read what is there; a new state when nothing is.
+
+        Raises ConfigError when another watch holds the lock, InputError for a damaged file.
+        """
+        if self.path is None:
+            return State()
+        self._take_lock(self.path)
+        try:
+            return State.from_json(orjson.loads(self.path.read_bytes()))
+        except FileNotFoundError:
+            return State()
+        except OSError as error:
+            raise InputError(
+                f"cannot read {self.path}: {error.strerror or error}; name another with --state"
+            ) from error
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{self.path} is no state of a watch ({error}); move it away (its findings are "
+                "forgotten then) or name another with --state"
+            ) from error
+
+    def _take_lock(self, path: Path) -> None:
+        lock = path.with_name(f".{path.name}.lock")
+        try:
+            self._lock = lock.open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another watch keeps its state in {path}; stop it or name another with --state"
+            ) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot lock {lock}: {error.strerror or error}; name a state file that can be "
+                "written with --state, or go on without one with --no-state"
+            ) from error
+
+    def save(self, state: State) -> str:
+        """Replace the file; return a sentence about why that failed, or nothing."""
+        if self.path is None:
+            return ""
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        try:
+            with temporary.open("wb") as file:
+                file.write(orjson.dumps(state.to_json()))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            return (
+                f"cannot write the state to {self.path} ({error.strerror or error}); going on, "
+                "but a restart would forget what has happened since the last time"
+            )
+        return ""
+
+    def close(self) -> None:
+        """Let another watch have the state."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
 
 MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
@@ -171,7 +296,7 @@ class Watcher:
         if window.run_id != state.run_id:
             self._begin_run(window)
         if self.hangs.hang is not None:
-            self._tell_hang(payloads.MOVES_AGAIN)
+            self._tell_hang(delivery.MOVES_AGAIN)
         self.hangs.take([window])
         self.ring.push(window)
         self.glance.push(window)
@@ -218,7 +343,7 @@ class Watcher:
             self._has_shown = True
             self.judgement = self._judged()
             if self.judgement is not None:
-                self.say(payloads.verdict_event(self.judgement, self.state.accounts.holding))
+                self.say(delivery.verdict_event(self.judgement, self.state.accounts.holding))
 
     def _begin_run(self, window: JobWindow) -> None:
         state = self.state
@@ -240,7 +365,7 @@ class Watcher:
         self.judgement = judgement
         events = self.state.accounts.settle(judgement.report, self.ring.windows, before)
         self.gauges.num_verdicts += 1
-        self.say(payloads.verdict_event(judgement, self.state.accounts.holding))
+        self.say(delivery.verdict_event(judgement, self.state.accounts.holding))
         self._tell_all(events)
         if events:
             self._book()
@@ -264,7 +389,7 @@ class Watcher:
 
     def _tell_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            record = payloads.finding_event(event, job=self.job, unix_s=time.time())
+            record = delivery.finding_event(event, job=self.job, unix_s=time.time())
             self._tell(record, loudly=self.settings.notify == ALL or event.account.owner == NODE)
         self._save()
         self.outbox.send()
@@ -289,11 +414,11 @@ class Watcher:
             return
         silent_s = now - self._still_since[1]
         if self.hangs.look(self.files, silent_s) is not None:
-            self._tell_hang(payloads.HANG)
+            self._tell_hang(delivery.HANG)
 
     def _tell_hang(self, name: str) -> None:
         assert self.hangs.hang is not None  # callers have looked
-        record = payloads.hang_event(
+        record = delivery.hang_event(
             name, self.hangs.hang, job=self.job, run_id=self.state.run_id, unix_s=time.time()
         )
         self._tell(record, loudly=True)

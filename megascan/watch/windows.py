@@ -87,7 +87,7 @@ def _extent(segment: Segment) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """How far each rank has come: the iteration its last window ended with; 0 for none."""
 
     last_iteration: Mapping[int, int]
@@ -145,9 +145,9 @@ class JobFiles:
         return next((header.world_size for header in self.headers.values()), 0)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         """Return how far each rank has come."""
-        return Progress(dict(self._last), self.world_size)
+        return JobProgress(dict(self._last), self.world_size)
 
     @property
     def is_closed(self) -> bool:

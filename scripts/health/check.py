@@ -28,13 +28,13 @@ class Check:
 
 
 def worst(checks: Sequence[Check]) -> Status:
-    """The status of all together."""
+    """Return the status of all together."""
     order = list(Status)
     return max((check.status for check in checks), key=order.index, default=Status.OK)
 
 
 def as_text(checks: Sequence[Check]) -> str:
-    """A line a check, and a last one that sums up."""
+    """Return a line a check, and a last one that sums up."""
     width = max(len(check.name) for check in checks)
     lines = [f"{check.status:<8} {check.name:<{width}}  {check.text}" for check in checks]
     counts = {status: sum(check.status is status for check in checks) for status in Status}
@@ -47,7 +47,7 @@ def as_text(checks: Sequence[Check]) -> str:
 
 
 def as_json(checks: Sequence[Check], host: str) -> dict[str, Json]:
-    """The same for programs."""
+    """Return the same for programs."""
     return {
         "schema": 1,
         "host": host,

@@ -19,7 +19,7 @@ _SIZE = 4 * 1024 * 1024  # float32 elements: 16 MiB
 
 
 def check_collective(num_ranks: int, device: str, timeout_s: float) -> Check:
-    """All ranks must come to the right sum within the time; `device` is cpu or cuda."""
+    """Check that all ranks come to the right sum within the time; `device` is cpu or cuda."""
     backend = "nccl" if device == "cuda" else "gloo"
     name = f"{backend} all-reduce"
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ def _judge(name: str, codes: list[int], answers: list[tuple[str, str]]) -> Check
 
 
 def run_rank(store: str, backend: str, num_ranks: int, timeout_s: float, rank: int) -> float:
-    """One rank's part: best time of an all-reduce in s. Raises RuntimeError for a wrong sum."""
+    """Return the best time of an all-reduce in s; raises RuntimeError for a wrong sum."""
     import time
     from datetime import timedelta
 

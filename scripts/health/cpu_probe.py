@@ -30,16 +30,16 @@ class CpuProbe:
         self._target = np.empty_like(self._source)
 
     def matrix_product(self) -> list[float]:
-        """TFLOP/s of one thread on each core."""
+        """Return TFLOP/s of one thread on each core."""
         flops = 2 * _SIZE**3
         return [self._rate(core, self._multiply) * flops / 1e12 for core in self._cores]
 
     def memory_copy(self) -> list[float]:
-        """GB/s of one thread on each core, bytes read."""
+        """Return GB/s of one thread on each core, bytes read."""
         return [self._rate(core, self._copy) * _COPY_BYTES / 1e9 for core in self._cores]
 
     def pair_bandwidth(self, source: int, target: int) -> float:
-        """GB/s at which one core reads what another has just written."""
+        """Return GB/s at which one core reads what another has just written."""
         total_s, copied_bytes = 0.0, 0
         while total_s < _MEASURE_S / 4:
             with tied_to(self._cores[source]):
@@ -59,7 +59,7 @@ class CpuProbe:
 
     @staticmethod
     def _rate(core: int, work: Callable[[], None]) -> float:
-        """How often a second `work` is done on a core."""
+        """Return how often a second `work` is done on a core."""
         with tied_to(core):
             work()
             count, started_s = 0, time.perf_counter()

@@ -34,7 +34,7 @@ class Gpu:
 
 
 def query_gpus() -> list[Gpu] | str:
-    """The driver's GPUs; the reason when it cannot be asked."""
+    """Return the driver's GPUs, or the reason why it cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         return []
     answer = _query((*_BASE_FIELDS, *_HEALTH_FIELDS))
@@ -77,7 +77,7 @@ def _read_gpu(fields: list[str]) -> Gpu:
 
 
 def check_gpus(expected: int | None) -> Check:
-    """Whether the driver answers, with as many GPUs as expected, none with errors."""
+    """Check that the driver answers, with as many GPUs as expected, none with errors."""
     gpus = query_gpus()
     if isinstance(gpus, str):
         text = f"{gpus}; the driver hangs or does not fit, reset the node"
@@ -109,7 +109,7 @@ def _judge_gpus(gpus: list[Gpu], expected: int | None) -> tuple[Status, str]:
 
 
 def check_torch(num_driver_gpus: int) -> Check:
-    """Whether torch can be imported and sees the driver's GPUs."""
+    """Check that torch can be imported and sees the driver's GPUs."""
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:
@@ -131,7 +131,7 @@ def check_torch(num_driver_gpus: int) -> Check:
 
 
 def check_megatron() -> Check:
-    """Whether Megatron-Core can be imported."""
+    """Check that Megatron-Core can be imported."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional packages

@@ -35,18 +35,18 @@ class GpuProbe:
         self._threads = ThreadPoolExecutor(max_workers=count)
 
     def matrix_product(self) -> list[float]:
-        """TFLOP/s in bfloat16, all GPUs at the same time."""
+        """Return TFLOP/s in bfloat16, all GPUs at the same time."""
         flops = 2 * _SIZE**3 * _NUM_PRODUCTS
         times_s = self._at_once(self._multiply)
         return [flops / time_s / 1e12 for time_s in times_s]
 
     def memory_copy(self) -> list[float]:
-        """GB/s, bytes read and written, all GPUs at the same time."""
+        """Return GB/s, bytes read and written, all GPUs at the same time."""
         num_bytes = 2 * _COPY_BYTES * _NUM_COPIES
         return [num_bytes / time_s / 1e9 for time_s in self._at_once(self._copy)]
 
     def pair_bandwidth(self, source: int, target: int) -> float:
-        """GB/s from one GPU's memory to another's, alone on the node."""
+        """Return GB/s from one GPU's memory to another's, alone on the node."""
         data = self._sources[source][:_PAIR_BYTES]
         place = self._targets[target][:_PAIR_BYTES]
         place.copy_(data)
@@ -58,7 +58,7 @@ class GpuProbe:
         return _PAIR_BYTES * _NUM_PAIR_COPIES / (time.perf_counter() - started_s) / 1e9
 
     def _at_once(self, work: Callable[[int], None]) -> list[float]:
-        """Seconds that `work` takes on each GPU by its own clock, all started together."""
+        """Return the seconds that `work` takes on each GPU, by its own clock; all start at once."""
         return list(self._threads.map(lambda index: _timed(index, work), range(len(self.devices))))
 
     def _multiply(self, index: int) -> None:
@@ -92,7 +92,7 @@ def _on(index: int, kind: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _name(index: int, driver_index: dict[str, int]) -> str:
-    """The driver's number, which CUDA_VISIBLE_DEVICES does not change, and the card itself."""
+    """Name the GPU by the driver's number, which CUDA_VISIBLE_DEVICES does not change, and UUID."""
     uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
     return f"GPU {driver_index.get(uuid, index)} ({uuid})"
 

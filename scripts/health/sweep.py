@@ -1,4 +1,4 @@
-"""Measure every device of a node alike and name the one that is weaker than the others.
+"""Measure every device of a node alike and name the one that is weaker, or computes other bits.
 
 The tracer finds a slow device in flight; this finds it before a job starts, or confirms it on a
 drained node. Each device is measured in several rounds, all devices in each round, so that
@@ -17,6 +17,7 @@ Limits: a node that is slow as a whole looks even; compare its figures with anot
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from statistics import median
 from typing import Protocol
 
 from health.check import Check, Status
+from megascan.errors import MissingError
 from megascan.header import Json
 
 DEFAULT_FLOOR_RATIO = 0.05
@@ -44,13 +46,13 @@ class Probe(Protocol):
     devices: Sequence[str]
 
     def matrix_product(self) -> Sequence[float]:
-        """TFLOP/s of every device in one round."""
+        """Return TFLOP/s of every device in one round."""
 
     def memory_copy(self) -> Sequence[float]:
-        """GB/s of every device in one round."""
+        """Return GB/s of every device in one round."""
 
     def pair_bandwidth(self, source: int, target: int) -> float:
-        """GB/s from one device to another."""
+        """Return GB/s from one device to another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Figure:
 
     @property
     def weak(self) -> bool:
-        """Whether it is slower than chance and the floor allow, in most rounds."""
+        """Tell whether it is slower than chance and the floor allow, in most rounds."""
         return self.slowdown > self.limit and self.share_below >= _SHARE
 
 
@@ -96,7 +98,7 @@ def judge(
 
 
 def _noise_ratio(rounds: Rounds, values: Sequence[float]) -> float:
-    """Standard error of a device's median, as a share of it; of the usual device."""
+    """Return the standard error of a device's median, as a share of it; of the usual device."""
     spreads = [
         _MAD_TO_SIGMA * median(abs(row[i] - value) for row in rounds) / value
         for i, value in enumerate(values)
@@ -127,7 +129,7 @@ def sweep(probe: Probe, num_rounds: int, floor_ratio: float) -> list[Figure]:
 
 
 def _pair_round(probe: Probe) -> list[float]:
-    """What each device does with the others, both directions: the median of its pairs.
+    """Return what each device does with the others, both directions: the median of its pairs.
 
     A device whose own link is bad is slow with everybody; with a bad peer only one of several is.
     """
@@ -141,7 +143,7 @@ def _pair_round(probe: Probe) -> list[float]:
 
 
 def check_sweep(figures: Sequence[Figure]) -> list[Check]:
-    """A check for every device: its figures, and what is weak about it."""
+    """Return a check for every device: its figures, and what is weak about it."""
     return list(_checks(figures))
 
 
@@ -165,3 +167,33 @@ def _checks(figures: Sequence[Figure]) -> Iterator[Check]:
         }
         status = Status.PROBLEM if weak else Status.OK
         yield Check(name=device, status=status, text=text, values=values)
+
+
+_NAME = "same bits"
+
+
+def check_bits(*, use_cpu: bool, num_rounds: int) -> Check:
+    """Let every GPU, or core, compute the same transformer layers and compare checksums."""
+    if importlib.util.find_spec("torch") is None:
+        return Check(name=_NAME, status=Status.WARNING, text="not compared: torch is missing")
+    from detect.causes.corruption import findings_of
+    from megascope.probe import CPU_SIZE, GPU_SIZE, Stack, find_devices, sweep
+
+    try:
+        devices = find_devices(use_cpu=use_cpu)
+    except MissingError as error:
+        return Check(name=_NAME, status=Status.OK, text=f"not compared: {error}")
+    size = CPU_SIZE if devices[0].kind == "cpu" else GPU_SIZE
+    findings, notes = findings_of(sweep([Stack(size, one) for one in devices], num_rounds))
+    if findings:
+        wrong = sorted({rank for finding in findings for rank in finding.ranks})
+        names = [devices[rank].name for rank in wrong]
+        return Check(
+            name=_NAME,
+            status=Status.PROBLEM,
+            text=f"{', '.join(names)} computes wrongly: {findings[0].evidence[0]}",
+            values={"wrong": [*names]},
+        )
+    text = f"{len(devices)} devices agree bit for bit in {num_rounds} rounds"
+    status = Status.WARNING if notes else Status.OK
+    return Check(name=_NAME, status=status, text="; ".join([text, *notes]))

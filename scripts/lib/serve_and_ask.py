@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def ask(url: str, prompt: str, num_tokens: int) -> str:
-    """The likeliest continuation."""
+    """Return the likeliest continuation."""
     body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
     request = Request(
         f"{url}/completions", json.dumps(body).encode(), {"content-type": "application/json"}

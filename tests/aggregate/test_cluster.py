@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregate import build_shards
+from aggregate import align, build_shards
 from detect import detect
 from megascan.errors import InputError, MissingError, UsageError
 from megascan.export import write_timeline
@@ -110,12 +110,14 @@ def traced(megascan, tmp_path_factory):
 def small_shards(monkeypatch):
     """Many shards and blocks of a small trace, parts of ranks among them."""
     monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 300_000)
+    monkeypatch.setattr("megascan.reader.stretches.STRETCH_BYTES", 100_000)
     monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 1500)
 
 
 def shards_of(folder, workers):
     """The timeline of a trace folder, its spans with the workers."""
-    sharded, sums = build_shards(*read_ends(folder, workers), workers, summed=True)
+    trace, kept = read_ends(folder, workers)
+    sharded, sums = build_shards(align(trace), kept, workers, summed=True)
     assert len(sharded.shards) > 2
     return sharded, sums
 
@@ -218,8 +220,8 @@ class Killing:
     def keep(self, work, tasks):
         return self.cluster.keep(work, tasks)
 
-    def results(self, work, tasks):
-        for place, result in enumerate(self.cluster.results(work, tasks)):
+    def append(self, work, tasks, output):
+        for place, result in enumerate(self.cluster.append(work, tasks, output)):
             if place == 5:
                 for number in self.numbers:
                     self.workers.kill(number)

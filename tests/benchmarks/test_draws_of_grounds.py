@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases, ground_named
+from benchmarks.grounds.aims import aims_of, table_of_aims
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.outcome import Named, Outcome, table_by_cause
 from megascan.errors import UsageError
@@ -74,3 +75,47 @@ def test_faults_are_counted_by_their_cause():
     ]  # fmt: skip
     rows = table_by_cause(outcomes).splitlines()[2:]
     assert rows == ["| link | 4 | 1 | 1 | 1 | 0 | 1 |", "| all | 4 | 1 | 1 | 1 | 0 | 1 |"]
+
+
+def test_aims_are_counted_by_what_was_planted_and_said():
+    def fault(cause="compute", **given):
+        values = {"kind": "gpu_clock", "owner": "node", "ranks": (3,), "factor": 1.3}
+        return Planted(cause=cause, **(values | {"cost_ratio": 1.2} | given))
+
+    def said(ranks=(3,), owner="node", cause="compute", first=1):
+        return Named(
+            ranks=ranks, cause=cause, owner=owner, slowdown=1.3, interval=(1.2, 1.4),
+            first_iteration=first, cost_ratio=1.2,
+        )  # fmt: skip
+
+    def job(planted, *findings):
+        return Outcome(
+            ground="cluster", name="n", family="f", num_ranks=8, verdict="", planted=planted,
+            findings=findings, iterations=(1, 2, 3, 4, 5, 6, 11, 12, 13, 14),
+        )  # fmt: skip
+
+    outcomes = [
+        job((fault(first_iteration=8),), said(first=12)),  # one traced iteration late
+        job((fault(first_iteration=8),), said(first=13)),  # two
+        job((fault(first_iteration=4),), said(ranks=(3, 4))),  # a victim with it
+        job((fault(share_of_time=0.2),)),
+        job((fault(cause="link", kind="nic"),), said(cause="link")),
+        job((fault(cause="link", kind="nic"),), said(owner="job", cause="link")),
+        job((), said(owner="job", cause="sequence_imbalance")),
+        job((), said()),
+    ]
+    reached = {one.what: (one.reached.hits, one.reached.total) for one in aims_of(outcomes)}
+    assert reached == {
+        "slow devices, 5 % and more: recall": (2, 3),
+        "slow devices: precision": (2, 4),
+        "all nodes named: precision": (3, 5),
+        "throttling in bursts: recall": (0, 1),
+        "hosts, loaders, their memory: recall": (0, 0),
+        "NICs of a host: recall": (1, 2),
+        "jobs without a fault of hardware with a name": (1, 2),
+        "owners given: right": (4, 7),
+        "onset within one iteration": (1, 2),
+    }
+    rows = table_of_aims(outcomes).splitlines()[2:]
+    assert rows[0].startswith("| slow devices, 5 % and more: recall | at least 0.97 | 0.667 (2/3,")
+    assert rows[0].endswith("| no |") and rows[4].endswith("| - | - |")

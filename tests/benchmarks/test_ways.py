@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ways import ROOT, walk, write_profiles
+from benchmarks.ways import LATER, ROOT, product_files, walk, write_profiles
 from megascan.errors import MissingError
 
 
@@ -22,3 +22,9 @@ def test_reading_profiles_loads_their_reader_and_no_other(tmp_path: Path) -> Non
 def test_a_way_that_fails_is_no_figure(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="the way reading Kineto cannot be walked"):
         walk("reading Kineto", ROOT, tmp_path)
+
+
+def test_what_came_later_is_there() -> None:
+    """A file that is moved would count among the subjects of before."""
+    files = product_files(ROOT)
+    assert [one for one in LATER if not any(file.startswith(one) for file in files)] == []

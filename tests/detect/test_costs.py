@@ -10,7 +10,9 @@ from aggregate import build_timeline
 from detect import detect
 from detect.causes.finding import _counted, _gain
 from detect.observe.extract import observe
+from detect.observe.observations import steady
 from detect.text import render_text
+from detect.thresholds import DetectorSettings
 from detect.whatif.marks import BEGIN, END, ROUNDING_NS, marks_of, programs
 from megascan.schema import Track
 from megascan.simulate import Fault, FaultKind, JobModel, Noise, compute_bound, simulate_trace
@@ -82,6 +84,8 @@ def test_the_first_iterations_of_a_run_do_not_count(job, slow):
     assert seen.iterations.tolist() == [1, 2, 3]
     assert _counted(seen, 1, 3) == (3, 3)
     assert _counted(seen, 1, 2) == (1, 2)
+    warms_for_one = DetectorSettings(num_warmup_iterations=1)
+    assert _counted(steady(seen, warms_for_one), 1, 3) == (2, 3)
 
 
 def test_what_no_replay_tells_is_not_said_to_cost_nothing():

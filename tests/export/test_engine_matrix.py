@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
-from aggregate import build_shards, build_timeline
+from aggregate import align, build_shards, build_timeline
 from benchmarks.aggregate_scale.original_files import write_original_files
 from benchmarks.aggregate_scale.rank_files import ScaleJob, simulated
 from benchmarks.fuzz.samples import write_profiles
@@ -25,8 +25,7 @@ from megascan.reader import read_ends, read_trace
 from megascan.schema import TIMELINE_COLUMNS, Kind
 from megascan.timeline import Timeline
 from megascan.topology import Layout
-from megascan.viewer import PRESETS, run_query
-from megascan.viewer.query import span_view
+from megascan.viewer import PRESETS, run_query, span_view
 
 pytestmark = pytest.mark.browser
 
@@ -239,7 +238,8 @@ def test_many_shards_show_what_one_shows(suffix, tmp_path, trace_processor, monk
         monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", num_bytes)
         monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", num_bytes // 200)
         here = Here()
-        sharded, _ = build_shards(*read_ends(tmp_path / "trace", here), here)
+        trace, kept = read_ends(tmp_path / "trace", here)
+        sharded, _ = build_shards(align(trace), kept, here)
         assert len(sharded.shards) == 1 if least == 1 else len(sharded.shards) >= least
         path = tmp_path / f"{least}{suffix}"
         write_timeline(sharded, path)

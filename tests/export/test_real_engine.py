@@ -12,8 +12,7 @@ from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 from megascan.export import Mark, write_timeline
 from megascan.schema import TIMELINE_COLUMNS
 from megascan.timeline import Timeline
-from megascan.viewer import PRESETS, run_query
-from megascan.viewer.query import span_view
+from megascan.viewer import PRESETS, run_query, span_view
 
 pytestmark = pytest.mark.browser
 

@@ -18,13 +18,12 @@ import pytest
 
 from tests import ranks
 from training.data.tokenizers import ByteTokenizer
-from training.generation.exchange import Commands
-from training.generation.metrics import Metrics
+from training.generation.engine import Commands
 from training.generation.request import Limits, TokenScore
 from training.generation.scheduler import Scheduler
-from training.generation.service import Service
+from training.generation.service import Metrics, Service
 from training.generation.web.app import build_app
-from training.generation.web.asking import ChatTemplate, Model
+from training.generation.web.bodies import ChatTemplate, ServedModel
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("generating_ranks.py")
@@ -264,7 +263,7 @@ def client_of() -> Callable[..., httpx.AsyncClient]:
         **options: object,
     ) -> httpx.AsyncClient:
         tokenizer: Any = PlainBytes()
-        model = Model(
+        model = ServedModel(
             name="letters", tokenizer=tokenizer, stop_ids=(tokenizer.eod, *ends), limits=LIMITS,
             service=engine.service,
             template=None if template is None else ChatTemplate(template, {}, tokenizer),

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.generation.graphs import ReplayedSteps, round_up
-from training.generation.layout import RowTokens, StepTokens
+from training.generation.engine import ReplayedSteps, round_up
 from training.generation.request import Limits, Request, Sampling
-from training.generation.scheduler import Row, Step, Target
+from training.generation.scheduler import Row, RowTokens, Step, StepTokens, Target
 
 LIMITS = Limits(num_rows=5, max_length=1000, max_prompt_tokens=16)
 
@@ -110,7 +109,7 @@ def test_only_steps_of_one_token_a_row_are_taken_and_only_unwatched() -> None:
 def test_one_recording_a_size_and_the_least_used_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("training.generation.graphs._MOST_RECORDINGS", 2)
+    monkeypatch.setattr("training.generation.engine._MOST_RECORDINGS", 2)
     recorder = Listed()
     replay = replay_of(CountingStage(), recorder)
     short, long, longer = ([share_of(0, end)] for end in (5, 200, 700))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.generation.attention import Rotation, attend, rotate
-from training.generation.layout import RowTokens, _visible, lay_out
+from training.generation.scheduler import RowTokens, _visible, lay_out
+from training.generation.stage import Rotation, attend, rotate
 
 SHARES = (
     RowTokens(slot=0, start=9, tokens=(5,)),

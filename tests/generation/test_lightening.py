@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.generation.lightening import _MANY_TOKENS, _mlp, caller
+from training.generation.stage import _MANY_TOKENS, _mlp, caller
 
 
 def halve(module: Any, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from training.generation.request import Sampling
-from training.generation.sampling import Choice, choose
+from training.generation.sampling import TokenChoice, choose
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).log_softmax(-1)
 
 
 def drawn(sampling: Sampling, draws: list[float], generated: tuple[int, ...] = ()) -> list[int]:
-    choices = [Choice(sampling=sampling, draw=draw, generated=generated) for draw in draws]
+    choices = [TokenChoice(sampling=sampling, draw=draw, generated=generated) for draw in draws]
     chosen: list[int] = choose(LOGITS.repeat(len(draws), 1), choices).tolist()
     return chosen
 
@@ -53,7 +53,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: set[in
 def test_top_p_among_more_tokens_than_are_guessed_at_first() -> None:
     logits = torch.zeros(1, 1000)  # all alike: the nucleus of 0.5 needs 500, equals stay
     logits[0, :500] += 0.001
-    choices = [Choice(sampling=Sampling(temperature=1.0, top_p=0.5), draw=0.9999)]
+    choices = [TokenChoice(sampling=Sampling(temperature=1.0, top_p=0.5), draw=0.9999)]
     assert choose(logits, choices).item() == 499
 
 
@@ -71,5 +71,5 @@ def test_each_row_follows_its_own_rule() -> None:
         Sampling(temperature=1.0),
         Sampling(presence_penalty=2.0),
     ]
-    choices = [Choice(sampling=rule, draw=0.0, generated=(3,)) for rule in rules]
+    choices = [TokenChoice(sampling=rule, draw=0.0, generated=(3,)) for rule in rules]
     assert choose(LOGITS.repeat(4, 1), choices).tolist() == [3, 3, 0, 2]

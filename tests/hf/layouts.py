@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from megascan.errors import ConfigError
 from training.arguments import Settings, Sizes, resolve_sizes
-from training.arguments.model_values import settings_to_use
+from training.checkpoint_folder import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything, silence
 
 # tensor, pipeline, chunks on a rank, expert
@@ -106,7 +106,7 @@ def _take_places(settings: Settings, sizes: Sizes, launch: Launch) -> None:
 def _difference(folder: Path, settings: Settings, sizes: Sizes, values: dict[str, object]) -> float:
     """Load a model in the present layout, run it, and compare; the largest over all ranks."""
     from training.distributed import allow_without_transformer_engine
-    from training.hf.loading import load_hf
+    from training.hf.weights import load_hf
     from training.model import build_bare_model
 
     allow_without_transformer_engine()

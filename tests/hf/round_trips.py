@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from training.arguments import resolve_sizes
-from training.arguments.model_values import settings_to_use
-from training.checkpoint_folder import SavedSettings, saved_settings
+from training.checkpoint_folder import SavedSettings, saved_settings, settings_to_use
 from training.convert import alone
 from training.convert import main as convert
 from training.hf.weights import open_weights

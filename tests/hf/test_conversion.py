@@ -15,15 +15,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megascan.errors import InputError
+from training.checkpoint import CheckpointTensors
 from training.checkpoint_folder import SavedSettings, write_saved
-from training.checkpoint_tensors import CheckpointTensors
 from training.convert import main as convert
 from training.distributed import Launch
 from training.generation.job import open_job
 from training.hf.families import read_family
-from training.hf.loading import check_names, read_sources
 from training.hf.rules import Form, rules_of
-from training.hf.weights import open_weights, plan, publish_model, writing
+from training.hf.weights import (
+    check_names,
+    open_weights,
+    plan,
+    publish_model,
+    read_sources,
+    writing,
+)
 from training.origin import hugging_face_defaults
 
 HERE = Path(__file__).parent

@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from megascan.errors import InputError
-from training.arguments.model_values import differences
-from training.checkpoint_folder import SavedSettings
+from training.checkpoint_folder import SavedSettings, differences
 from training.hf.families import FAMILIES, config_of, describe, end_ids, read_family
 
 CLASSES: dict[str, type[PretrainedConfig]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.hf.loading import name_in_memory
-from training.hf.rules import Attention, Form, Place, Rule, TensorRank, parts, rules_of, share
+from training.hf.rules import Attention, Form, ModelPart, Rule, TensorRank, parts, rules_of, share
+from training.hf.weights import name_in_memory
 
 # Four heads of one channel in two groups, hidden size 5.
 ATTENTION = Attention(num_heads=4, num_groups=2, num_channels=1)
@@ -15,7 +15,9 @@ LLAMA = {"add_bias_linear": False, "untie_embeddings_and_output_weights": True}
 
 def rule(form: Form, sources: int = 1, is_transposed: bool = False) -> Rule:
     names = tuple(f"part{index}" for index in range(sources))
-    return Rule(place=Place.LAYER, name="x", sources=names, form=form, is_transposed=is_transposed)
+    return Rule(
+        place=ModelPart.LAYER, name="x", sources=names, form=form, is_transposed=is_transposed
+    )
 
 
 def rows(*names: str) -> torch.Tensor:
@@ -128,5 +130,7 @@ def test_each_parameter_has_one_rule() -> None:
         ("qwen3", {**LLAMA, "qk_layernorm": True}),
         ("mixtral", {**LLAMA, "num_experts": 4}),
     ):
-        names = [rule.name for rule in rules_of(model_type, values) if rule.place != Place.EXPERT]
+        names = [
+            rule.name for rule in rules_of(model_type, values) if rule.place != ModelPart.EXPERT
+        ]
         assert len(names) == len(set(names))

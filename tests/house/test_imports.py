@@ -21,12 +21,12 @@ SEAMS = ("training/scope.py", "training/generation/scope.py")
 """Where the trainer and the server bring MegaScope in, by the flag --scope."""
 # Lower rooms never import higher ones; composers stand above all.
 LEVELS = (
-    {"errors", "arrays", "parallel"},
-    {"schema", "overwriting", "listening"},
+    {"errors", "arrays", "overwriting", "parallel"},
+    {"schema", "listening"},
     {"vocabulary", "connection"},
     {"topology"},
     {"header", "config", "probes"},
-    {"rankfile", "overhead", "standstill"},
+    {"rankfile", "overhead"},
     {"tracer"},
     {"instrument"},
     {"timeline", "launch"},

@@ -13,7 +13,6 @@ COMMANDS = ROOT / "megascan" / "cli"
 MEAN_THE_SAME = {
     "compute": "slow computing: planted as a fault, found as a cause",
     "job": "one whole job: simulated, trained, generating",
-    "metrics": "what Prometheus is told: by a watch, by a server",
     "request": "what somebody asks for, checked: of MegaScope, of the engine",
     "scope": "what MegaScope is lent: by the trainer, by the server",
     "tracer": "the room, and its main module",

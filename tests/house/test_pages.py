@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megascan.cli.main import COMMANDS
+from megascan.instrument.table import _MODULES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("megascan", "aggregate", "detect", "training", "megascope")
@@ -63,6 +64,11 @@ def test_the_files_that_the_architecture_names_are_there():
     ]
     assert len(named) > 40
     assert missing == []
+
+
+def test_the_page_about_tracing_lists_every_module_that_is_recorded():
+    page = (ROOT / "docs" / "tracing-your-job.md").read_text(encoding="utf-8")
+    assert [name for name, _, _ in _MODULES if f"`{name}`" not in page] == []
 
 
 def imported_names(text: str) -> Iterator[tuple[str, str]]:

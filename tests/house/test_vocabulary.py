@@ -133,6 +133,10 @@ def test_group_ids_say_their_axis():
     assert vocabulary.axis_of_group(name) == "tp"
     assert vocabulary.is_data_parallel("dp-dp_shard@0")
     assert not vocabulary.is_data_parallel("dp_gloo@0")
+
+
+def test_modules_of_a_layer_follow_each_other():
+    """A name more takes its time out of these; what only ever lies in another one is a PART."""
     assert set(names_of(CountsAs.MODULE, phases=[Phase.BACKWARD])) == {
         "attention-backward",
         "mlp-backward",

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megascope.capture import Capture, Sight
+from megascope.capture import Capture, Sight, find_spots
 from megascope.interventions import Intervening, TensorShares
-from megascope.places import find_spots
 from megascope.request import Intervention
 from training.arguments import resolve_sizes
-from training.arguments.model_values import settings_to_use
+from training.checkpoint_folder import settings_to_use
 from training.distributed import Launch, initialize, read_launch, seed_everything
 from training.hf.families import read_family
-from training.hf.loading import load_hf
+from training.hf.weights import load_hf
 
 NUM_TOKENS = 24
 TOKENS = torch.arange(NUM_TOKENS)[None] * 7 % 203

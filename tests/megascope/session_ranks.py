@@ -16,8 +16,7 @@ from scoped_model import TOKENS, join
 
 from megascope.frames import Frame, decode
 from training.distributed import finalize, read_launch
-from training.generation.engine import GenerationCallback
-from training.generation.exchange import NOTHING, Commands
+from training.generation.engine import NOTHING, Commands, GenerationCallback
 from training.generation.job import open_job
 from training.generation.request import Request, Sampling
 

@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional
 
 from megascope import reductions
-from megascope.capture import Capture, Sight, entropy, probabilities
+from megascope.capture import PLACES, Capture, Share, Sight, entropy, find_spots, probabilities
 from megascope.interventions import flip_bits
-from megascope.places import PLACES, Share, find_spots
 from megascope.probe import Probe
 from megascope.reductions import REDUCTIONS, join, join_shares, reduce
 

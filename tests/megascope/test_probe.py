@@ -27,7 +27,7 @@ from megascan.probes import (
 )
 from megascan.topology import Layout
 from megascope.interventions import flip_bits
-from megascope.probe import Device, Probe, Size, Stack, checksum, sweep
+from megascope.probe import Probe, ProbedDevice, Size, Stack, checksum, sweep
 
 from .conftest import run_ranks
 from .scoped_model import run
@@ -327,7 +327,7 @@ def test_a_training_job_finds_who_computes_wrongly(tmp_path: Path) -> None:
 
 def test_a_devices_fault_is_found_before_a_job_begins(capsys: pytest.CaptureFixture[str]) -> None:
     size = Size(num_layers=2, hidden=32, heads=2, num_tokens=16, dtype=torch.float32)
-    devices = [Device(name=f"core {n}", kind="cpu", torch_name="cpu") for n in range(3)]
+    devices = [ProbedDevice(name=f"core {n}", kind="cpu", torch_name="cpu") for n in range(3)]
 
     def spoil(point: Point, tensor: torch.Tensor) -> torch.Tensor:
         if point == Point(2, "attention"):

@@ -213,9 +213,8 @@ class Slow:
         import torch
 
         from megascope import recorder
-        from megascope.capture import Sight
+        from megascope.capture import BY_NAME, Share, Sight, Spot
         from megascope.interventions import TensorShares
-        from megascope.places import BY_NAME, Share, Spot
 
         self.now = 0.0
         monkeypatch.setattr(recorder.time, "perf_counter", lambda: self.now)

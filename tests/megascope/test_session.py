@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from megascan.errors import ConfigError
-from megascope.capture import Capture, Notes, in_order
-from megascope.places import find_spots
+from megascope.capture import Capture, Notes, find_spots, in_order
 from megascope.session import STRIP_PLACES, principal_axes, read_command
 
 from .conftest import Written, run_ranks

@@ -9,7 +9,7 @@ from megascan.errors import ConfigError
 from training.pipeline.costs import StageCost, peak_memory
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.plan import ActionKind
-from training.pipeline.validity import check
+from training.pipeline.simulator import check
 
 RECOMPUTING = (
     StageCost(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0, recompute_s=1.0),

@@ -14,7 +14,7 @@ from training.pipeline.generators import (
     zero_bubble_h1,
 )
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Placement
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note
 
 
 def shape(ranks, microbatches, chunks=1):

@@ -8,7 +8,7 @@ from training.pipeline.costs import disturbed, even_costs, even_memory
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
 from training.pipeline.guided import (
     Patience,
-    Progress,
+    PlanProgress,
     choose,
     guided_ratio,
     patience_for,
@@ -16,8 +16,7 @@ from training.pipeline.guided import (
 )
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, parse_plan
 from training.pipeline.planner import Problem, search
-from training.pipeline.simulator import predict
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note, predict
 
 PATIENT = Patience(announced_s=0.3, unannounced_s=0.15)
 F0, F1, B0 = (
@@ -46,12 +45,12 @@ def with_late_messages(table, seed, *, share, late_s):
 
 
 def test_the_plans_next_action_goes_first_when_its_input_is_there():
-    progress = Progress(parse_plan("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), 0)
+    progress = PlanProgress(parse_plan("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), 0)
     assert choose(progress, lambda action: 0.0, 0.0, PATIENT).action == F0
 
 
 def test_an_announced_input_is_waited_for_and_then_something_else_is_done():
-    progress = Progress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0, slack=1.0)
+    progress = PlanProgress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0, slack=1.0)
     progress.take(F0)
     soon = {B0: 0.2}
     waiting = choose(progress, lambda action: soon.get(action, 0.0), 0.1, PATIENT)
@@ -63,7 +62,7 @@ def test_an_announced_input_is_waited_for_and_then_something_else_is_done():
 
 
 def test_what_is_not_announced_is_waited_for_half_as_long():
-    progress = Progress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0, slack=1.0)
+    progress = PlanProgress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0, slack=1.0)
     progress.take(F0)
 
     def outlook(action):
@@ -74,7 +73,7 @@ def test_what_is_not_announced_is_waited_for_half_as_long():
 
 
 def test_a_forward_out_of_turn_leaves_room_for_those_planned_before_it():
-    progress = Progress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0)
+    progress = PlanProgress(parse_plan("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"), 0)
     progress.take(F0)
     choice = choose(progress, lambda action: None if action == B0 else 0.0, 1.0, PATIENT)
     assert choice.action is None
@@ -82,13 +81,13 @@ def test_a_forward_out_of_turn_leaves_room_for_those_planned_before_it():
 
 
 def test_an_action_out_of_its_order_is_refused():
-    progress = Progress(parse_plan("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), 0)
+    progress = PlanProgress(parse_plan("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"), 0)
     with pytest.raises(ValueError, match="0F1 was taken before 0F0"):
         progress.take(F1)
 
 
 def test_a_finished_rank_has_nothing_to_do():
-    progress = Progress(parse_plan("0F0,0B0\n1F0,1B0\n"), 0)
+    progress = PlanProgress(parse_plan("0F0,0B0\n1F0,1B0\n"), 0)
     progress.take(F0)
     progress.take(B0)
     assert choose(progress, lambda action: 0.0, 9.0, PATIENT).action is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from training.pipeline.plan import read_plan
-from training.pipeline.validity import check
+from training.pipeline.simulator import check
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -120,8 +120,8 @@ def test_a_job_without_a_pipeline_is_told_so(megascan):
 def test_planning_needs_neither_torch_nor_megatron():
     rooms = ROOT / "training" / "pipeline"
     names = [
-        "costs", "disaggregation", "drawing", "generators", "guided", "job_model",
-        "measured", "plan", "planner", "rebalance", "remedies", "schedule", "simulator", "validity",
+        "costs", "disaggregation", "drawing", "generators", "guided",
+        "measured", "plan", "planner", "rebalance", "remedies", "schedule", "simulator",
     ]  # fmt: skip
     assert all((rooms / f"{name}.py").is_file() for name in names)
     imports = ";".join(f"import training.pipeline.{name}" for name in names)

@@ -9,8 +9,7 @@ from megascan.errors import ConfigError
 from training.pipeline.costs import assumed_cost, even_costs, even_memory
 from training.pipeline.plan import PipelineShape
 from training.pipeline.planner import Problem, least_memory_found, rule_plans, search
-from training.pipeline.simulator import predict, predict_megatron
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note, predict, predict_megatron
 
 
 def problem(ranks, microbatches, chunks, limit, *, costs=None, splits=True):

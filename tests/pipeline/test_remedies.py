@@ -7,8 +7,7 @@ import pytest
 
 from training.pipeline.costs import StageCost, assumed_cost
 from training.pipeline.generators import depth_first, one_forward_one_backward, zero_bubble_h1
-from training.pipeline.job_model import AS_TRACED, Circumstances, Predictor
-from training.pipeline.measured import MeasuredJob
+from training.pipeline.measured import AS_TRACED, Circumstances, MeasuredJob, Predictor
 from training.pipeline.plan import PipelineShape
 from training.pipeline.remedies import (
     Effort,

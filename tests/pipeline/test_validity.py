@@ -23,7 +23,7 @@ from training.pipeline.plan import (
     message_needed,
     parse_plan,
 )
-from training.pipeline.validity import check, forward_order, numerics_note, order_of_completion
+from training.pipeline.simulator import check, forward_order, numerics_note, order_of_completion
 
 
 def shape(ranks, microbatches, chunks=1):

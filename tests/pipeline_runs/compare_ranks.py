@@ -123,7 +123,7 @@ class _LateSends:
         from training.pipeline import channels
 
         self.acts = False
-        self._send = channels.Outbox.send
+        self._send = channels.SendQueue.send
         self._draw = random.Random(rank)
         self._queues: dict[object, queue.Queue[tuple[object, ...]]] = {}
         late = self
@@ -131,12 +131,12 @@ class _LateSends:
         def send(outbox: object, *message: object) -> None:
             late.put(outbox, message) if late.acts else late._send(outbox, *message)
 
-        def drain(outbox: object, original: object = channels.Outbox.drain) -> None:
+        def drain(outbox: object, original: object = channels.SendQueue.drain) -> None:
             if outbox in late._queues:
                 late._queues[outbox].join()
             original(outbox)
 
-        channels.Outbox.send, channels.Outbox.drain = send, drain
+        channels.SendQueue.send, channels.SendQueue.drain = send, drain
 
     def put(self, outbox: object, message: tuple[object, ...]) -> None:
         """Have a thread of the channel send it."""
@@ -164,11 +164,11 @@ def main(runs_path: str, out: str) -> None:
         from megatron.core import parallel_state
         from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
-        from training import streams
+        from training.data import datasets
         from training.pipeline import channels, running
 
         device_for = channels.device_for
-        even, dealt = streams.build_data_iterator, streams.build_dealt_iterator
+        even, dealt = datasets.build_data_iterator, datasets.build_dealt_iterator
         # Made-up data of the least documents that are enough: Megatron-Core's hundred thousand are
         # shuffled anew by every rank of every run, a third of what such a run takes.
         MockGPTLowLevelDataset.size = NUM_DOCUMENTS
@@ -183,8 +183,8 @@ def main(runs_path: str, out: str) -> None:
         for name, job in jobs.items():
             late.acts = name.endswith("late")
             pads = _pad_samples if name.startswith("uneven") else (lambda build: build)
-            streams.build_data_iterator = pads(even)
-            streams.build_dealt_iterator = pads(dealt)
+            datasets.build_data_iterator = pads(even)
+            datasets.build_dealt_iterator = pads(dealt)
             memory = Separate if "separate" in name else SharedMemory
             copied = "copied" in name
             channels.device_for = (lambda _, memory=memory: memory) if copied else device_for

@@ -5,8 +5,7 @@ from __future__ import annotations
 from training.pipeline.costs import even_costs, peak_memory
 from training.pipeline.generators import one_forward_one_backward, recompute_ahead, zero_bubble_h1
 from training.pipeline.plan import PipelineShape, format_plan
-from training.pipeline.simulator import predict
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note, predict
 
 SHAPE = PipelineShape(num_ranks=4, num_microbatches=8)
 

@@ -9,7 +9,7 @@ import pytest
 
 from training.pipeline.generators import zero_bubble_h1
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan, format_plan
-from training.pipeline.validity import check
+from training.pipeline.simulator import check
 
 if TYPE_CHECKING:
     from conftest import Compare, CompareIn, Found

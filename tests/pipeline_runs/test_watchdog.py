@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from training.pipeline import channels
+from training.pipeline.executor import Watchdog
 from training.pipeline.generators import breadth_first, depth_first
 from training.pipeline.plan import PipelineShape
 from training.pipeline.running import after_first_step
-from training.pipeline.timing import Watchdog
 
 
 def test_a_rank_that_waits_says_once_what_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -21,6 +22,7 @@ import pytest
 
 from megascan import parallel
 from megascan.errors import InputError, MissingError, OutputError
+from megascan.overwriting import GrowingFile, replacing
 from megascan.parallel import Here, Pool, can_fork, process_pool, workers_here
 
 ROOT = Path(__file__).parents[2]
@@ -337,18 +339,59 @@ def bytes_of(number, size):
     return number, bytes([number]) * size
 
 
-def test_large_bytes_come_back_from_a_pool_in_order_through_files_that_go(tmp_path):
-    with process_pool(2, "fork", "", tmp_path) as executor:
-        pool = Pool(executor, 2, tmp_path)
-        sizes = [10, 1 << 20, 3 << 20, 20, 1 << 20]
-        found = list(pool.results(bytes_of, enumerate(sizes)))
-        assert [number for number, _ in found] == [0, 1, 2, 3, 4]
-        for (number, content), size in zip(found, sizes, strict=True):
-            assert content == bytes([number]) * size
-        assert [isinstance(content, memoryview) for _, content in found] == [
-            size >= 1 << 20 for size in sizes
-        ]
-        assert not list(tmp_path.iterdir())
+def test_bytes_are_put_where_they_belong_by_the_workers(tmp_path):
+    scratch, output = tmp_path / "scratch", tmp_path / "t.json"
+    scratch.mkdir()
+    sizes = [10, 1 << 20, 3 << 20, 20, 0, 1 << 20]
+    with process_pool(2, "fork", "", scratch) as executor:
+        pool = Pool(executor, 2, scratch)
+        with replacing(output, force=False) as file:
+            growing = GrowingFile(file)
+            made = pool.append(bytes_of, enumerate(sizes), growing)
+            growing.write(b"head")
+            assert list(made) == [0, 1, 2, 3, 4, 5]
+            growing.write(b"tail")
+            assert not list(scratch.iterdir())
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    assert output.read_bytes() == b"".join([b"head", *pieces, b"tail"])
+
+
+def bytes_and_death(number, size):
+    if number == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return bytes_of(number, size)
+
+
+def appended_to(output, work, count, scratch):
+    """Append so many pieces of 64 KB to a file by a pool."""
+    scratch.mkdir()
+    with (
+        process_pool(2, "fork", "take less", scratch) as executor,
+        replacing(output, force=False) as file,
+    ):
+        tasks = ((number, 1 << 16) for number in range(count))
+        for _ in Pool(executor, 2, scratch).append(work, tasks, GrowingFile(file)):
+            pass
+
+
+def test_an_output_of_a_killed_worker_is_not_there(tmp_path):
+    output = tmp_path / "out" / "t.json"
+    output.parent.mkdir()
+    with pytest.raises(MissingError, match="was killed"):
+        appended_to(output, bytes_and_death, 40, tmp_path / "scratch")
+    assert not list(output.parent.iterdir())
+
+
+def test_a_worker_that_finds_the_disk_full_says_so(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    output = tmp_path / "out" / "t.json"
+    output.parent.mkdir()
+    monkeypatch.setattr(os, "sendfile", refused)
+    with pytest.raises(OutputError, match=f"{output}: cannot be written .No space left"):
+        appended_to(output, bytes_of, 3, tmp_path / "scratch")
+    assert not list(output.parent.iterdir())
 
 
 def numbers_of(number, count):
@@ -374,12 +417,16 @@ def test_what_a_worker_sends_fits_a_pipe_in_one_piece(tmp_path):
 def test_bytes_whose_file_is_gone_are_an_error_that_says_what_to_do(tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with process_pool(2, "fork", "", scratch) as executor:
-        results = Pool(executor, 2, scratch).results(bytes_of, [(1, 1 << 20)])
+    with (
+        process_pool(2, "fork", "", scratch) as executor,
+        replacing(tmp_path / "t.json", force=False) as file,
+    ):
+        pool = Pool(executor, 2, scratch)
+        results = pool.append(bytes_of, [(1, 1 << 20)], GrowingFile(file))
         ends = time.monotonic() + 20
         while not list(scratch.iterdir()) and time.monotonic() < ends:
             time.sleep(0.01)
-        (file,) = scratch.iterdir()
-        file.unlink()
+        (content,) = scratch.iterdir()
+        content.unlink()
         with pytest.raises(MissingError, match=r"gone or damaged .*TMPDIR"):
-            next(results)
+            list(results)

@@ -18,6 +18,7 @@ from megascan.reader.kineto.document import ProcessGroup
 from megascan.reader.kineto.steps import _repetitions
 from megascan.schema import NOT_APPLICABLE
 from megascan.topology import Layout
+from megascan.vocabulary import is_bound_by_memory, multiplies_matrices
 
 if TYPE_CHECKING:
     from benchmarks.profile_jobs import Job
@@ -227,3 +228,36 @@ def test_the_device_that_the_kernels_ran_on(tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps(document | {"traceEvents": events}))
     device = read_trace(tmp_path).headers[0].device
     assert (device.index, device.name) == (3, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>()",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>()",
+        "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel_layer_norm<float>()",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>()",
+        "triton_red_fused_native_layer_norm_0",
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>()",
+    ],
+)
+def test_kernels_that_move_bytes(name: str) -> None:
+    assert is_bound_by_memory(name)
+    assert not multiplies_matrices(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
+        "nvjet_tst_128x256_64x4_2x1_v_bz_TNT",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>()",
+        "Cijk_Alik_Bljk_BBS_BH_MT128x128x32_MI32x32x8x1",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn>()",
+        "triton_tem_fused_mm_3",
+    ],
+)
+def test_kernels_that_multiply_matrices(name: str) -> None:
+    assert multiplies_matrices(name)
+    assert not is_bound_by_memory(name)

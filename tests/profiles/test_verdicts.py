@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aggregate import build_timeline
+from benchmarks.profile_jobs import ddp, megatron
 from detect import Report, detect
 from detect.report import Cause, Owner
 from megascan.reader import read_trace
@@ -39,6 +41,25 @@ def accused(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
     return [one for one in named(report) if one[2] is Owner.NODE]
 
 
+def with_slow_kernels(
+    *kernels: str, rank: int, factor: float, iteration: int | None = None
+) -> Callable[..., Any]:
+    """Return DDP's program, of which one rank runs some kernels more slowly, always or in one
+    iteration.
+    """
+
+    def slowness(of: Any, name: str) -> Any:
+        is_slow = name in kernels and iteration in (None, of.iteration)
+        return type(of).slowness(of, name) * (factor if is_slow else 1.0)
+
+    def program(of: Any, tokens: int) -> Any:
+        if of.number == rank:
+            of.slowness = partial(slowness, of)
+        return ddp(of, tokens)
+
+    return program
+
+
 def varying(seed: int = 5) -> Callable[[int, int], int]:
     """Return numbers of tokens that differ by key and iteration, the same at each call."""
     return lambda key, iteration: 8 * random.Random(f"{seed} {key} {iteration}").randint(360, 660)
@@ -59,6 +80,55 @@ def test_a_slow_gpu_is_named_with_its_factor(verdict, kind):
     assert report.findings[0].slowdown == pytest.approx(1.15, abs=0.02)
 
 
+@pytest.mark.parametrize(("kind", "num_ranks"), [("ddp", 4), ("ddp", 2), ("tp", 8)])
+def test_slow_memory_is_told_from_a_slow_clock(verdict, kind, num_ranks):
+    report = verdict(kind, num_ranks=num_ranks, memory={1: 1.5})
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    finding = report.findings[0]
+    assert finding.slowdown == pytest.approx(1.5, abs=0.03)
+    assert finding.headline.startswith("the memory of rank 1")
+    assert any("multiply matrices 1.00x; the optimizer takes 1.5" in one
+               for one in finding.evidence)  # fmt: skip
+    assert any("ECC,ROW_REMAPPER" in step for step in finding.next_steps)
+
+
+def test_slow_norms_beside_a_sound_optimizer_are_undecided(verdict):
+    """Another program on one rank (a norm that is not fused) shows the same."""
+    report = verdict("ddp", program=with_slow_kernels("layer_norm", rank=1, factor=1.5))
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("the optimizer takes 1.0" in one for one in report.findings[0].evidence)
+
+
+@pytest.mark.parametrize(("kind", "num_ranks"), [("ddp", 4), ("ddp", 2), ("fsdp", 4), ("pp", 8)])
+@pytest.mark.parametrize("slow", [[2], [1, 2]])
+def test_a_device_that_is_throttled_in_few_iterations(verdict, kind, num_ranks, slow):
+    spell = {1: dict.fromkeys(slow, 1.3)}
+    report = verdict(kind, num_ranks=num_ranks, num_iterations=4, throttled=spell)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    finding = report.findings[0]
+    assert finding.slowdown == pytest.approx(1.3, abs=0.05)
+    assert (finding.first_iteration, finding.last_iteration) == (slow[0] + 4, slow[-1] + 4)
+
+
+def test_throttling_of_all_accuses_nobody(verdict):
+    spell = {rank: {1: 1.3} for rank in range(4)}
+    assert verdict("ddp", num_iterations=4, throttled=spell).findings == ()
+
+
+def test_one_slow_iteration_without_an_optimizer_is_undecided(verdict):
+    report = verdict("ddp", num_iterations=4, throttled={1: {2: 1.3}}, records_operators=False)
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+
+
+@pytest.mark.parametrize(("others", "owner"), [(1.15, Owner.UNDECIDED), (1.03, Owner.NODE)])
+def test_one_slow_iteration_needs_an_optimizer_beyond_what_others_vary_by(verdict, others, owner):
+    """That of the throttled rank takes 1.09 times as long."""
+    program = with_slow_kernels("multi_tensor_apply_kernel", rank=3, factor=others, iteration=0)
+    spell = {1: {2: 1.3}}
+    report = verdict("ddp", num_iterations=4, throttled=spell, program=program)
+    assert named(report) == [((1,), Cause.COMPUTE, owner)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_loader_is_named(verdict, kind):
     report = verdict(kind, loader={3: 20.0})
@@ -74,6 +144,36 @@ def test_a_host_that_launches_late_is_named(verdict, kind):
 def test_a_slow_link_of_a_tp_group_is_named(verdict):
     report = verdict("tp", link={"TENSOR_MODEL_PARALLEL_GROUP1": 3.0})
     assert named(report) == [((2, 3), Cause.LINK, Owner.NODE)]
+
+
+def test_two_iterations_show_a_link_that_is_much_slower(verdict):
+    slow = "TENSOR_MODEL_PARALLEL_GROUP1"
+    report = verdict("tp", num_iterations=2, link={slow: 8.0})
+    assert [(one.ranks, one.cause) for one in report.findings] == [((2, 3), Cause.LINK)]
+    assert any("pairs of that host's GPUs" in step for step in report.findings[0].next_steps)
+    assert verdict("tp", num_iterations=2).findings == ()
+
+
+def test_a_slow_pass_is_the_device_s_where_its_optimizer_is_slow_as_well(verdict):
+    forward = ("layer_norm", "ampere_gemm_qkv", "flash_fwd_kernel", "ampere_gemm_mlp")
+    slow = with_slow_kernels(*forward, rank=1, factor=1.4)
+    assert named(verdict("ddp", program=slow)) == [((1,), Cause.UNKNOWN, Owner.UNDECIDED)]
+    slow = with_slow_kernels(*forward, "multi_tensor_apply_kernel", rank=1, factor=1.4)
+    assert named(verdict("ddp", program=slow)) == [((1,), Cause.COMPUTE, Owner.NODE)]
+
+
+def test_a_pipeline_of_one_rank_a_stage(verdict):
+    """Its stages are compared by the kernels that both launch, each rank with itself."""
+    lone = {"num_ranks": 2, "groups": megatron(2, "PIPELINE_MODEL_PARALLEL_GROUP")}
+    assert verdict("pp", **lone).findings == ()
+    slow = verdict("pp", **lone, gpu={0: 1.6})
+    assert named(slow) == [((0,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert any("same kernels of the other stages" in one for one in slow.findings[0].evidence)
+    slow = verdict("pp", **lone, memory={1: 1.6})
+    assert named(slow) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert slow.findings[0].headline.startswith("the memory of rank 1")
+    spell = verdict("pp", **lone, num_iterations=4, throttled={1: {2: 1.4}})
+    assert named(spell) == [((1,), Cause.COMPUTE, Owner.NODE)]
 
 
 def test_two_ranks_of_which_one_shares_its_gpu(verdict):

@@ -239,7 +239,7 @@ def test_the_clock(
 
 
 def test_the_kernel_tells_where_no_daemon_does(health: None) -> None:
-    from health.clock import ask_kernel, check_clock
+    from health.machine import ask_kernel, check_clock
 
     state = ask_kernel()
     assert state is not None

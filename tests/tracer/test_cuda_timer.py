@@ -209,6 +209,21 @@ def test_training_waits_for_one_attempt_to_tie_where_it_is_as_good_as_any_before
     assert len(launches) == 2 * cuda._TIE_ATTEMPTS + 2
 
 
+def test_a_window_opens_with_the_tie_that_just_closed_the_one_before(gpu, make_tracer):
+    device = gpu()
+    tracer, _ = make_tracer(timer=make_timer(device), interval=1, window=1)
+    launches, aside = [], device.record_aside
+    device.record_aside = lambda event: (launches.append(event), aside(event))
+    for iteration in range(1, 6):
+        with tracer.iteration(iteration):
+            device.host(5_000_000)
+    device.host(60_000_000_000)  # a checkpoint
+    with tracer.iteration(6):
+        device.host(5_000_000)
+    num_windows, num_first = 6, cuda._TIE_ATTEMPTS - 1
+    assert len(launches) == num_first + num_windows + 2  # the first opens, and the sixth
+
+
 def test_events_are_used_again(gpu):
     device = gpu()
     timer = make_timer(device)
@@ -480,7 +495,7 @@ def test_a_shared_event_is_given_back_once(gpu):
     device.host(10_000_000)
     spans = [compute(timer, begin, end) for begin, end in zip(marks[::2], marks[1::2], strict=True)]
     timer.resolve(spans, WindowTimes(opened, timer.tie()))
-    assert len(timer._pool) == device.num_made
+    assert len(timer._pool) == device.num_made - 1  # all but the tie that the next may open with
 
 
 def test_a_collective_that_goes_on_by_itself_leaves_nothing_complete(gpu):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megascan.standstill import read_standstills, standstill_path
 from megascan.tracer import Lookout
+from megascan.tracer.lookout import read_standstills, standstill_path
 
 RUN = "20261121-084512-3f9a"
 
@@ -105,7 +105,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch, torch.distributed as dist
 from megascan.header import RankHeader
-from megascan.standstill import read_standstills
+from megascan.tracer.lookout import read_standstills
 from megascan.tracer import Lookout
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])

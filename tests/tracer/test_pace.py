@@ -24,18 +24,28 @@ def work(ns):
         pass
 
 
-def test_it_starts_late_and_rests_between_slices(rests):
-    steady = Pace(hurried=lambda: False)
-    steady.begin()
+def calm():
+    return Pace(hurried=lambda: False, pause=pace.time.sleep)
+
+
+@pytest.mark.parametrize(("iteration_s", "rest_s"), [(0.001, 0.02), (0.5, 0.3), (60.0, 1.0)])
+def test_it_starts_when_most_of_an_iteration_is_launched(rests, iteration_s, rest_s):
+    calm().begin(iteration_s)
+    assert rests == [pytest.approx(rest_s)]
+
+
+def test_it_rests_between_slices(rests):
+    steady = calm()
+    steady.begin(0.0)
     for _ in range(10):
         work(2 * pace.SLICE_NS)
         steady.step()
-    assert rests == [pace.FIRST_REST_S, *[pace.REST_S] * 10]
+    assert rests == [pace.LEAST_FIRST_REST_S, *[pace.REST_S] * 10]
 
 
 def test_short_steps_do_not_rest_each_time(rests):
-    steady = Pace(hurried=lambda: False)
-    steady.begin()
+    steady = calm()
+    steady.begin(0.0)
     began_ns = time.perf_counter_ns()
     num_steps = 0
     while time.perf_counter_ns() - began_ns < 20 * pace.SLICE_NS:
@@ -45,8 +55,8 @@ def test_short_steps_do_not_rest_each_time(rests):
 
 
 def test_in_a_hurry_it_never_rests(rests):
-    hasty = Pace(hurried=lambda: True)
-    hasty.begin()
+    hasty = Pace(hurried=lambda: True, pause=pace.time.sleep)
+    hasty.begin(60.0)
     for _ in range(5):
         work(2 * pace.SLICE_NS)
         hasty.step()
@@ -61,14 +71,14 @@ def test_a_thread_that_asks_often_is_let_in_at_once():
         stop = threading.Event()
 
         def writer():
-            steady.begin()
+            steady.begin(0.0)
             while not stop.is_set():
                 work(5_000)
                 steady.step()
 
         thread = threading.Thread(target=writer)
         thread.start()
-        time.sleep(2 * pace.FIRST_REST_S)
+        time.sleep(2 * pace.LEAST_FIRST_REST_S)
         begin = time.perf_counter()
         for _ in range(50):
             time.sleep(0)  # gives the interpreter away and asks for it again
@@ -77,5 +87,21 @@ def test_a_thread_that_asks_often_is_let_in_at_once():
         thread.join()
         return lasted_ms
 
-    alone = min(asking_ms(Pace(hurried=lambda: False)) for _ in range(3))
-    assert alone < 0.5 * min(asking_ms(Pace(hurried=lambda: True)) for _ in range(3))
+    hasty = Pace(hurried=lambda: True, pause=time.sleep)
+    alone = min(asking_ms(calm()) for _ in range(3))
+    assert alone < 0.5 * min(asking_ms(hasty) for _ in range(3))
+
+
+def test_more_to_write_and_the_end_cut_the_first_rest_short(
+    make_tracer, read_rank_file, monkeypatch
+):
+    monkeypatch.setattr(pace, "LEAST_FIRST_REST_S", 30.0)
+    monkeypatch.setattr(pace, "LONGEST_FIRST_REST_S", 30.0)
+    tracer, path = make_tracer(interval=1, window=1)
+    begin = time.monotonic()
+    for iteration in (1, 2, 3):
+        with tracer.iteration(iteration):
+            pass
+    tracer.close()
+    assert time.monotonic() - begin < 10.0
+    assert len(read_rank_file(path).windows) == 3

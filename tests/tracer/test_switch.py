@@ -15,7 +15,7 @@ from megascan.config import TraceConfig
 from megascan.errors import ConfigError
 from megascan.instrument import start
 from megascan.schema import Kind
-from megascan.tracer.switch import SWITCH_FILE, Change, Switch
+from megascan.tracer.switch import SWITCH_FILE, Switch, TracingSwitched
 
 
 class Notes(dict[int, str]):
@@ -26,11 +26,11 @@ class Notes(dict[int, str]):
 
 
 @pytest.fixture
-def rank_switch(tmp_path: Path) -> Iterator[Callable[..., tuple[Switch, list[Change]]]]:
+def rank_switch(tmp_path: Path) -> Iterator[Callable[..., tuple[Switch, list[TracingSwitched]]]]:
     made: list[Switch] = []
 
-    def make(board: Notes, *, decides: bool) -> tuple[Switch, list[Change]]:
-        heard: list[Change] = []
+    def make(board: Notes, *, decides: bool) -> tuple[Switch, list[TracingSwitched]]:
+        heard: list[TracingSwitched] = []
         one = Switch(tmp_path, board, decides=decides, interval=5, announce=heard.append)  # type: ignore[arg-type]
         made.append(one)
         return one, heard
@@ -83,8 +83,8 @@ def test_the_signal_makes_and_removes_the_file(rank_switch, tmp_path: Path) -> N
 def test_a_tracer_records_only_while_it_is_on(make_tracer, read_rank_file) -> None:
     tracer, path = make_tracer(interval=2, window=2)
     tracer._on = False
-    tracer.announce(Change(True, 5))
-    tracer.announce(Change(False, 9))
+    tracer.announce(TracingSwitched(True, 5))
+    tracer.announce(TracingSwitched(False, 9))
     tracer.switch_with(SilentSwitch())
     for number in range(1, 13):
         with tracer.iteration(number), tracer.span("forward", Kind.COMPUTE):

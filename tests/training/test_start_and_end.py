@@ -13,13 +13,16 @@ from tests import ranks
 from training import pretrain_gpt
 from training.arguments import parse_settings, resolve_sizes
 from training.checkpoint import reason_of
-from training.distributed import Launch, choose_device, read_launch, silence
-from training.failure import (
+from training.distributed import (
+    Launch,
     carry_out,
+    choose_device,
     end_alike,
     end_alone,
     is_lost_connection,
+    read_launch,
     refusals_as_errors,
+    silence,
 )
 from training.log import RankParameters, layout_line, parameter_lines
 
@@ -122,7 +125,7 @@ _ENDING = """
 import os, signal, sys, threading
 from megascan.errors import ConfigError
 from training.distributed import Launch
-from training.failure import end_{how}
+from training.distributed import end_{how}
 {then}
 launch = Launch(rank=1, local_rank=1, world_size=2, local_world_size=2)
 sys.exit(end_{how}(launch, ConfigError("wrong")))

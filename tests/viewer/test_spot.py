@@ -10,8 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from megascan.errors import InputError, UsageError
-from megascan.viewer import Spot
-from megascan.viewer.serving import address, read_record, view_of
+from megascan.viewer import Spot, address, read_record, view_of
 
 NAMES = ["t.json", "t.json.gz", "t.pftrace", "t.pftrace.gz"]
 

@@ -20,10 +20,9 @@ from megascan.simulate import (
     write_rank_files,
 )
 from megascan.topology import Layout
-from megascan.watch.delivery import Channel, Outbox
+from megascan.watch.delivery import Outbox, Receiver
 from megascan.watch.history import History
-from megascan.watch.state import StateFile
-from megascan.watch.watcher import Watcher, WatchSettings
+from megascan.watch.watcher import StateFile, Watcher, WatchSettings
 
 MARK = b'"name":"megascan_window"'
 WINDOW = 2
@@ -178,7 +177,7 @@ def watched() -> Callable[..., Watched]:
     def start(
         *folders: Path,
         state: Path | None = None,
-        channels: Sequence[Channel] = (),
+        channels: Sequence[Receiver] = (),
         history: History | None = None,
         **settings: Any,
     ) -> Watched:

@@ -10,9 +10,16 @@ from typing import ClassVar
 import pytest
 
 from megascan.errors import ConfigError
-from megascan.watch.accounts import Account, Change, Event, LifePhase
-from megascan.watch.delivery import MOST_PENDING, Command, Outbox, Webhook
-from megascan.watch.payloads import as_pagerduty, as_slack, finding_event
+from megascan.watch.accounts import Account, AccountChange, Event, LifePhase
+from megascan.watch.delivery import (
+    MOST_PENDING,
+    Command,
+    Outbox,
+    Webhook,
+    as_pagerduty,
+    as_slack,
+    finding_event,
+)
 
 ACCOUNT = Account(
     id="compute-rank5-abc", run_id="run", cause="compute", owner="node", ranks=(5,),
@@ -22,11 +29,11 @@ ACCOUNT = Account(
 )  # fmt: skip
 RAISED = {
     "number": 1,
-    **finding_event(Event(Change.RAISED, ACCOUNT), job="job", unix_s=1.7e9 + 60),
+    **finding_event(Event(AccountChange.RAISED, ACCOUNT), job="job", unix_s=1.7e9 + 60),
 }
 CLEARED = {
     "number": 2,
-    **finding_event(Event(Change.CLEARED, ACCOUNT), job="job", unix_s=1.7e9 + 90),
+    **finding_event(Event(AccountChange.CLEARED, ACCOUNT), job="job", unix_s=1.7e9 + 90),
 }
 
 

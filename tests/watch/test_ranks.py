@@ -13,7 +13,7 @@ import pytest
 
 from megascan.errors import InputError
 from megascan.reader.flight_recorder import read_dump, read_standings, standing_of
-from megascan.standstill import Standstill, standstill_path
+from megascan.tracer.lookout import Standstill, standstill_path
 from megascan.watch.hang import HangWatch
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from megascan.errors import ConfigError, InputError
-from megascan.watch import state as state_module
-from megascan.watch.state import StateFile
+from megascan.watch import watcher as state_module
+from megascan.watch.watcher import StateFile
 
 ROOT = Path(__file__).parents[2]
 

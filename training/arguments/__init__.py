@@ -6,7 +6,6 @@ Owns every flag of the trainer's own, and the sizes that follow. Fed by a comman
     settings.py       the groups of flags, and how a dataclass becomes flags: start reading here,
                       add a flag to its group
     sizes.py          the rules between flags; sizes that are derived from them
-    model_values.py   the values that make two models the same
 """
 
 from training.arguments.settings import (

@@ -274,7 +274,7 @@ def _checkpoint(state: dict[str, object]) -> Checkpoint:
     )
 
 
-class Progress(Protocol):
+class ProgressListener(Protocol):
     """Is told how the work goes."""
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -285,7 +285,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DataRequest:
     """What is to be made: ``output_prefix`` is without ``_KEY_document``."""
 
     run: RunSettings
@@ -312,14 +312,14 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class MadeData:
     """What was made: ``sizes`` by key, and the number of lines that were left out."""
 
     sizes: tuple[DataSize, ...]
     num_invalid: int
 
 
-def preprocess(request: Request, progress: Progress) -> Outcome:
+def preprocess(request: DataRequest, progress: ProgressListener) -> MadeData:
     """Make the outputs.
 
     Raises InputError for input that cannot be used and for an interrupted run with other
@@ -339,10 +339,10 @@ def preprocess(request: Request, progress: Progress) -> Outcome:
         for key, prefix in zip(request.run.json_keys, request.prefixes, strict=True):
             publish(folder.path, key, prefix)
         folder.remove()
-    return Outcome(sizes=end.sizes, num_invalid=end.num_invalid)
+    return MadeData(sizes=end.sizes, num_invalid=end.num_invalid)
 
 
-def _begin(request: Request, folder: WorkFolder) -> Checkpoint:
+def _begin(request: DataRequest, folder: WorkFolder) -> Checkpoint:
     """Return where to begin: at what an earlier run left, or at the start with an empty folder."""
     try:
         found = read_checkpoint(folder.path, request.run)
@@ -362,7 +362,7 @@ def _begin(request: Request, folder: WorkFolder) -> Checkpoint:
     return found or Checkpoint()
 
 
-def _check_free(request: Request) -> None:
+def _check_free(request: DataRequest) -> None:
     tokenizer = request.encoding.tokenizer
     named = (tokenizer.vocab_file, tokenizer.merge_file, tokenizer.tokenizer_model)
     read = [*request.paths, *(Path(name) for name in named if name is not None)]
@@ -372,7 +372,7 @@ def _check_free(request: Request) -> None:
             raise OutputError(f"{path} exists: pass --force to replace it")
 
 
-def _make(request: Request, begin: Checkpoint, progress: Progress) -> Checkpoint:
+def _make(request: DataRequest, begin: Checkpoint, progress: ProgressListener) -> Checkpoint:
     """Write all that lies after ``begin``, up to the point where only the names are missing."""
     lines = read_line_batches(request.paths, start=begin.position)
     batches = encode_batches(request.encoding, lines, num_workers=request.num_workers)
@@ -400,11 +400,11 @@ def _make(request: Request, begin: Checkpoint, progress: Progress) -> Checkpoint
 
 
 def _write(
-    request: Request,
+    request: DataRequest,
     batches: Iterable[EncodedBatch],
     writers: Sequence[IndexedWriter],
     keeper: Keeper,
-    progress: Progress,
+    progress: ProgressListener,
 ) -> None:
     for batch in batches:
         if batch.invalid and not request.skip_invalid:

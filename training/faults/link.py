@@ -57,7 +57,7 @@ GLOO = UsualTransfer(latency_ms=2.0, bytes_per_ms=1e6)  # processes that share t
 NCCL = UsualTransfer(latency_ms=0.05, bytes_per_ms=1e8)  # NVLink within a host, rounded
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """What is known of an asynchronous operation of torch.distributed."""
 
     def wait(self, *arguments: object) -> object:
@@ -65,7 +65,7 @@ class Work(Protocol):
 
 
 class _Coalesced(Protocol):
-    works: list[Work]
+    works: list[PendingWork]
 
 
 class SlowLink:
@@ -136,7 +136,7 @@ class SlowWork:
     It has no future: that would be complete without the delay.
     """
 
-    def __init__(self, link: SlowLink, num_bytes: int, work: Work | None) -> None:
+    def __init__(self, link: SlowLink, num_bytes: int, work: PendingWork | None) -> None:
         self._link = link
         self._num_bytes = num_bytes
         self._work = work
@@ -178,7 +178,7 @@ def _slow_collective(original: Function, link: SlowLink) -> Function:
         if work is None:
             link.take(num_bytes)
             return None
-        return SlowWork(link, num_bytes, cast(Work, work))
+        return SlowWork(link, num_bytes, cast(PendingWork, work))
 
     return collective
 
@@ -220,7 +220,7 @@ def _slow_p2p(original: Function, link: SlowLink) -> Function:
                 link.take(sent.nbytes)
         result = original(communicator, *arguments, **options)
         received_prev, received_next, handles = cast(
-            "tuple[object, object, dict[str, Work] | list[Work] | None]", result
+            "tuple[object, object, dict[str, PendingWork] | list[PendingWork] | None]", result
         )
         for direction, received in (("prev", received_prev), ("next", received_next)):
             if isinstance(received, torch.Tensor) and link.concerns_peer(peers[direction]):
@@ -231,7 +231,10 @@ def _slow_p2p(original: Function, link: SlowLink) -> Function:
 
 
 def _delay_receive(
-    link: SlowLink, name: str, num_bytes: int, handles: dict[str, Work] | list[Work] | None
+    link: SlowLink,
+    name: str,
+    num_bytes: int,
+    handles: dict[str, PendingWork] | list[PendingWork] | None,
 ) -> None:
     if isinstance(handles, dict) and name in handles:
         handles[name] = SlowWork(link, num_bytes, handles[name])

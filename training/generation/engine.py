@@ -3,25 +3,307 @@
     commands from rank 0  →  scheduler  →  one step of the model  →  tokens  →  scheduler  →  …
 
 All ranks run the same loop. Where they differ, the difference lies in `Stage` (which layers) and in
-`Exchange` (who speaks). What watches the loop is a `GenerationCallback`.
+`RankExchange` (who speaks). What watches the loop is a `GenerationCallback`.
+
+**What the ranks tell one another** beside the model's own communication: rank 0 hears the clients
+and tells all ranks which requests have come and which are over. The rank that has the logits, the
+first of the last pipeline stage, tells all which tokens were chosen. Both go over gloo, from memory
+to memory; a rank that waits for the next request, for hours maybe, sleeps in the kernel. Commands
+travel as JSON: nothing that arrives is ever unpickled.
+
+**The step in which every row computes one token** is recorded once and replayed (`ReplayedSteps`).
+A GPU computes such a step of a small model faster than Python can start its kernels. They are the
+same every time, so they are recorded as a CUDA graph, which is started as a whole. A recording
+reads and writes fixed memory: the step's numbers are copied into a buffer, and its sizes are
+rounded up. With 5 rows, the longest of 300 tokens, the recording for 6 rows and 384 places is
+replayed; the sixth row computes something that nobody reads.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
+import orjson
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from training.generation.exchange import NOTHING, Commands, Exchange
-from training.generation.graphs import Recorder, ReplayedSteps
-from training.generation.layout import lay_out
-from training.generation.request import Answer, Limits, Request, TokenScore
-from training.generation.sampling import Choice, choose
-from training.generation.scheduler import Scheduler, Step, Target
+from training.generation.request import Answer, Limits, Request, Sampling, TokenScore
+from training.generation.sampling import TokenChoice, choose
+from training.generation.scheduler import (
+    Decoding,
+    RowTokens,
+    Scheduler,
+    Step,
+    StepTokens,
+    Target,
+    lay_out,
+)
 from training.generation.stage import Stage
+
+if TYPE_CHECKING:
+    from training.generation.stage import Stage
+
+_PATIENCE = timedelta(days=365)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """What has to be known before the next step."""
+
+    requests: tuple[Request, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    """Requests whose clients are gone."""
+    is_last: bool = False
+    """The job ends."""
+    asides: tuple[str, ...] = ()
+    """For the engine's callback."""
+
+
+NOTHING = Commands()
+
+
+class RankExchange:
+    """The two ways of one job; every rank calls the same methods in the same order."""
+
+    def __init__(self, sampling_rank: int) -> None:
+        self._sampling_rank = sampling_rank
+        self._is_alone = dist.get_world_size() == 1
+        self._group = None if self._is_alone else dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def share_commands(self, commands: Commands) -> Commands:
+        """Give every rank the commands of rank 0."""
+        if self._is_alone:
+            return commands
+        is_sender = dist.get_rank() == 0
+        payload = self.share(_encode(commands) if is_sender and commands is not NOTHING else b"")
+        if not payload:
+            return NOTHING
+        return commands if is_sender else _decode(payload)
+
+    def share(self, payload: bytes) -> bytes:
+        """Give every rank the bytes of rank 0."""
+        if self._is_alone:
+            return payload
+        is_sender = dist.get_rank() == 0
+        size = torch.tensor([len(payload)])
+        dist.broadcast(size, src=0, group=self._group)
+        if not int(size):
+            return b""
+        if is_sender:
+            content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(content, src=0, group=self._group)
+        return payload if is_sender else content.numpy().tobytes()
+
+    def share_scores(
+        self, scores: torch.Tensor | None, num_targets: int, num_columns: int
+    ) -> torch.Tensor:
+        """Give every rank the table `(target, column)` that the sampling rank has, as float64."""
+        if scores is None:
+            scores = torch.empty(num_targets, num_columns, dtype=torch.float64)
+        if not self._is_alone:
+            dist.broadcast(scores, src=self._sampling_rank, group=self._group)
+        return scores
+
+    def collect(self, content: bytes) -> list[bytes] | None:
+        """Bring the bytes of every rank to rank 0, by rank; None on the others."""
+        if self._is_alone:
+            return [content]
+        own = torch.tensor([len(content)])
+        sizes = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(sizes, own, group=self._group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        parts = None
+        if dist.get_rank() == 0:
+            parts = [torch.empty_like(padded) for _ in sizes]
+        dist.gather(padded, parts, dst=0, group=self._group)
+        if parts is None:
+            return None
+        return [
+            part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)
+        ]
+
+
+def _encode(commands: Commands) -> bytes:
+    return orjson.dumps(commands)
+
+
+def _decode(payload: bytes) -> Commands:
+    parts: dict[str, Any] = orjson.loads(payload)
+    return Commands(
+        requests=tuple(_request(fields) for fields in parts["requests"]),
+        cancelled=tuple(parts["cancelled"]),
+        is_last=parts["is_last"],
+        asides=tuple(parts["asides"]),
+    )
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    fields["prompt"] = tuple(fields["prompt"])
+    fields["stop_ids"] = tuple(fields["stop_ids"])
+    fields["sampling"] = Sampling(**fields["sampling"])
+    return Request(**fields)
+
+
+logger = logging.getLogger(__name__)
+
+Compute = Callable[[], torch.Tensor]
+
+_FEWEST_PLACES = 128
+_MOST_RECORDINGS = 64
+
+
+class StepRecorder(Protocol):
+    """Makes something that computes the same again, from and into the same memory."""
+
+    def record(self, compute: Compute) -> Compute:
+        """Return what repeats `compute`, which neither waits for the device nor decides by it."""
+
+
+class CudaGraphs:
+    """Records CUDA graphs; what cannot be recorded is computed anew each time."""
+
+    def __init__(self) -> None:
+        # Graphs share their memory: no two run at once, and results do not outlive their graph.
+        self._pool = torch.cuda.graph_pool_handle()
+        self._has_failed = False
+
+    def record(self, compute: Compute) -> Compute:
+        """Compute once, so that libraries have set themselves up, then record."""
+        if self._has_failed:
+            return compute
+        current = torch.cuda.current_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            compute()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use CUDA meanwhile, such as NCCL's, which asks for its events.
+        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        try:
+            # A recording that fails leaves its own stream behind as the current one.
+            with torch.cuda.stream(current), recording:
+                result = compute()
+        except RuntimeError as error:
+            self._has_failed = True
+            reason = str(error.__context__ or error).splitlines()[0]
+            logger.warning(
+                "no CUDA graph of a step could be recorded, going on without: %s", reason
+            )
+            return compute
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class ReplayedSteps:
+    """Computes steps of one token a row by recordings, one for each size that occurs."""
+
+    def __init__(self, stage: Stage, limits: Limits, recorder: StepRecorder) -> None:
+        self._stage = stage
+        self._limits = limits
+        self._recorder = recorder
+        self._memory = torch.zeros(4 * limits.num_rows, dtype=torch.int64, device=stage.device)
+        self._recorded: OrderedDict[tuple[int, int], Compute] = OrderedDict()
+
+    def takes(self, step: Step) -> bool:
+        """Return whether a step is of this kind, and no hook wants to see it computed."""
+        shares = step.shares
+        return (
+            len(step.targets) == len(shares)
+            and all(
+                share.slot == row and len(share.tokens) == 1 for row, share in enumerate(shares)
+            )
+            and not self._stage.is_watched
+        )
+
+    @torch.inference_mode()
+    def run(self, shares: Sequence[RowTokens]) -> torch.Tensor:
+        """Return the logits `(share, vocabulary)`; they are lost when the next step is run."""
+        limits = self._limits
+        num_rows = min(round_up(len(shares)), limits.num_rows)
+        longest = max(share.end for share in shares)
+        length = min(max(round_up(longest), _FEWEST_PLACES), limits.max_length)
+        self._numbers(num_rows).copy_(self._fill(shares, num_rows))
+        key = num_rows, length
+        replay = self._recorded.pop(key, None)
+        if replay is None:
+            if len(self._recorded) == _MOST_RECORDINGS:
+                self._recorded.popitem(last=False)
+            replay = self._recorder.record(lambda: self._compute(num_rows, length))
+        self._recorded[key] = replay  # the last one is the one that was used last
+        return replay()[: len(shares)]
+
+    @property
+    def num_recorded(self) -> int:
+        """Return the recordings that are kept."""
+        return len(self._recorded)
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self._recorded.clear()
+
+    def _numbers(self, num_rows: int) -> torch.Tensor:
+        """Return the fixed memory of steps of so many rows.
+
+        `(4, row)`: token, position, place in the cache, number of places that are seen.
+        """
+        return self._memory[: 4 * num_rows].view(4, num_rows)
+
+    def _fill(self, shares: Sequence[RowTokens], num_rows: int) -> torch.Tensor:
+        """Return the numbers of a step, on the CPU.
+
+        Rows that only fill up write the last place of their slots. That harms nobody: a row that
+        gets as far writes this place in the very step that first reads it.
+        """
+        max_length = self._limits.max_length
+        columns = [
+            (share.tokens[0], share.start, share.slot * max_length + share.start, share.end)
+            for share in shares
+        ]
+        columns += [(0, 0, (slot + 1) * max_length - 1, 1) for slot in range(len(shares), num_rows)]
+        return torch.tensor(list(zip(*columns, strict=True)))
+
+    def _compute(self, num_rows: int, length: int) -> torch.Tensor:
+        """Compute the step whose numbers are in the buffer."""
+        stage, numbers = self._stage, self._numbers(num_rows)
+        places = torch.arange(length, device=stage.device)
+        is_seen = places < numbers[3][:, None]
+        # As it is added to the scores: made here once and not in each layer.
+        visible = torch.where(is_seen, 0.0, float("-inf")).to(stage.dtype)[:, None, None]
+        layout = StepTokens(
+            tokens=numbers[0:1],
+            positions=numbers[1:2],
+            places=numbers[2],
+            decoding=Decoding(
+                num_rows=num_rows, slots=slice(0, num_rows), length=length, visible=visible
+            ),
+            pieces=(),
+        )
+        logits = stage.run(layout, None)
+        assert logits is not None  # the only stage is the last
+        return logits
+
+
+def round_up(count: int) -> int:
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …: at most half as much again."""
+    power = 1 << (count - 1).bit_length()
+    between = power // 4 * 3
+    return between if count <= between else power
 
 
 class GenerationCallback:
@@ -61,7 +343,7 @@ class Engine:
         stage: Stage,
         limits: Limits,
         callback: GenerationCallback | None = None,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
         """Make an engine; with a recorder, steps of one token a row are replayed."""
         self.stage = stage
@@ -82,7 +364,7 @@ class Engine:
         # The first of its tensor-parallel ranks: rank 0's pipeline ends there.
         sampling_rank -= parallel_state.get_tensor_model_parallel_rank()
         self.is_sampling = dist.get_rank() == sampling_rank
-        self.exchange = Exchange(sampling_rank)
+        self.exchange = RankExchange(sampling_rank)
 
     @property
     def cache_bytes(self) -> int:
@@ -190,7 +472,7 @@ def tabulate(
 
 def _tokens(logits: torch.Tensor, targets: Sequence[Target]) -> torch.Tensor:
     """Return the token of each target: the given one, or one that is chosen."""
-    choices: list[Choice] = [target.choice for target in targets if target.choice is not None]
+    choices: list[TokenChoice] = [target.choice for target in targets if target.choice is not None]
     if len(choices) == len(targets):
         return choose(logits, choices)
     given = [target.given for target in targets]

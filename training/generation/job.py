@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from megascan.errors import ConfigError, UsageError
 from training.arguments import Settings, Sizes, TrainerParser, resolve_sizes
-from training.arguments.model_values import settings_to_use
-from training.checkpoint_folder import TOKENIZER_FOLDER, saved_settings
+from training.checkpoint_folder import TOKENIZER_FOLDER, saved_settings, settings_to_use
 from training.data.tokenizers import (
     Tokenizer,
     TokenizerSettings,
@@ -27,8 +26,7 @@ from training.origin import hugging_face_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from training.generation.engine import Engine, GenerationCallback
-    from training.generation.graphs import Recorder
+    from training.generation.engine import Engine, GenerationCallback, StepRecorder
 
 _MOST_ROWS = 32
 _PROMPT_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -47,7 +45,7 @@ class Source:
     window: int | None
     """Positions that a token may see: in Hugging Face's model the rest slides out of sight."""
     end_ids: tuple[int, ...]
-    """Tokens that the model's files declare as ends, beside the tokenizer's own."""
+    """Tokens that the model's files declare as ends, in addition to the tokenizer's own."""
 
     @property
     def name(self) -> str:
@@ -59,14 +57,14 @@ class Source:
     def check(self) -> None:
         """Raise InputError for a Hugging Face folder that does not hold what it describes."""
         if self.hugging_face is not None:
-            from training.hf.loading import check_folder
+            from training.hf.weights import check_folder
 
             check_folder(self.hugging_face)
 
     def load(self, chunks: Sequence[torch.nn.Module]) -> None:
         """Fill this rank's part of the model."""
         if self.hugging_face is not None:
-            from training.hf.loading import load_hf
+            from training.hf.weights import load_hf
 
             load_hf(self.hugging_face, chunks)
         elif self.checkpoint is not None:
@@ -112,14 +110,13 @@ class GenerationJob:
         callback: GenerationCallback | None = None,
         *,
         num_extra_slots: int = 0,
-        recorder: Recorder | None = None,
+        recorder: StepRecorder | None = None,
     ) -> Engine:
         """Build the engine and fill its model; call it inside `joined`, on every rank.
 
         Without a recorder steps are replayed where `has_graphs` says so.
         """
-        from training.generation.engine import Engine
-        from training.generation.graphs import CudaGraphs
+        from training.generation.engine import CudaGraphs, Engine
         from training.generation.stage import Stage
 
         stage = Stage(

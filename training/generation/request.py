@@ -50,7 +50,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     """Tokens that end the row; the last token of the answer is then one of them."""
     num_logprobs: int | None = None
-    """Log probabilities are wanted, beside each token's own those of so many others."""
+    """Of how many other tokens log probabilities are wanted, in addition to each token's own."""
     scores_prompt: bool = False
     """The prompt's tokens are to be given log probabilities as well."""
 

@@ -19,7 +19,7 @@ _NUCLEUS_GUESS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class TokenChoice:
     """How the token at one position is found."""
 
     sampling: Sampling
@@ -29,7 +29,7 @@ class Choice:
     """What the row has generated so far, for the penalties."""
 
 
-def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
+def choose(logits: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
     """Choose a token for each row of `logits` `(row, token)`; gives `(row,)`."""
     chosen = logits.argmax(dim=-1)
     special = [index for index, choice in enumerate(choices) if _needs_more(choice.sampling)]
@@ -43,7 +43,7 @@ def _needs_more(sampling: Sampling) -> bool:
     return sampling.temperature > 0 or sampling.has_penalties
 
 
-def _draw(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, choices: Sequence[TokenChoice]) -> torch.Tensor:
     """Choose by penalties and temperature; `logits` belong to the caller no more."""
     for row, choice in enumerate(choices):
         if choice.sampling.has_penalties and choice.generated:
@@ -65,7 +65,7 @@ def _draw(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
     return torch.where(is_greedy, best, drawn.clamp(max=logits.shape[-1] - 1))
 
 
-def _punish(logits: torch.Tensor, choice: Choice) -> None:
+def _punish(logits: torch.Tensor, choice: TokenChoice) -> None:
     """Subtract the penalties from one row in place."""
     device = logits.device
     tokens, counts = torch.unique(torch.tensor(choice.generated, device=device), return_counts=True)

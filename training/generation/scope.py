@@ -1,4 +1,4 @@
-"""MegaScope in the server: what it is lent of the engine, and the page beside the endpoints."""
+"""MegaScope in the server: what it borrows of the engine, and the page next to the endpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from megascope.server import address_of, build_app
 from megascope.session import NUM_ALTERNATIVES, Session
 from training.generation.detokenizing import token_text
 from training.generation.engine import GenerationCallback
-from training.generation.layout import RowTokens, lay_out
 from training.generation.request import Answer, Sampling
-from training.generation.sampling import Choice, choose
-from training.generation.scheduler import Scheduler, Step
+from training.generation.sampling import TokenChoice, choose
+from training.generation.scheduler import RowTokens, Scheduler, Step, lay_out
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Lent:
-    """One rank's model as `megascope.session.Model` wants it; the rows of others go on beside it.
+    """One rank's model as `megascope.session.LentModel` wants it; rows of others go on meanwhile.
 
     Its tokens have a slot of the cache that no row of the batch ever gets.
     """
@@ -64,7 +63,9 @@ class Lent:
         most = min(NUM_ALTERNATIVES, stage.vocab_size)
         table = None
         if logits is not None and engine.is_sampling:
-            chosen = choose(logits, [Choice(sampling=Sampling(temperature=temperature), draw=draw)])
+            chosen = choose(
+                logits, [TokenChoice(sampling=Sampling(temperature=temperature), draw=draw)]
+            )
             logprobs = logits.float().log_softmax(-1)
             best = logprobs.topk(most, dim=-1)
             columns = [chosen[:, None], logprobs.gather(1, chosen[:, None]), best.indices]
@@ -83,7 +84,7 @@ class Lent:
         return self._engine.exchange.collect(content)
 
     def share(self, content: bytes) -> bytes:
-        """Rank 0's bytes on every rank."""
+        """Return rank 0's bytes on every rank."""
         return self._engine.exchange.share(content)
 
 

@@ -6,8 +6,7 @@ one rank in any parallel layout. Start reading at families.py, then rules.py.
 
     families.py  GPT-2, Llama, Mistral, Qwen, Mixtral: config.json, key by key, to flags and back
     rules.py     the one table of tensors: theirs, ours, and how one becomes the other
-    weights.py   files of tensors: mapped for reading, written one tensor at a time
-    loading.py   in: a folder into the model chunks of this rank, layer by layer
-    saving.py    out: a checkpoint as a folder
-    check.py     `convert --check`: the same text through both models
+    weights.py   in: files of tensors, mapped for reading, into the model chunks of this rank, layer
+                 by layer; files written one tensor at a time
+    saving.py    out: a checkpoint as a folder; `convert --check`, the same text through both models
 """

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import NoReturn, TypeGuard, TypeVar, cast
 
 from megascan.errors import InputError
-from training.arguments.model_values import differences
-from training.checkpoint_folder import SavedSettings
+from training.checkpoint_folder import SavedSettings, differences
 from training.data.tokenizers import build_tokenizer
 
 Value = TypeVar("Value", bound=bool | int | float | str)

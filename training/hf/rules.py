@@ -39,7 +39,7 @@ class Form(StrEnum):
     GATED = "gated"
 
 
-class Place(StrEnum):
+class ModelPart(StrEnum):
     """Which part of the model has a parameter."""
 
     FIRST = "first"
@@ -52,7 +52,7 @@ class Place(StrEnum):
 class Rule:
     """One parameter: `name` within its place, `sources` in the folder with {layer} and {expert}."""
 
-    place: Place
+    place: ModelPart
     name: str
     sources: tuple[str, ...]
     form: Form
@@ -183,16 +183,16 @@ def _output_rules(model_type: str, untied: bool) -> Iterator[Rule]:
     embedding = "transformer.wte.weight" if model_type == "gpt2" else "model.embed_tokens.weight"
     source = "lm_head.weight" if untied else embedding
     yield Rule(
-        place=Place.LAST, name="output_layer.weight", sources=(source,), form=Form.VOCABULARY
+        place=ModelPart.LAST, name="output_layer.weight", sources=(source,), form=Form.VOCABULARY
     )
 
 
 def _gpt2_rules() -> Iterator[Rule]:
     top = (
-        (Place.FIRST, "embedding.word_embeddings.weight", "wte.weight", Form.VOCABULARY),
-        (Place.FIRST, "embedding.position_embeddings.weight", "wpe.weight", Form.WHOLE),
-        (Place.LAST, "decoder.final_layernorm.weight", "ln_f.weight", Form.WHOLE),
-        (Place.LAST, "decoder.final_layernorm.bias", "ln_f.bias", Form.WHOLE),
+        (ModelPart.FIRST, "embedding.word_embeddings.weight", "wte.weight", Form.VOCABULARY),
+        (ModelPart.FIRST, "embedding.position_embeddings.weight", "wpe.weight", Form.WHOLE),
+        (ModelPart.LAST, "decoder.final_layernorm.weight", "ln_f.weight", Form.WHOLE),
+        (ModelPart.LAST, "decoder.final_layernorm.bias", "ln_f.bias", Form.WHOLE),
     )
     for place, name, source, form in top:
         yield Rule(place=place, name=name, sources=(f"transformer.{source}",), form=form)
@@ -207,10 +207,12 @@ def _gpt2_rules() -> Iterator[Rule]:
     for name, source, of_weight, of_bias, is_transposed in layer:
         where = f"transformer.h.{{layer}}.{source}"
         yield Rule(
-            place=Place.LAYER, name=f"{name}.weight", sources=(f"{where}.weight",),
+            place=ModelPart.LAYER, name=f"{name}.weight", sources=(f"{where}.weight",),
             form=of_weight, is_transposed=is_transposed,
         )  # fmt: skip
-        yield Rule(place=Place.LAYER, name=f"{name}.bias", sources=(f"{where}.bias",), form=of_bias)
+        yield Rule(
+            place=ModelPart.LAYER, name=f"{name}.bias", sources=(f"{where}.bias",), form=of_bias
+        )
 
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -219,11 +221,11 @@ _GATE_AND_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 def _llama_rules(values: Mapping[str, object]) -> Iterator[Rule]:
     yield Rule(
-        place=Place.FIRST, name="embedding.word_embeddings.weight",
+        place=ModelPart.FIRST, name="embedding.word_embeddings.weight",
         sources=("model.embed_tokens.weight",), form=Form.VOCABULARY,
     )  # fmt: skip
     yield Rule(
-        place=Place.LAST, name="decoder.final_layernorm.weight",
+        place=ModelPart.LAST, name="decoder.final_layernorm.weight",
         sources=("model.norm.weight",), form=Form.WHOLE,
     )  # fmt: skip
     all_biases = bool(values.get("add_bias_linear", True))
@@ -252,17 +254,17 @@ def _layer(
     for suffix, form in (("weight", of_weight), ("bias", of_bias)):
         if form is not None:
             where = tuple(f"model.layers.{{layer}}.{source}.{suffix}" for source in sources)
-            yield Rule(place=Place.LAYER, name=f"{name}.{suffix}", sources=where, form=form)
+            yield Rule(place=ModelPart.LAYER, name=f"{name}.{suffix}", sources=where, form=form)
 
 
 def _expert_rules() -> Iterator[Rule]:
     yield from _layer("mlp.router", ("block_sparse_moe.gate",), Form.WHOLE)
     where = "model.layers.{layer}.block_sparse_moe.experts.{expert}."
     yield Rule(
-        place=Place.EXPERT, name="linear_fc1.weight",
+        place=ModelPart.EXPERT, name="linear_fc1.weight",
         sources=(f"{where}w1.weight", f"{where}w3.weight"), form=Form.GATED,
     )  # fmt: skip
     yield Rule(
-        place=Place.EXPERT, name="linear_fc2.weight", sources=(f"{where}w2.weight",),
+        place=ModelPart.EXPERT, name="linear_fc2.weight", sources=(f"{where}w2.weight",),
         form=Form.COLUMNS,
     )  # fmt: skip

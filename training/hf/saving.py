@@ -1,11 +1,13 @@
-"""A checkpoint as a Hugging Face folder: configuration, weights and tokenizer.
+"""A checkpoint as a Hugging Face folder, and the check that both compute the same.
 
 The weights are read from the checkpoint layer by layer, whatever layout it was saved in, and
-written as they come: in memory there is one layer.
+written as they come: in memory there is one layer. `compare` runs one text through Megatron-Core's
+model of the checkpoint and transformers' of the folder.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,20 @@ from typing import cast
 
 import torch
 
-from megascan.errors import InputError
-from training.checkpoint_folder import TOKENIZER_FOLDER, SavedSettings, copy_tokenizer_files
-from training.checkpoint_tensors import CheckpointTensors, Wanted
+from megascan.errors import InputError, MissingError
+from training.arguments import resolve_sizes
+from training.checkpoint import CheckpointTensors, Wanted, load_weights
+from training.checkpoint_folder import (
+    TOKENIZER_FOLDER,
+    SavedSettings,
+    copy_tokenizer_files,
+    settings_to_use,
+)
 from training.data.tokenizers import SubwordTokenizer, build_tokenizer
 from training.hf.families import config_of
-from training.hf.rules import Attention, Place, Rule, join_norms, parts, rules_of
+from training.hf.rules import Attention, ModelPart, Rule, join_norms, parts, rules_of
 from training.hf.weights import CONFIG, plan, writing
+from training.model import build_bare_model
 
 DEFAULT_MAX_FILE_BYTES = 5 * 10**9
 
@@ -71,7 +80,7 @@ def _write_tokenizer(saved: SavedSettings, folder: Path) -> None:
 
 def _key(rule: Rule) -> str:
     """Return the name of a layer's parameter in a checkpoint, where it is one of all layers."""
-    if rule.place is Place.EXPERT:
+    if rule.place is ModelPart.EXPERT:
         return f"decoder.layers.mlp.experts.experts.{rule.name}"
     return f"decoder.layers.{join_norms(rule.name)}"
 
@@ -97,8 +106,8 @@ class _Export:
         """Raise InputError where the tensors are of more or fewer layers than the settings say."""
         for rule in self._rules:
             counts = {
-                Place.LAYER: (self._num_layers,),
-                Place.EXPERT: (self._num_layers, self._num_experts),
+                ModelPart.LAYER: (self._num_layers,),
+                ModelPart.EXPERT: (self._num_layers, self._num_experts),
             }.get(rule.place, ())
             key = _key(rule)
             stored = self._tensors.shape(Wanted(key=key))[: len(counts)] if counts else ()
@@ -115,14 +124,14 @@ class _Export:
 
     def layers(self) -> Iterator[list[_Piece]]:
         """Return what is read together: before the layers, each layer, behind them."""
-        yield [self._top(rule) for rule in self._rules if rule.place is Place.FIRST]
+        yield [self._top(rule) for rule in self._rules if rule.place is ModelPart.FIRST]
         for layer in range(self._num_layers):
             yield list(self._of_layer(layer))
         untied = bool(self._saved.model["untie_embeddings_and_output_weights"])
         yield [
             self._top(rule)
             for rule in self._rules
-            if rule.place is Place.LAST and (untied or rule.name != "output_layer.weight")
+            if rule.place is ModelPart.LAST and (untied or rule.name != "output_layer.weight")
         ]
 
     def _top(self, rule: Rule) -> _Piece:
@@ -130,10 +139,10 @@ class _Export:
 
     def _of_layer(self, layer: int) -> Iterator[_Piece]:
         for rule in self._rules:
-            if rule.place is Place.LAYER:
+            if rule.place is ModelPart.LAYER:
                 wanted = Wanted(key=_key(rule), place=(layer,))
                 yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer))
-            elif rule.place is Place.EXPERT:
+            elif rule.place is ModelPart.EXPERT:
                 for expert in range(self._num_experts):
                     wanted = Wanted(key=_key(rule), place=(layer, expert))
                     yield _Piece(rule=rule, wanted=wanted, names=rule.sources_of(layer, expert))
@@ -152,3 +161,68 @@ class _Export:
     def _parts(self, piece: _Piece, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         taken = parts(piece.rule, tensor, self._attention, self._saved.vocab_size)
         return zip(piece.names, taken, strict=True)
+
+
+_NUM_TEXTS, _NUM_TOKENS = 2, 48
+# Both compute in float32, in another order of additions.
+_TOLERANCE_RATIO = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How far the logits of two models are apart."""
+
+    largest_difference: float
+    largest_logit: float
+    num_tokens: int
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether they are equal but for the order of additions."""
+        return self.largest_difference <= _TOLERANCE_RATIO * max(1.0, self.largest_logit)
+
+
+def compare(saved: SavedSettings, folder: Path) -> Comparison:
+    """Run both models on the same random tokens, one after the other, in float32."""
+    generator = torch.Generator().manual_seed(1)
+    longest = min(_NUM_TOKENS, int(str(saved.model["max_position_embeddings"])))
+    tokens = torch.randint(0, saved.vocab_size, (_NUM_TEXTS, longest), generator=generator)
+    theirs = _logits_of_transformers(folder, tokens)
+    gc.collect()
+    ours = _logits_of_megatron(saved, tokens)
+    return Comparison(
+        largest_difference=float((ours - theirs).abs().max()),
+        largest_logit=float(theirs.abs().max()),
+        num_tokens=tokens.numel(),
+    )
+
+
+def _logits_of_transformers(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingError(
+            "--check needs the package transformers: pip install transformers"
+        ) from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, LookupError) as error:
+        raise InputError(f"transformers cannot load {folder} ({error})") from error
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(tokens).logits
+    return logits
+
+
+def _logits_of_megatron(saved: SavedSettings, tokens: torch.Tensor) -> torch.Tensor:
+    settings = settings_to_use(saved.model, "float32")
+    sizes = resolve_sizes(settings, 1, is_trained=False)
+    chunks = build_bare_model(settings, sizes, saved.vocab_size, "cpu")
+    load_weights(saved.folder, chunks)
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    with torch.no_grad():
+        logits: torch.Tensor = chunks[0](tokens, positions, None)
+    return logits[..., : saved.vocab_size]

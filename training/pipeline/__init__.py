@@ -6,14 +6,17 @@ reading at plan.py.
 
     on paper, free of torch, so that `megascan plan` runs where traces are read
       plan.py         a schedule as lists of actions, and as text; drawing.py shows it
-      generators.py   plans by rule; planner.py the search for a fast one; validity.py checks
-      simulator.py    how long a plan takes; costs.py work in seconds and bytes
-      measured.py     costs of a traced job; job_model.py that job under other circumstances
+      generators.py   plans by rule; planner.py the search for a fast one; guided.py when to leave
+                      a plan
+      simulator.py    whether a plan can be carried out, and how long it takes; costs.py work in
+                      seconds and bytes
+      measured.py     costs of a traced job, and that job under other circumstances
       remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone
       running.py      the pipeline of a job; schedule.py chooses its plan from the flags
-      executor.py     carries a plan out over channels.py; dynamic.py chooses while it runs
+      executor.py     carries a plan out over channels.py, and times it; dynamic.py chooses while it
+                      runs
       helped.py       forwards on helpers (reception.py); rebalance.py moves and orders
                       microbatches
-      split_backward.py  weight gradients on their own; timing.py how long the work takes
+      split_backward.py  weight gradients on their own
 """

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from megascan.errors import ConfigError
 from training.pipeline.costs import StageCost
 from training.pipeline.plan import Action, ActionKind, PipelineShape, Plan
-from training.pipeline.validity import order_of_completion
+from training.pipeline.simulator import order_of_completion
 
 NAME = "fbd"
 """Name of the plans made here."""

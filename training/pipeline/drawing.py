@@ -21,12 +21,10 @@ from megascan.topology import Layout
 from megascan.vocabulary import BACKWARD, BACKWARD_WEIGHTS, FORWARD
 from training.pipeline.costs import even_costs
 from training.pipeline.generators import depth_first
-from training.pipeline.job_model import Predictor
-from training.pipeline.measured import MeasuredJob
+from training.pipeline.measured import MeasuredJob, Predictor
 from training.pipeline.plan import ActionKind, PipelineShape, Placement, Plan
 from training.pipeline.remedies import Advice, Effort, Remedy, RemedyKind
-from training.pipeline.simulator import Prediction, Timed, predict
-from training.pipeline.validity import forward_order, numerics_note
+from training.pipeline.simulator import Prediction, Timed, forward_order, numerics_note, predict
 
 _SPANS = {
     ActionKind.FORWARD: (FORWARD, Phase.FORWARD),

@@ -28,16 +28,16 @@ from training.pipeline.channels import (
     Channel,
     Channels,
     Link,
-    Operation,
-    Outbox,
+    MessageEnd,
+    SendQueue,
     all_groups,
     end_step,
     link_of,
     start,
     transfer_of,
 )
-from training.pipeline.executor import Step
-from training.pipeline.guided import Patience, Progress, choose
+from training.pipeline.executor import ActionClock, Step
+from training.pipeline.guided import Patience, PlanProgress, choose
 from training.pipeline.plan import (
     Action,
     ActionKind,
@@ -47,7 +47,6 @@ from training.pipeline.plan import (
     message_made,
     message_needed,
 )
-from training.pipeline.timing import ActionClock
 
 SOON_S = 1e-6
 """What an announced message is said to be away: when it will be there is not known."""
@@ -158,7 +157,7 @@ class _Receiver:
         self._arrivals.announce(message)
         tensor = torch.empty(self._like.shape, dtype=self._like.dtype, device=self._like.device)
         transfer = transfer_of(
-            Operation.RECEIVE, channel, message, self._place.chunk_of(message.stage)
+            MessageEnd.RECEIVE, channel, message, self._place.chunk_of(message.stage)
         )
         work = start(transfer, tensor, channel.way)
         if on_gpu:
@@ -184,7 +183,7 @@ class AnnouncedMail:
         self._kind = tuple(shape), dtype
         like = torch.empty(1, dtype=dtype, device=channels.device).expand(tuple(shape))
         self._on_gpu = channels.device != "cpu"
-        self._outboxes = {channel.link: Outbox(channel) for channel in channels.outgoing()}
+        self._outboxes = {channel.link: SendQueue(channel) for channel in channels.outgoing()}
         self._headers: list[tuple[dist.Work, torch.Tensor]] = []
         self._receivers = {
             channel.link: _Receiver(channel, self.arrivals, place, like)
@@ -237,7 +236,7 @@ class AnnouncedMail:
         end_step(self._channels)
 
 
-class _OrderedProgress(Progress):
+class _OrderedProgress(PlanProgress):
     """Progress that keeps the order in which the stages' gradients become final.
 
     Replicas reduce the gradients of a stage as soon as they are final, so all of them must finish
@@ -316,7 +315,7 @@ class GuidedDriver:
         self._decisions = Decisions(channels.timeout)
         self._mail: AnnouncedMail | None = None
         self._clock = ActionClock(channels.device)
-        self._progress: Progress | None = None
+        self._progress: PlanProgress | None = None
 
     def mail(self, place: PipelineShape, shape: Sequence[int], dtype: torch.dtype) -> AnnouncedMail:
         """Return the messages of this rank; made once."""
@@ -356,7 +355,7 @@ class GuidedDriver:
             f"{progress.held:.2f} microbatches"
         )
 
-    def _choose(self, place: PipelineShape, progress: Progress, patience: Patience) -> Action:
+    def _choose(self, place: PipelineShape, progress: PlanProgress, patience: Patience) -> Action:
         assert self._mail is not None
         arrivals = self._mail.arrivals
 

@@ -1,4 +1,4 @@
-"""Any plan, carried out over Megatron-Core's model chunks.
+"""Any plan, carried out over Megatron-Core's model chunks, timed and watched.
 
 `Executor` takes the place of the function that `get_forward_backward_func` returns: the same
 keywords, the same reports, the same gradients to the last bit. It runs this rank's list of actions
@@ -7,13 +7,22 @@ scale and the end of the step (`finalize_model_grads_func`) are as its schedules
 
     plan, rank 1 of 2:   1F0 1I0 1F1 1I1 1W0 1W1
     messages:            ← output of stage 0 for each F    → gradient after each I
+
+`Stopwatch` and `ActionClock` say how long this rank's own work takes, on the CPU by its clock, on a
+GPU by events; `Watchdog` says when it has stood still for too long.
 """
 
 from __future__ import annotations
 
+import statistics
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -25,6 +34,7 @@ from megatron.core.tensor_parallel import random
 from megatron.core.utils import get_model_config, get_model_type
 
 from training.pipeline.channels import Channels, Link, Mail, link_of
+from training.pipeline.guided import Patience, patience_for
 from training.pipeline.plan import (
     GIVES_INPUT_GRADIENT,
     RECEIVES,
@@ -39,11 +49,141 @@ from training.pipeline.plan import (
     message_of_transfer,
 )
 from training.pipeline.split_backward import WeightGradients
-from training.pipeline.timing import Stopwatch, Watchdog
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.transformer import TransformerConfig
+
+
+class Stopwatch:
+    """Times the work of this rank; waiting for messages is left out because it is not enclosed.
+
+    On a GPU pairs of events are read when the step is over.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = device != "cpu"
+        self._busy_s = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Surround work."""
+        if self._on_gpu:
+            begin = recorded_event()
+            yield
+            self._events.append((begin, recorded_event()))
+        else:
+            began_s = time.perf_counter()
+            yield
+            self._busy_s += time.perf_counter() - began_s
+
+    def read_s(self) -> float:
+        """Return the seconds since the last call; waits for the work that was timed."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        for begin, end in self._events:
+            end.synchronize()
+            busy_s += begin.elapsed_time(end) / 1e3
+        self._events.clear()
+        return busy_s
+
+
+def recorded_event() -> torch.cuda.Event:
+    """Return an event that lies where the current stream is now."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class ActionClock:
+    """How long forwards take; on a GPU also keeps the host from choosing far ahead of it."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = device != "cpu"
+        self._forwards_s: list[float] = []
+        self._events: deque[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def patience(self) -> Patience | None:
+        """Return how long to wait for an input, by the forwards since the last call; None if there
+        were none.
+        """
+        if not self._forwards_s:
+            return None
+        forward_s = statistics.median(self._forwards_s)
+        self._forwards_s.clear()
+        return patience_for(forward_s)
+
+    def catch_up(self) -> None:
+        """Wait until at most one action is left for the GPU to do."""
+        while len(self._events) > 1:
+            action, begin, end = self._events.popleft()
+            end.synchronize()
+            self._add(action, begin.elapsed_time(end) / 1e3)
+
+    @contextmanager
+    def timing(self, action: Action) -> Iterator[None]:
+        """Surround an action."""
+        if self._on_gpu:
+            begin = recorded_event()
+            yield
+            self._events.append((action, begin, recorded_event()))
+        else:
+            began_s = time.perf_counter()
+            yield
+            self._add(action, time.perf_counter() - began_s)
+
+    def _add(self, action: Action, seconds: float) -> None:
+        if action.kind is ActionKind.FORWARD:
+            self._forwards_s.append(seconds)
+
+
+STALL_S = 60.0
+"""Without an action for so long a rank says where it stands. Actions take milliseconds to seconds;
+the process groups' own timeout, after which the job ends, is 10 minutes by default."""
+
+
+class Watchdog:
+    """Says once a step where this rank stands when no action has begun for long.
+
+    A context around a step; `beat` is called with every action. `describe` says what the rank
+    does next, which inputs it has, and what it holds.
+    """
+
+    def __init__(self, rank: int, describe: Callable[[], str], *, stall_s: float = STALL_S) -> None:
+        self._rank = rank
+        self._describe = describe
+        self._stall_s = stall_s
+        self._last_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="pipeline-watchdog")
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+
+    def beat(self) -> None:
+        """Note that an action begins."""
+        self._last_s = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._stall_s / 4):
+            silent_s = time.monotonic() - self._last_s
+            if silent_s > self._stall_s:
+                print(
+                    f"rank {self._rank} has waited for {silent_s:.0f} s: {self._describe()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return
+
 
 Report = dict[str, torch.Tensor]
 Stream = Iterator[object]
@@ -67,7 +207,7 @@ class Post(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepWork:
     """What a step is carried out on: the arguments of a schedule, sorted."""
 
     forward_step: ForwardStep
@@ -87,7 +227,7 @@ class Work:
 class Step:
     """One iteration on this rank: what is held between actions, and how each is done."""
 
-    def __init__(self, work: Work, plan: Plan, rank: int, post: Post) -> None:
+    def __init__(self, work: StepWork, plan: Plan, rank: int, post: Post) -> None:
         self.reports: list[Report] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self._work = work
@@ -371,7 +511,7 @@ class Executor:
         chunks = model if isinstance(model, list) else [model]
         config = get_model_config(chunks[0])
         groups = process_groups()
-        work = Work(
+        work = StepWork(
             forward_step=forward_step_func,
             streams=data_iterator if isinstance(data_iterator, list) else [data_iterator],
             chunks=chunks,

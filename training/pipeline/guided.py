@@ -62,14 +62,14 @@ def patience_for(forward_s: float) -> Patience:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class NextMove:
     """What to do now: an action, or waiting for `wait_s` at most (None: until something comes)."""
 
     action: Action | None
     wait_s: float | None = None
 
 
-class Progress:
+class PlanProgress:
     """What one pipeline rank has taken of its plan, what it holds, and what it might take next."""
 
     def __init__(
@@ -150,21 +150,23 @@ class Progress:
         return message_needed(self._shape, action) is not None
 
 
-def choose(progress: Progress, outlook: Outlook, waited_s: float, patience: Patience) -> Choice:
+def choose(
+    progress: PlanProgress, outlook: Outlook, waited_s: float, patience: Patience
+) -> NextMove:
     """Return what a free rank does; `waited_s` is how long it has had nothing to do."""
     head = progress.head
     if head is None:
-        return Choice(action=None)
+        return NextMove(action=None)
     due_s = _due_s(progress, outlook, head)
     if due_s == 0.0:
-        return Choice(action=head)
+        return NextMove(action=head)
     wait_s = _time_left(due_s, waited_s, patience)
     if wait_s > 0.0:
-        return Choice(action=None, wait_s=wait_s)
+        return NextMove(action=None, wait_s=wait_s)
     for action in progress.alternatives():
         if _due_s(progress, outlook, action) == 0.0:
-            return Choice(action=action)
-    return Choice(action=None)
+            return NextMove(action=action)
+    return NextMove(action=None)
 
 
 def _time_left(due_s: float | None, waited_s: float, patience: Patience) -> float:
@@ -178,7 +180,7 @@ def _time_left(due_s: float | None, waited_s: float, patience: Patience) -> floa
     return patience.announced_s - waited_s
 
 
-def _due_s(progress: Progress, outlook: Outlook, action: Action) -> float | None:
+def _due_s(progress: PlanProgress, outlook: Outlook, action: Action) -> float | None:
     if not progress.startable(action):
         return None
     return outlook(action) if progress.needs_input(action) else 0.0
@@ -260,7 +262,7 @@ class _GuidedRun:
         self._link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
         self._wakes: list[tuple[float, int]] = [(0.0, rank) for rank in ranks]
         self._idle_since_s = [0.0] * len(ranks)
-        self.progress = [Progress(plan, rank, memory=memory, slack=slack) for rank in ranks]
+        self.progress = [PlanProgress(plan, rank, memory=memory, slack=slack) for rank in ranks]
         self.free_s = [0.0] * len(ranks)
         self.peak = [0.0] * len(ranks)
         self.order: list[list[Action]] = [[] for _ in ranks]

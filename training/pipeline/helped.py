@@ -30,10 +30,9 @@ import torch.distributed as dist
 from training.pipeline.channels import Channels, Link, Mail, all_groups
 from training.pipeline.costs import even_costs
 from training.pipeline.disaggregation import Disaggregation, best_share
-from training.pipeline.executor import Step
+from training.pipeline.executor import Step, Stopwatch
 from training.pipeline.plan import Action, ActionKind, Message, PipelineShape, Plan
 from training.pipeline.reception import Address, Frame, FrameKind, Reception, bytes_of, tensor_of
-from training.pipeline.timing import Stopwatch
 
 if TYPE_CHECKING:
     from training.step import Microbatch
@@ -271,7 +270,7 @@ class HelpedDriver:
 
     @property
     def num_ready(self) -> int:
-        """Helpers that have come so far; known on a pipeline's first rank."""
+        """Return helpers that have come so far; known on a pipeline's first rank."""
         return len(self._known)
 
     def open(self, description: dict[str, object], num_replicas: int, replica: int) -> None:

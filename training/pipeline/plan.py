@@ -152,7 +152,7 @@ class Message(NamedTuple):
 class Plan:
     """Lists of actions by pipeline rank, (rank) → (actions in order).
 
-    Nothing is checked here; `training.pipeline.validity.check` says whether it can be carried out.
+    Nothing is checked here; `training.pipeline.simulator.check` says whether it can be carried out.
     """
 
     name: str
@@ -299,7 +299,7 @@ def parse_plan(text: str, *, name: str = "plan") -> Plan:
     """Return the plan that a CSV describes; `name` is the file's in messages.
 
     Raises InputError with line and cell for what is no action, and for lines and stages that do not
-    make a pipeline. Whether the plan can be carried out is a matter of `validity.check`.
+    make a pipeline. Whether the plan can be carried out is a matter of `simulator.check`.
     """
     lines = text.strip("\n").split("\n")
     rows = tuple(_parse_line(line, name, number) for number, line in enumerate(lines, 1))

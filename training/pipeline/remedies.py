@@ -29,11 +29,11 @@ from megascan.errors import ConfigError
 from training.pipeline.disaggregation import MOST_AHEAD, best_share
 from training.pipeline.generators import GENERATORS, recompute_ahead, zero_bubble_h1
 from training.pipeline.guided import guided_ratio
-from training.pipeline.job_model import (
+from training.pipeline.measured import (
     AS_TRACED,
     Circumstances,
     MakePlan,
-    Outcome,
+    PredictedStep,
     Predictor,
     Scales,
 )
@@ -436,7 +436,7 @@ class _Adviser:
                 what=f"{offer.num_helpers} helper(s) of speed {offer.speed_ratio:g} run "
                 f"{found.share:.0%} of the forwards{how}",
                 effort=Effort.HARDWARE,
-                step_s=model.step_s(Outcome(pipeline_s=found.pipeline_s, peak=())),
+                step_s=model.step_s(PredictedStep(pipeline_s=found.pipeline_s, peak=())),
                 peak=(float(MOST_AHEAD),) * job.shape.num_ranks,
                 flags=(
                     *("--forward-backward-disaggregating", "--fbd-helpers", str(offer.num_helpers)),
@@ -463,7 +463,7 @@ class _Adviser:
             kind=RemedyKind.HELPER,
             what=f"the same GPU(s) as pipeline ranks, {ranks} even stages, zb-h1 (if equal GPUs)",
             effort=Effort.HARDWARE,
-            step_s=model.step_s(Outcome(pipeline_s=prediction.step_s, peak=())),
+            step_s=model.step_s(PredictedStep(pipeline_s=prediction.step_s, peak=())),
             peak=tuple(peak * (ranks - offer.num_helpers) / ranks for peak in prediction.peak),
             flags=("--pipeline-model-parallel-size", str(ranks), "--pipeline-schedule", "zb-h1"),
             numerics=_ROUNDED,

@@ -19,14 +19,13 @@ from training.arguments import Settings, Sizes
 from training.pipeline.channels import Channels
 from training.pipeline.costs import peak_memory
 from training.pipeline.dynamic import GuidedDriver
-from training.pipeline.executor import Driver, Executor, ListDriver
+from training.pipeline.executor import Driver, Executor, ListDriver, Stopwatch
 from training.pipeline.generators import depth_first
 from training.pipeline.helped import HelpedDriver
 from training.pipeline.plan import Placement, Plan
 from training.pipeline.rebalance import Deal, Rebalancer
 from training.pipeline.schedule import deal_for, plan_for, schedule_name
 from training.pipeline.split_backward import WeightGradients, split_backward
-from training.pipeline.timing import Stopwatch
 from training.step import ForwardBackward
 
 HELPER: tuple[str, ...] = ("-m", "training.helper")

@@ -13,10 +13,10 @@ from training.pipeline.generators import GENERATORS, depth_first, recompute_ahea
 from training.pipeline.plan import PipelineShape, Placement, Plan, read_plan
 from training.pipeline.planner import Problem, search
 from training.pipeline.rebalance import Deal, even_deal, parse_deal
-from training.pipeline.validity import check, numerics_note
+from training.pipeline.simulator import check, numerics_note
 
 if TYPE_CHECKING:
-    from training.pipeline.job_model import Predictor
+    from training.pipeline.measured import Predictor
 
 AUTO = "auto"
 """The name that asks for a search, or for shares from what is measured."""
@@ -258,8 +258,7 @@ def _searched(settings: Settings, shape: PipelineShape) -> Plan:
 def _traced_job(path: Path) -> Predictor:
     """Return the job of a timeline; read once in a process, by every rank alike."""
     from megascan.reader import read_timeline
-    from training.pipeline.job_model import Predictor
-    from training.pipeline.measured import measure
+    from training.pipeline.measured import Predictor, measure
 
     if path.is_dir():
         raise InputError(
@@ -271,7 +270,7 @@ def _traced_job(path: Path) -> Predictor:
 
 def _measured_costs(path: Path, shape: PipelineShape) -> Costs:
     """Return costs of the replica that the traced job waited for."""
-    from training.pipeline.job_model import AS_TRACED
+    from training.pipeline.measured import AS_TRACED
 
     job = _traced_job(path)
     traced = job.job.shape

@@ -1,8 +1,12 @@
-"""How long a plan takes: every action's begin and end from the costs of work and messages.
+"""A plan on paper: whether it can be carried out, in what order, and how long it takes.
 
-A rank carries out its list in order. An action begins when the one before it on its rank has ended
-and what it needs has come. Messages travel beside the work, on each ordered pair of ranks one
-after the other. So the step is a longest path, and one pass over the actions finds it:
+`check` refuses with one sentence what would compute the wrong thing or hang. The order of
+accumulation is a property and no fault: `numerics_note` says what a plan that leaves it gives up.
+
+`predict` gives every action's begin and end from the costs of work and messages. A rank carries out
+its list in order. An action begins when the one before it on its rank has ended and what it needs
+has come. Messages travel beside the work, on each ordered pair of ranks one after the other. So the
+step is a longest path, and one pass over the actions finds it:
 
     P=2, F and B 1 s each, messages 0:       0    1    2    3    4
                                    rank 0    F0   F1   .    B0 . B1
@@ -14,7 +18,8 @@ its neighbours and waits until both sides are there, which is slower where work 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megascan.errors import ConfigError
@@ -22,6 +27,8 @@ from megascan.schema import Phase
 from megascan.simulate.stage_order import Exchange, Pass, Step, Transfer, stage_steps
 from training.pipeline.costs import ActivationMemory, WorkTable, peak_memory
 from training.pipeline.plan import (
+    GIVES_INPUT_GRADIENT,
+    RECEIVES,
     SENDS,
     TRANSFERS,
     Action,
@@ -34,7 +41,253 @@ from training.pipeline.plan import (
     message_needed,
     message_of_transfer,
 )
-from training.pipeline.validity import order_of_completion
+
+_ROUNDING = 1e-9
+
+
+def check(
+    plan: Plan, *, memory: ActivationMemory | None = None, memory_limit: float | None = None
+) -> None:
+    """Refuse a plan that cannot be carried out, or not within `memory_limit` (unit of `memory`).
+
+    Raises ConfigError.
+    """
+    _check_ranks(plan)
+    _check_complete(plan)
+    if plan.names_transfers:
+        _check_transfers(plan)
+    order_of_completion(plan)
+    if memory_limit is not None:
+        check_memory(plan, memory, memory_limit)
+
+
+def check_memory(plan: Plan, memory: ActivationMemory | None, memory_limit: float) -> None:
+    """Refuse a plan whose peak on some rank is above a limit; ConfigError."""
+    peaks = peak_memory(plan, memory)
+    worst = max(range(len(peaks)), key=peaks.__getitem__)
+    if peaks[worst] > memory_limit * (1 + _ROUNDING):
+        raise ConfigError(
+            f"plan {plan.name}: rank {worst} holds activations of {peaks[worst]:.4g} at most, the "
+            f"limit is {memory_limit:.4g}; raise the limit or take a plan with fewer microbatches "
+            "in flight"
+        )
+
+
+def order_of_completion(plan: Plan) -> list[Action]:
+    """Return all actions in an order in which they can be carried out, one after another.
+
+    Raises ConfigError where ranks wait for each other, with each rank's next action and what it
+    waits for.
+    """
+    heads = [0] * plan.shape.num_ranks
+    done: set[Action] = set()
+    order: list[Action] = []
+    needs = _Needs(plan)
+    waiting: defaultdict[Action, list[int]] = defaultdict(list)
+    ready = list(range(plan.shape.num_ranks))
+    while ready:
+        rank = ready.pop()
+        while heads[rank] < len(plan.actions[rank]):
+            action = plan.actions[rank][heads[rank]]
+            missing = needs.first_missing(action, done)
+            if missing is not None:
+                waiting[missing].append(rank)
+                break
+            done.add(action)
+            order.append(action)
+            heads[rank] += 1
+            ready += waiting.pop(action, ())
+    if len(order) < sum(map(len, plan.actions)):
+        raise ConfigError(f"plan {plan.name} hangs: {_stuck(plan, heads, needs, done)}")
+    return order
+
+
+def numerics_note(plan: Plan) -> str | None:
+    """Return what a plan does to the order of sums; None where results are identical bit by bit.
+
+    Forwards consume the data and random numbers in order, gradients are summed in order.
+    """
+    for rank in range(plan.shape.num_ranks):
+        last: dict[tuple[str, int], Action] = {}
+        for action in plan.work_of(rank):
+            kind = _accumulates_as(action.kind)
+            before = last.get((kind, action.stage))
+            if before is not None and before.microbatch > action.microbatch:
+                return (
+                    f"plan {plan.name}: rank {rank} runs {before} before {action}, so sums are "
+                    "formed in another order than Megatron-Core's and differ within rounding"
+                )
+            last[kind, action.stage] = action
+    return None
+
+
+def forward_order(plan: Plan, rank: int) -> tuple[Action, ...]:
+    """Return a rank's forwards: the order in which its random numbers are drawn.
+
+    Two plans of equal order draw the same dropout masks; with one chunk all ordered plans do.
+    """
+    return tuple(a for a in plan.actions[rank] if a.kind is ActionKind.FORWARD)
+
+
+def _accumulates_as(kind: ActionKind) -> str:
+    """Return work whose order matters together: a whole backward sums weight gradients too."""
+    return "W" if kind is ActionKind.BACKWARD else kind.value
+
+
+def _check_ranks(plan: Plan) -> None:
+    shape = plan.shape
+    if len(plan.actions) != shape.num_ranks:
+        raise ConfigError(
+            f"plan {plan.name} has lists for {len(plan.actions)} pipeline ranks, "
+            f"expected {shape.num_ranks}"
+        )
+    for rank, listed in enumerate(plan.actions):
+        for action in listed:
+            if not 0 <= action.stage < shape.num_stages:
+                raise ConfigError(
+                    f"plan {plan.name}: {action} on rank {rank} names stage {action.stage} of a "
+                    f"pipeline of {shape.num_stages}"
+                )
+            if not 0 <= action.microbatch < shape.num_microbatches:
+                raise ConfigError(
+                    f"plan {plan.name}: {action} on rank {rank} names microbatch "
+                    f"{action.microbatch} of {shape.num_microbatches}"
+                )
+            if shape.rank_of(action.stage) != rank:
+                raise ConfigError(
+                    f"plan {plan.name}: {action} stands on rank {rank}, but stage {action.stage} "
+                    f"lies on rank {shape.rank_of(action.stage)}"
+                )
+
+
+def _check_complete(plan: Plan) -> None:
+    """Check each microbatch: once forward and once backward, whole or in two, on each stage."""
+    counts = Counter(action for listed in plan.actions for action in listed)
+    twice = next((action for action, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise ConfigError(f"plan {plan.name} has {twice} {counts[twice]} times, expected once")
+    for stage in range(plan.shape.num_stages):
+        for microbatch in range(plan.shape.num_microbatches):
+            kinds = {k for k in ActionKind if Action(k, stage, microbatch) in counts} - TRANSFERS
+            problem = _incomplete(kinds - {ActionKind.RECOMPUTE})
+            if problem:
+                raise ConfigError(
+                    f"plan {plan.name}: microbatch {microbatch} on stage {stage} {problem}"
+                )
+
+
+def _incomplete(kinds: set[ActionKind]) -> str:
+    """Return what is wrong with the work of one microbatch on one stage; empty when nothing is."""
+    if ActionKind.FORWARD not in kinds:
+        return "has no forward F"
+    backward = kinds - {ActionKind.FORWARD}
+    split = {ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT}
+    if backward in ({ActionKind.BACKWARD}, split):
+        return ""
+    named = " and ".join(sorted(kind.value for kind in backward)) or "nothing"
+    return f"has {named} for its backward, expected B, or I and W"
+
+
+def _check_transfers(plan: Plan) -> None:
+    """Check that every message between ranks leaves once, after its work, and is received in that
+    order.
+    """
+    for rank, listed in enumerate(plan.actions):
+        for action in listed:
+            if action.kind in TRANSFERS:
+                _check_transfer(plan, rank, action)
+    for sender in range(plan.shape.num_ranks):
+        for receiver in range(plan.shape.num_ranks):
+            for forward in (True, False):
+                _check_channel(plan, sender, receiver, forward=forward)
+
+
+def _check_transfer(plan: Plan, rank: int, action: Action) -> None:
+    message = message_of_transfer(action)
+    shape = plan.shape
+    source = message.stage - 1 if message.kind is ActionKind.FORWARD else message.stage + 1
+    if not (0 <= source < shape.num_stages and 0 <= message.stage < shape.num_stages):
+        raise ConfigError(f"plan {plan.name}: {action} on rank {rank} has no stage to talk to")
+    if shape.rank_of(source) == shape.rank_of(message.stage):
+        raise ConfigError(
+            f"plan {plan.name}: {action} on rank {rank} goes to the same rank; leave it out"
+        )
+
+
+def _check_channel(plan: Plan, sender: int, receiver: int, *, forward: bool) -> None:
+    expected = set(plan.messages(sender, receiver, forward=forward))
+    sent = list(_carried(plan, sender, SENDS, expected))
+    received = list(_carried(plan, receiver, RECEIVES, expected))
+    for words, listed, rank in (("sent", sent, sender), ("received", received, receiver)):
+        missing = min(expected - set(listed), default=None)
+        if missing is not None:
+            raise ConfigError(
+                f"plan {plan.name}: what {missing.stage}{missing.kind.value}{missing.microbatch} "
+                f"needs is never {words} on rank {rank}; name all sends and receives or none"
+            )
+    for position, (one, other) in enumerate(zip(sent, received, strict=True), 1):
+        if one != other:
+            raise ConfigError(
+                f"plan {plan.name}: message {position} from rank {sender} to rank {receiver} is "
+                f"sent for {Action(*one)} and received for {Action(*other)}; "
+                "receive in the order of sends"
+            )
+
+
+def _carried(
+    plan: Plan, rank: int, kinds: frozenset[ActionKind], expected: set[Message]
+) -> Iterator[Message]:
+    for action in plan.actions[rank]:
+        if action.kind in kinds and (message := message_of_transfer(action)) in expected:
+            yield message
+
+
+class _Needs:
+    """What must be done before an action, on whatever rank."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._shape = plan.shape
+        self._explicit = plan.names_transfers
+        actions = [action for listed in plan.actions for action in listed]
+        self._recomputed = {a[1:] for a in actions if a.kind is ActionKind.RECOMPUTE}
+        self._makers = {
+            message: action for action in actions if (message := message_made(plan.shape, action))
+        }
+        self._senders = {message_of_transfer(a): a for a in actions if a.kind in SENDS}
+        self._receivers = {message_of_transfer(a): a for a in actions if a.kind in RECEIVES}
+
+    def first_missing(self, action: Action, done: set[Action]) -> Action | None:
+        """Return an action that must come before and is not done."""
+        return next((need for need in self._of(action) if need not in done), None)
+
+    def _of(self, action: Action) -> Iterator[Action]:
+        kind, stage, microbatch = action
+        if kind in SENDS:
+            yield self._makers[message_of_transfer(action)]
+            return
+        if kind is ActionKind.RECOMPUTE:
+            yield Action(ActionKind.FORWARD, stage, microbatch)
+        elif kind is ActionKind.WEIGHT_GRADIENT:
+            yield Action(ActionKind.INPUT_GRADIENT, stage, microbatch)
+        elif kind in GIVES_INPUT_GRADIENT:
+            again = (stage, microbatch) in self._recomputed
+            yield Action(ActionKind.RECOMPUTE if again else ActionKind.FORWARD, stage, microbatch)
+        message = message_needed(self._shape, action)
+        if message is not None:
+            yield self._makers[message]
+            if self._explicit and message in self._receivers:
+                yield self._receivers[message]
+                yield self._senders[message]
+
+
+def _stuck(plan: Plan, heads: list[int], needs: _Needs, done: set[Action]) -> str:
+    """Return each rank's next action and what it waits for."""
+    parts = []
+    for rank, listed in enumerate(plan.actions):
+        if heads[rank] < len(listed):
+            action = listed[heads[rank]]
+            parts.append(f"rank {rank} at {action} waits for {needs.first_missing(action, done)}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

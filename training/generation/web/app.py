@@ -14,11 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megascan.listening import Gate
-from training.generation.metrics import Outcome
-from training.generation.service import EndedError
+from training.generation.service import EndedError, RequestOutcome
 from training.generation.web import chat, completions, megatron_api
-from training.generation.web.asking import Model
-from training.generation.web.responses import RequestError, json_response
+from training.generation.web.bodies import RequestError, ServedModel, json_response
 
 _LOG = logging.getLogger(__name__)
 # Says only whether the server runs; those who look after it ask without a token.
@@ -61,13 +59,15 @@ class Guard:
             _LOG.exception("an endpoint failed")
 
 
-__all__ = ["Model", "build_app"]
+__all__ = ["ServedModel", "build_app"]
 
-_Endpoint = Callable[[Request, Model], Awaitable[Response]]
+_Endpoint = Callable[[Request, ServedModel], Awaitable[Response]]
 
 
-def build_app(model: Model, *, token: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
-    """Build the whole HTTP side; `hosts` are names of this server beside those of the loopback."""
+def build_app(
+    model: ServedModel, *, token: str | None = None, hosts: Collection[str] = ()
+) -> ASGIApp:
+    """Build the whole HTTP side; `hosts` are names of this server other than the loopback's."""
     started = int(time.time())
 
     async def models(request: Request) -> Response:
@@ -115,12 +115,12 @@ def build_app(model: Model, *, token: str | None = None, hosts: Collection[str] 
     return Guard(app, token=token, hosts=hosts)
 
 
-def _bound(endpoint: _Endpoint, model: Model) -> Callable[[Request], Awaitable[Response]]:
+def _bound(endpoint: _Endpoint, model: ServedModel) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request, model)
         except RequestError:
-            model.service.metrics.count_request(Outcome.REFUSED)
+            model.service.metrics.count_request(RequestOutcome.REFUSED)
             raise
 
     return answer
@@ -151,7 +151,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return RequestError(f"{named} is not served here", status=error.status_code).response()
 
 
-def _described(model: Model, started: int) -> dict[str, object]:
+def _described(model: ServedModel, started: int) -> dict[str, object]:
     return {
         "id": model.name,
         "object": "model",

@@ -14,19 +14,20 @@ from starlette.responses import Response
 from training.data.tokenizers import Tokenizer
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
-from training.generation.web.asking import (
+from training.generation.web.bodies import (
     ChatTemplate,
+    Choice,
+    ChoiceChange,
     Fields,
-    Model,
+    RequestError,
+    ServedModel,
     TemplateError,
     Wish,
     read_fields,
     read_wish,
+    respond,
     rows_of,
-)
-from training.generation.web.choices import Change, Choice, respond, usage_of
-from training.generation.web.responses import (
-    RequestError,
+    usage_of,
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -44,7 +45,7 @@ class Asked:
     head: dict[str, object] = field(default_factory=dict)
 
 
-async def chat(request: WebRequest, model: Model) -> Response:
+async def chat(request: WebRequest, model: ServedModel) -> Response:
     """Answer one request."""
     asked = await _read(await read_fields(request), model)
     return await respond(
@@ -58,7 +59,7 @@ async def chat(request: WebRequest, model: Model) -> Response:
     )
 
 
-async def _read(fields: Fields, model: Model) -> Asked:
+async def _read(fields: Fields, model: ServedModel) -> Asked:
     if model.template is None:
         raise RequestError(
             "the tokenizer of this model has no chat template; use /v1/completions", status=404
@@ -139,7 +140,7 @@ async def _tokens_of(template: ChatTemplate, messages: Sequence[dict[str, str]])
         ) from error
 
 
-def _whole(asked: Asked, model: Model, choice: Choice) -> dict[str, object]:
+def _whole(asked: Asked, model: ServedModel, choice: Choice) -> dict[str, object]:
     return {
         "index": choice.index,
         "message": {"role": "assistant", "content": "".join(choice.pieces)},
@@ -168,7 +169,10 @@ def _named(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str,
 
 
 async def _events(
-    asked: Asked, model: Model, choices: Sequence[Choice], changes: AsyncIterator[Change]
+    asked: Asked,
+    model: ServedModel,
+    choices: Sequence[Choice],
+    changes: AsyncIterator[ChoiceChange],
 ) -> AsyncIterator[object]:
     head = asked.head | {"object": "chat.completion.chunk"}
     if asked.wish.includes_usage:

@@ -14,19 +14,20 @@ from starlette.responses import Response
 from training.data.tokenizers import Tokenizer
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, TokenScore
-from training.generation.web.asking import (
+from training.generation.web.bodies import (
     MOST_CHOICES,
+    Choice,
+    ChoiceChange,
     Fields,
-    Model,
+    RequestError,
+    ServedModel,
     Wish,
     read_fields,
     read_wish,
+    respond,
     rows_of,
     tokens_of,
-)
-from training.generation.web.choices import Change, Choice, respond, usage_of
-from training.generation.web.responses import (
-    RequestError,
+    usage_of,
 )
 
 _MOST_LOGPROBS = 20
@@ -45,7 +46,7 @@ class Asked:
     head: dict[str, object] = field(default_factory=dict)
 
 
-async def complete(request: WebRequest, model: Model) -> Response:
+async def complete(request: WebRequest, model: ServedModel) -> Response:
     """Answer one request."""
     asked = await _read(await read_fields(request), model)
     return await respond(
@@ -59,7 +60,7 @@ async def complete(request: WebRequest, model: Model) -> Response:
     )
 
 
-async def _read(fields: Fields, model: Model) -> Asked:
+async def _read(fields: Fields, model: ServedModel) -> Asked:
     wish = read_wish(fields, model)
     num_logprobs = fields.optional_integer("logprobs", low=0, high=_MOST_LOGPROBS)
     echoes = fields.switch("echo")
@@ -130,7 +131,7 @@ def _prompts(given: object) -> list[str | list[int]]:
     return cast(list[str | list[int]], given)
 
 
-def _whole(asked: Asked, model: Model, choice: Choice) -> dict[str, object]:
+def _whole(asked: Asked, model: ServedModel, choice: Choice) -> dict[str, object]:
     prompt_text = asked.prompt_texts[choice.index] if asked.echoes else ""
     logprobs = None
     if asked.num_logprobs is not None:
@@ -183,7 +184,10 @@ class Listing:
 
 
 async def _events(
-    asked: Asked, model: Model, choices: Sequence[Choice], changes: AsyncIterator[Change]
+    asked: Asked,
+    model: ServedModel,
+    choices: Sequence[Choice],
+    changes: AsyncIterator[ChoiceChange],
 ) -> AsyncIterator[object]:
     listings = [Listing(model.tokenizer) for _ in choices]
     no_usage = {"usage": None} if asked.wish.includes_usage else {}
@@ -196,7 +200,7 @@ async def _events(
         yield asked.head | {"choices": [], "usage": usage}
 
 
-def _part(asked: Asked, change: Change, listing: Listing) -> dict[str, object] | None:
+def _part(asked: Asked, change: ChoiceChange, listing: Listing) -> dict[str, object] | None:
     """Return one event's choice; None when there is nothing to say yet."""
     choice, text = change.choice, change.piece
     scores = [*change.tokens]

@@ -9,21 +9,24 @@ from starlette.responses import Response
 
 from training.generation.detokenizing import token_text
 from training.generation.request import Request, Sampling
-from training.generation.web.asking import (
+from training.generation.web.bodies import (
     MOST_CHOICES,
     Fields,
-    Model,
+    RequestError,
+    ServedModel,
     Wish,
+    choices_of,
+    follow,
+    json_response,
     read_fields,
+    respond_while_connected,
     rows_of,
     submit,
     tokens_of,
 )
-from training.generation.web.choices import choices_of, follow
-from training.generation.web.responses import RequestError, json_response, respond_while_connected
 
 
-async def generate(request: WebRequest, model: Model) -> Response:
+async def generate(request: WebRequest, model: ServedModel) -> Response:
     """Answer one request: whole texts, prompts included."""
     fields = await read_fields(request)
     requests, has_logprobs = await _read(fields, model)
@@ -48,7 +51,7 @@ async def generate(request: WebRequest, model: Model) -> Response:
     return await respond_while_connected(request, work(), submission.close)
 
 
-async def _read(fields: Fields, model: Model) -> tuple[list[Request], bool]:
+async def _read(fields: Fields, model: ServedModel) -> tuple[list[Request], bool]:
     prompts = fields.raw("prompts")
     if not isinstance(prompts, list) or not all(isinstance(one, str) and one for one in prompts):
         raise fields.wrong("prompts", "must be an array of strings, none of them empty")

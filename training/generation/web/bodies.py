@@ -1,6 +1,11 @@
-"""From a request's body to rows for the engine: what completions and chat have in common.
+"""Bodies in and out, as completions and chat have them in common.
 
+In: a request's body, whose fields are checked one by one (`Fields`), becomes rows for the engine.
 Chats become prompts by the template that a tokenizer's files bring along (`ChatTemplate`).
+
+Out: the choices of one response while they grow (`Choice`), sent as JSON, as a stream of events, or
+as an error in OpenAI's shape. A response is made while somebody listens on the connection. When the
+client goes first, the work is cancelled, and with it the rows that it waits for.
 """
 
 from __future__ import annotations
@@ -8,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -19,13 +25,139 @@ import orjson
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as WebRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from megascan.errors import InputError
 from megascan.listening import PATIENCE_S
 from training.data.tokenizers import SubwordTokenizer, Tokenizer
-from training.generation.request import Limits, Request, Sampling
+from training.generation.detokenizing import TextStream
+from training.generation.request import Answer, FinishReason, Limits, Request, Sampling, TokenScore
 from training.generation.service import BusyError, EndedError, Service, Submission
-from training.generation.web.responses import RequestError
+
+Made = TypeVar("Made")
+
+
+def json_response(
+    content: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a response whose body is `content` as JSON."""
+    return Response(
+        orjson.dumps(content),
+        status_code=status,
+        headers=dict(headers or {}),
+        media_type="application/json",
+    )
+
+
+class RequestError(Exception):
+    """One sentence for a client, with the status of the response."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, object]:
+        """Return the error as OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """Return the error as a response."""
+        headers = {"retry-after": "1"} if self.status == 429 else {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return json_response(self.body(), status=self.status, headers=headers)
+
+
+_ENDED = RequestError("the server has ended; ask again later", status=503)
+
+
+class GoneError(Exception):
+    """The client has closed its connection."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[Made]) -> Made:
+    """Await `work` as long as the client is there; raises GoneError when it is not."""
+    working = asyncio.ensure_future(work)
+    listening = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise GoneError
+        return working.result()
+    finally:
+        for task in (working, listening):
+            task.cancel()
+        await asyncio.gather(working, listening, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events, one JSON object each, closed by ``[DONE]`` as OpenAI's clients expect."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[object], close: Callable[[], None]) -> None:
+        """Hold what streams; `close` is called at the end, however it comes."""
+        super().__init__()
+        self._events = events
+        self._close = close
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what comes until the end or until the client goes."""
+        del scope
+        try:
+            with suppress(GoneError, OSError):
+                await while_connected(receive, self._send_all(send))
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await _send_part(send, b"data: " + orjson.dumps(event) + b"\n\n")
+        except EndedError:
+            await _send_part(send, b"data: " + orjson.dumps(_ENDED.body()) + b"\n\n")
+        else:
+            await _send_part(send, b"data: [DONE]\n\n")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def respond_while_connected(
+    request: WebRequest, work: Awaitable[Response], close: Callable[[], None]
+) -> Response:
+    """Give the response that `work` makes; `close` is called at the end, however it comes."""
+    try:
+        return await while_connected(request.receive, work)
+    except GoneError:
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        close()
+
 
 Kind = TypeVar("Kind")
 
@@ -162,7 +294,7 @@ _LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     """What the endpoints know of the model that is served."""
 
     name: str
@@ -208,7 +340,7 @@ async def read_fields(request: WebRequest) -> Fields:
     return Fields.from_body(b"".join(parts))
 
 
-def read_wish(fields: Fields, model: Model) -> Wish:
+def read_wish(fields: Fields, model: ServedModel) -> Wish:
     """Read the shared fields; RequestError for the first that is out of range."""
     asked_for = fields.text("model", model.name)
     if asked_for != model.name:
@@ -241,7 +373,7 @@ def read_wish(fields: Fields, model: Model) -> Wish:
     )
 
 
-async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...]:
+async def tokens_of(prompt: str | Sequence[int], model: ServedModel) -> tuple[int, ...]:
     """Return the token ids of a prompt; RequestError when it cannot be coded."""
     if isinstance(prompt, str):
         try:
@@ -262,7 +394,7 @@ async def tokens_of(prompt: str | Sequence[int], model: Model) -> tuple[int, ...
 def rows_of(
     prompt: tuple[int, ...],
     wish: Wish,
-    model: Model,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     num_logprobs: int | None = None,
@@ -314,7 +446,7 @@ def choice_sampling(sampling: Sampling, choice: int) -> Sampling:
     )
 
 
-def submit(model: Model, requests: Sequence[Request]) -> Submission:
+def submit(model: ServedModel, requests: Sequence[Request]) -> Submission:
     """Hand rows to the engine; RequestError when it is busy or has ended."""
     try:
         return model.service.submit(requests)
@@ -407,3 +539,132 @@ def _source(declared: object) -> str | None:
 def _text(token: object) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
+
+
+@dataclass
+class Choice:
+    """One row as a client sees it."""
+
+    index: int
+    prompt: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+    text: TextStream
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    """Of the generated tokens, the one that ends the row included."""
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def take(self, answer: Answer) -> tuple[str, Sequence[TokenScore]]:
+        """Take one answer; gives the text and the tokens that are new."""
+        self.prompt_scores += answer.prompt_scores
+        piece = ""
+        new: tuple[TokenScore, ...] = ()
+        token = answer.token
+        if token is not None:
+            self.scores.append(token)
+            if token.token not in self.stop_ids:
+                piece = self.text.add(token.token)
+                new = (token,)
+        self.finish_reason = answer.finish_reason
+        if self.text.is_stopped:
+            self.finish_reason = FinishReason.STOP
+        elif self.finish_reason is not None:
+            piece += self.text.finish()
+            # The end may bring a stop string that was held back.
+            if self.text.is_stopped:
+                self.finish_reason = FinishReason.STOP
+        self.pieces.append(piece)
+        return piece, new
+
+    @property
+    def shown(self) -> list[TokenScore]:
+        """Return the generated tokens whose text is shown: without the one that ends the row."""
+        return [score for score in self.scores if score.token not in self.stop_ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceChange:
+    """What one answer has changed in one choice."""
+
+    choice: Choice
+    piece: str
+    tokens: Sequence[TokenScore]
+    prompt_scores: Sequence[TokenScore]
+    is_first: bool
+
+
+def choices_of(
+    requests: Sequence[Request], tokenizer: Tokenizer, stops: Sequence[str]
+) -> list[Choice]:
+    """Return a choice for each row, nothing generated yet."""
+    return [
+        Choice(
+            index=index,
+            prompt=request.prompt,
+            stop_ids=request.stop_ids,
+            text=TextStream(tokenizer, stops=stops, before=request.prompt),
+        )
+        for index, request in enumerate(requests)
+    ]
+
+
+async def follow(submission: Submission, choices: Sequence[Choice]) -> AsyncIterator[ChoiceChange]:
+    """Yield what changes until all choices are complete; one with its stop string is cut short."""
+    async for index, answer in submission.answers():
+        choice = choices[index]
+        is_first = not choice.scores and not choice.prompt_scores
+        piece, tokens = choice.take(answer)
+        if choice.finish_reason is not None:
+            submission.cancel(index)
+        yield ChoiceChange(
+            choice=choice,
+            piece=piece,
+            tokens=tokens,
+            prompt_scores=answer.prompt_scores,
+            is_first=is_first,
+        )
+
+
+def usage_of(choices: Sequence[Choice], num_choices: int) -> dict[str, int]:
+    """Return tokens read and generated; a prompt counts once for all its choices."""
+    read = sum(len(choice.prompt) for choice in choices[::num_choices])
+    generated = sum(len(choice.scores) for choice in choices)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": generated,
+        "total_tokens": read + generated,
+    }
+
+
+async def respond(
+    request: WebRequest,
+    model: ServedModel,
+    requests: Sequence[Request],
+    wish: Wish,
+    *,
+    head: dict[str, object],
+    whole: Callable[[Choice], dict[str, object]],
+    events: Callable[[list[Choice], AsyncIterator[ChoiceChange]], AsyncIterator[object]],
+) -> Response:
+    """Submit the rows of a request and answer as it wishes: at once, or in events as text comes.
+
+    At once the answer is `head`, then each choice as `whole` tells it, then the usage.
+    """
+    submission = submit(model, requests)
+    choices = choices_of(requests, model.tokenizer, wish.stops)
+    if wish.streams:
+        return EventStream(events(choices, follow(submission, choices)), submission.close)
+
+    async def work() -> Response:
+        async for _ in follow(submission, choices):
+            pass
+        return json_response(
+            head
+            | {
+                "choices": [whole(choice) for choice in choices],
+                "usage": usage_of(choices, wish.num_choices),
+            }
+        )
+
+    return await respond_while_connected(request, work(), submission.close)

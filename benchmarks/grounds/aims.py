@@ -1,0 +1,140 @@
+"""What a verdict is aimed at on any ground, and what was reached.
+
+Recall counts due faults (`outcome`) that a finding names and no other rank with them; precision
+counts findings with owner `node`. Owners are counted where one is given: `node` is right of ranks
+that are at fault, `job` where a cause of the job was planted, a collector among them (it pauses for
+what its process allocates), or no fault of hardware is due. An
+onset counts where a lasting fault begins inside the trace, with two settled iterations before it.
+
+    traced      3 4 5 6 | 11 12 13 14        the fault begins in iteration 8
+    found from            11 or 12: right, at most one traced iteration off
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.detection.figures import Share
+from benchmarks.grounds.ground import NUM_WARMING_UP, Planted
+from benchmarks.grounds.outcome import DUE_SLOWDOWN, Named, Outcome
+
+SHORT_SHARE = 0.35
+"""Of the time: what covers less comes in bursts."""
+ONSET_ITERATIONS = 1
+LEAST_BEFORE = 2
+"""Iterations before an onset, or nobody can tell that there was one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """One line: what, the share aimed at, and the one reached."""
+
+    what: str
+    share: float
+    reached: Share
+    at_most: bool = False
+
+    def row(self) -> str:
+        """As a row of the table."""
+        met = self.reached.value <= self.share if self.at_most else self.reached.value >= self.share
+        word = ("yes" if met else "no") if self.reached.total else "-"
+        bound = "at most" if self.at_most else "at least"
+        return f"| {self.what} | {bound} {self.share:g} | {self.reached.text()} | {word} |"
+
+
+def table_of_aims(outcomes: Sequence[Outcome]) -> str:
+    """Return one Markdown row an aim."""
+    rows = ["| aim | wanted | reached | met |", "|---|---|---|---|"]
+    return "\n".join([*rows, *(one.row() for one in aims_of(outcomes))])
+
+
+def aims_of(outcomes: Sequence[Outcome]) -> list[Aim]:
+    """Return all aims with what was reached."""
+    nodes = [(one, finding) for one in outcomes for finding in one.findings if _blames(finding)]
+    compute = [(one, finding) for one, finding in nodes if finding.cause == "compute"]
+    sound = [one for one in outcomes if not one.at_fault]
+    return [
+        Aim(
+            what="slow devices, 5 % and more: recall", share=0.97, reached=_recall(outcomes, _slow)
+        ),
+        Aim(what="slow devices: precision", share=0.99, reached=_precision(compute)),
+        Aim(what="all nodes named: precision", share=0.99, reached=_precision(nodes)),
+        Aim(what="throttling in bursts: recall", share=0.9, reached=_recall(outcomes, _bursting)),
+        Aim(
+            what="hosts, loaders, their memory: recall", share=0.9, reached=_recall(outcomes, _host)
+        ),
+        Aim(what="NICs of a host: recall", share=0.95, reached=_recall(outcomes, _network)),
+        Aim(
+            what="jobs without a fault of hardware with a name",
+            share=0.005,
+            reached=_share(bool(one.wrong) for one in sound),
+            at_most=True,
+        ),
+        Aim(what="owners given: right", share=0.98, reached=_share(_owners(outcomes))),
+        Aim(what="onset within one iteration", share=0.95, reached=_share(_onsets(outcomes))),
+    ]
+
+
+def _blames(finding: Named) -> bool:
+    return finding.owner == "node"
+
+
+def _slow(planted: Planted) -> bool:
+    lasts = planted.share_of_time > SHORT_SHARE
+    return planted.cause == "compute" and lasts and planted.factor >= DUE_SLOWDOWN
+
+
+def _bursting(planted: Planted) -> bool:
+    return planted.cause == "compute" and planted.share_of_time <= SHORT_SHARE
+
+
+def _host(planted: Planted) -> bool:
+    return planted.cause in ("host", "loader")
+
+
+def _network(planted: Planted) -> bool:
+    return planted.kind == "nic"
+
+
+def _share(hits: Iterator[bool]) -> Share:
+    counted = list(hits)
+    return Share(sum(counted), len(counted))
+
+
+def _recall(outcomes: Sequence[Outcome], counts: Callable[[Planted], bool]) -> Share:
+    return _share(
+        outcome.finding_of(fault) is not None
+        for outcome in outcomes
+        for fault in outcome.due
+        if counts(fault)
+    )
+
+
+def _precision(named: Sequence[tuple[Outcome, Named]]) -> Share:
+    return _share(not set(finding.ranks) - outcome.at_fault for outcome, finding in named)
+
+
+def _owners(outcomes: Sequence[Outcome]) -> Iterator[bool]:
+    """Yield for each finding that gives an owner whether it is the right one."""
+    for outcome in outcomes:
+        planted = outcome.planted
+        is_jobs = any(one.owner == "job" or one.cause == "gc" for one in planted) or not outcome.due
+        for finding in outcome.findings:
+            if _blames(finding):
+                yield not set(finding.ranks) - outcome.at_fault
+            elif finding.owner == "job":
+                yield is_jobs
+
+
+def _onsets(outcomes: Sequence[Outcome]) -> Iterator[bool]:
+    """Yield for each found fault that begins inside the trace whether its onset is right."""
+    for outcome in outcomes:
+        settled = [number for number in outcome.iterations if number > NUM_WARMING_UP]
+        for fault in outcome.due:
+            finding = outcome.finding_of(fault)
+            before = sum(number < fault.first_iteration for number in settled)
+            is_inside = LEAST_BEFORE <= before < len(settled)
+            if finding is not None and is_inside and fault.share_of_time == 1.0:
+                found = sum(number < finding.first_iteration for number in settled)
+                yield abs(found - before) <= ONSET_ITERATIONS

@@ -1,0 +1,50 @@
+"""Every room says what is in it: the docstring of its `__init__.py` names each of its files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from megascan.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("megascan", "aggregate", "detect", "megascope", "training")
+ROOMS = sorted(
+    path.parent.relative_to(ROOT).as_posix()
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("__init__.py")
+)
+
+
+def described(room: str) -> str:
+    """Return what a room says of itself; of the core's own files docs/architecture.md says it."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text("utf-8"))) or ""
+    page = (ROOT / "docs/architecture.md").read_text("utf-8") if room == "megascan" else ""
+    return " ".join([text, *re.findall(r"`megascan\.\w+`", page)])
+
+
+def unnamed(stems: set[str], text: str) -> set[str]:
+    return {stem for stem in stems if not re.search(rf"\b{stem}(\.py\b|`)", text)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_names_each_of_its_files(room: str) -> None:
+    stems = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__", "__main__"}
+    if room == "megascan/cli":
+        stems -= set(COMMANDS)  # a command's file has its name
+    assert not unnamed(stems, described(room)), "say in __init__.py what these files are for"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_names_no_file_that_is_gone(room: str) -> None:
+    named = re.findall(r"[\w/]+\.py\b", described(room))
+    gone = [one for one in named if not ((ROOT / room / one).exists() or (ROOT / one).exists())]
+    assert gone == []
+
+
+def test_a_file_that_is_not_named_is_found() -> None:
+    text = "folding.py   one file of `lines`"
+    assert unnamed({"fold", "file", "folding", "lines"}, text) == {"fold", "file"}
