@@ -46,7 +46,7 @@ the other groups 10 %: the host of rank 3. If of theirs 85 %: the job is host-bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -241,51 +241,64 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
 CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 
 
-def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> str | None:
-    """Return that the row's clock is as low as its passes are slow, None where that is not shown.
+def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:
+    """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
-    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. A row that stands for
-    a whole TP group has no clock of its own.
+    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. Of a TP group whose
+    ranks wait for each other unseen one clock is low; None where none is, or several are.
     """
-    members = seen.members
-    own = seen.counters.get(int(members.ranks[row]), {})
-    others = _of_sound_devices(seen, slow, row, CLOCK_NAME)
+    low = low_clocks(seen, slow, row, effect)
+    return next(iter(low.items())) if len(low) == 1 else None
+
+
+def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict[int, str]:
+    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence."""
+    members, ranks = seen.members, seen.members.workers[row]
+    sound = [
+        seen.counters.get(rank, {})
+        for place, of_row in enumerate(members.workers)
+        if place != row and not slow[place] and members.devices[place] == members.devices[row]
+        for rank in of_row
+    ]
+    found = {}
+    for rank in ranks:
+        words = _low_clock(seen.counters.get(rank, {}), sound, effect)
+        if words:
+            whose = "its clock" if len(ranks) == 1 else f"of rank {rank} alone the clock"
+            found[rank] = f"{whose}, which neither data nor layers lower, is {words}"
+    return found
+
+
+def _low_clock(
+    own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float
+) -> str:
+    """Say how low a clock is beside those of sound devices; "" where it is not, or by much more or
+    less than an effect, or for the work that it is given.
+    """
+    others = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
     lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
-    if min(clock, lowest) <= 0 or len(members.workers[row]) > 1:
-        return None
     reasons = int(own.get(REASONS_NAME, 0))
-    if is_at_rest(reasons) or (is_capped(reasons) and not _draws_less(seen, slow, row)):
-        return None
+    if min(clock, lowest) <= 0 or is_at_rest(reasons):
+        return ""
+    if is_capped(reasons) and not _draws_less(own, sound):
+        return ""
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
-        return None
-    theirs = [int(one) for one in _of_sound_devices(seen, slow, row, REASONS_NAME)]
+        return ""
+    theirs = [int(readings.get(REASONS_NAME, 0)) for readings in sound]
     most = np.inf if peculiar_reasons(reasons, theirs) else effect / PAIRS.agrees_share
     if not PAIRS.agrees_share * effect <= ratio <= most:
-        return None
+        return ""
     return (
-        f"its clock, which neither data nor layers lower, is {clock:.0f} MHz against "
-        f"{np.median(others):.0f} MHz of sound devices ({times(float(np.exp(ratio)))})"
+        f"{clock:.0f} MHz against {np.median(others):.0f} MHz of sound devices "
+        f"({times(float(np.exp(ratio)))})"
     )
 
 
-def _draws_less(seen: Observations, slow: Flags, row: int) -> bool:
-    """Return whether the device of a row draws far less power than all sound ones of its model."""
-    own = seen.counters.get(int(seen.members.ranks[row]), {}).get(POWER_NAME, 0.0)
-    least = min(_of_sound_devices(seen, slow, row, POWER_NAME), default=0.0)
-    return 0.0 < own <= (1.0 - READINGS.power_share) * least
-
-
-def _of_sound_devices(seen: Observations, slow: Flags, row: int, name: str) -> list[float]:
-    """Return a reading of all devices of the row's model but its own and those of `slow` rows; 0
-    where one has none.
-    """
-    members = seen.members
-    return [
-        seen.counters.get(int(rank), {}).get(name, 0.0)
-        for place, rank in enumerate(members.ranks)
-        if place != row and not slow[place] and members.devices[place] == members.devices[row]
-    ]
+def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a device draws far less power than all sound ones."""
+    least = min((readings.get(POWER_NAME, 0.0) for readings in sound), default=0.0)
+    return 0.0 < own.get(POWER_NAME, 0.0) <= (1.0 - READINGS.power_share) * least
 
 
 def reading_evidence(seen: Observations, row: int) -> list[str]:

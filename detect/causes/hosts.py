@@ -56,7 +56,7 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, slow_clock
+from detect.causes.device import HOST_ADVICE, low_clocks
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import Observations
@@ -479,11 +479,14 @@ def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
     """Say that the clocks of all of a host's devices are as low as it is slow; "" where they are
     not, or nobody read them.
     """
-    rows = np.flatnonzero(own).tolist()
-    found = [slow_clock(seen, own, row, effect) for row in rows]
-    if not all(found):
+    members = seen.members
+    low: dict[int, str] = {}
+    for row in np.flatnonzero(own).tolist():
+        low |= low_clocks(seen, own, row, effect)
+    if not set(low).issuperset(members.ranks_of(np.flatnonzero(own).tolist())):
         return ""
-    return f"of rank {seen.members.ranks[rows[0]]}, and of all others of it alike: {found[0]}"
+    rank = min(low)
+    return f"of rank {rank}, and of all others of it alike: {low[rank]}"
 
 
 def _share_their_data(sides: _Sides, compute: _Test) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from detect import Cause, Owner
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 NORMAL = {
@@ -95,6 +99,24 @@ def test_a_host_whose_clocks_are_low_is_given_no_longer_data(job):
     counters[6] = counters[6] | {"sm_clock_mhz": 1980.0}
     found = run.but(counters=counters).report().findings
     assert not [one for one in found if 6 in one.ranks and one.owner == Owner.NODE]
+
+
+def test_of_a_group_that_waits_for_one_its_clock_tells_which(job):
+    """Granularity base: all of a TP group take as long in their passes as the slowest of them."""
+
+    def longer(slot):
+        return 1.4 if slot.rank in (2, 3) and slot.name != "optimizer" else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(8)}
+    run = job(layout=Layout(tp=2, dp=4), work=longer, counters=counters, iterations=8)
+
+    def named(low):
+        read = counters | {rank: counters[rank] | {"sm_clock_mhz": 1380.0} for rank in low}
+        seen = replace(observe(run.but(counters=read).timeline()), splits_tensor_groups=False)
+        return [(one.ranks, one.owner) for one in judge(seen, DetectorSettings()).findings]
+
+    assert named([]) == named([2, 3]) == [((2, 3), Owner.UNDECIDED)]
+    assert named([3]) == [((3,), Owner.NODE)]
 
 
 def test_a_stage_with_a_low_clock_is_no_heavy_stage(job):
