@@ -142,8 +142,6 @@ class ClockAgreement:
     residual_median_ns: float
     residual_p99_ns: float
     num_components: int
-    error_median_ns: float = 0.0
-    """By what one half of the clocks may be off, beside those of other hosts, and more."""
     is_measured: bool = True
     """Whether anything matched ties the clocks together: else the residuals say nothing."""
 

@@ -303,9 +303,6 @@ def _alignment(timeline: Timeline) -> ClockAgreement | None:
         residual_median_ns=float(np.median([fit.residual_median_ns for fit in fits])),
         residual_p99_ns=float(max(max(fit.residual_p99_ns, fit.error_ns) for fit in fits)),
         num_components=len({fit.component for fit in fits}),
-        error_median_ns=float(
-            np.median([max(fit.residual_median_ns, fit.error_ns) for fit in fits])
-        ),
         is_measured=any(fit.num_anchors for fit in fits),
     )
 

@@ -10,7 +10,6 @@ from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, steady
-from detect.report import ClockAgreement
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -104,6 +103,7 @@ def _with_rings(job, slow_ms):
             [messages.transfer_ns, np.repeat(rings.transfer_ns, num_iterations, axis=1)]
         ),
         total_ns=np.concatenate([messages.total_ns, rings.total_ns]),
+        shortest_ns=None,
     )
     return judge(replace(seen, transfers=both, costs=None), DetectorSettings())
 
@@ -209,9 +209,9 @@ def test_connections_between_hosts_whose_clocks_are_off_accuse_nobody(job, excha
     units = [((rank, rank + 4), 10**8, 4.0 if rank < 4 else 1.0) for rank in range(12)]
     sound = exchanging(job(layout=Layout(pp=4, dp=4), hosts=4).timeline(), units)
     assert [one.ranks for one in judge(sound, DetectorSettings()).findings] == [(0, 1, 2, 3)]
-    agreement = ClockAgreement(
-        method="", residual_median_ns=500.0, residual_p99_ns=9e6, error_median_ns=5e6,
-        num_components=1,
-    )  # fmt: skip
-    off = replace(sound, alignment=agreement)
-    assert judge(off, DetectorSettings()).findings == ()
+    assert sound.transfers is not None
+    for slow_ns, is_named in ((4e6, True), (1e6, False)):
+        spans = np.where(np.arange(12) < 4, slow_ns, 1e6)
+        by_one_clock = replace(sound, transfers=replace(sound.transfers, shortest_ns=spans))
+        found = judge(by_one_clock, DetectorSettings()).findings
+        assert ((0, 1, 2, 3) in [one.ranks for one in found]) is is_named
