@@ -429,14 +429,15 @@ def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
     """Return whether the place in the pipeline may cost the host's ranks that time.
 
     Stages have gaps of their own, some more than others; but none has many where others have next
-    to none.
+    to none. That is no rule of loading: a stage that computes little waits for its data alone.
     """
     if cause not in LOST.values() or not sides.lacks_peers(sides.own) or _is_starved(sides):
         return False
     lost = robust.mean(sides.seen.lost(cause), axis=1)
     largest = float(np.nan_to_num(lost[sides.control]).max())
     own = float(np.nan_to_num(lost[sides.own]).mean())
-    return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
+    is_unlike = cause != Cause.LOADER and own >= HOSTS.unlike_ratio * largest
+    return test.effect < HOSTS.unlike_share and not is_unlike
 
 
 def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
