@@ -542,6 +542,10 @@ class _Networks:
         0.25, "share of the connections", Origin.CONVENTION,
         "on either side that may lie beyond the gap between slow and quick ones",
     )  # fmt: skip
+    alike_ratio: float = limit(
+        1.05, "ratio", Origin.BENCHMARK,
+        "below which spans of slow and quick transfers last as long by one clock: clocks differ",
+    )  # fmt: skip
     unharmed_share: float = limit(
         0.3, "share of the floor", Origin.BENCHMARK,
         "a kind of transfers that is slower by less acquits the network",

@@ -3,7 +3,8 @@
 Four generators of traced jobs, written from physics by people who have not read the detector:
 `kernels` (roofline costs), `original` (the original MegaScan's files), `cluster` (hosts, NICs and
 loaders as shared resources) and `profiles` (what torch.profiler exports, in the dialects of torch
-1.8 to 2.7). Development cases are judged by default; `--unseen` judges the
+1.8 to 2.7). A fifth is judged where it is asked for: `fleet` (launching threads and device queues,
+wandering clocks, a fluid network). Development cases are judged by default; `--unseen` judges the
 third that is kept back until the detector is finished. `--draw SEED` judges the same catalogues
 drawn anew with other seeds: learn on one such draw, and believe what holds on another one that was
 never looked at. Tables on stdout, one row a family.
@@ -29,12 +30,13 @@ from benchmarks.grounds.outcome import Outcome, judge_case, table_by_cause, tabl
 from megascan.errors import UsageError, report_errors
 
 GROUNDS = ("kernels", "original", "cluster", "profiles")
+OTHERS = ("fleet",)  # judged when they are asked for
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grounds", description=__doc__)
     parser.add_argument(
-        "--ground", choices=GROUNDS, action="append", help="only this one; repeatable"
+        "--ground", choices=(*GROUNDS, *OTHERS), action="append", help="only this one; repeatable"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--unseen", action="store_true", help="the third that was kept back")

@@ -326,7 +326,9 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
     ranks, subject = members.workers[row], f"{ranks_of(members, row)} ({place(members, row)})"
-    slowest = None if owner != Owner.NODE or len(ranks) < 2 else _named_worker(seen, slow)
+    slowest = None
+    if owner == Owner.NODE and len(ranks) > 1:
+        slowest = _slow_clock(seen, found, slow) or _named_worker(seen, slow)
     if slowest is not None and seen.workers is not None:
         known, ranks = seen.workers.members, slowest[:1]
         subject = f"rank {ranks[0]} ({place(known, known.row(ranks[0]))})"
@@ -397,7 +399,8 @@ def _judge(
     starved = starvation(seen, slow.suspect.row, slow.suspect.course.active)
     if starved is not None:
         return Cause.HOST, starved[0], (starved[1],)
-    if _one_sided(slow):
+    clock = _slow_clock(seen, found, slow)
+    if _one_sided(slow) and clock is None:
         return (
             Cause.UNKNOWN,
             Owner.UNDECIDED,
@@ -407,11 +410,10 @@ def _judge(
             ),
         )
     ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
-    clock = slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
     if ordinary is not None:
         decision = _Decision(False, ordinary)
     elif clock is not None:
-        decision = _Decision(True, clock)
+        decision = _Decision(True, clock[1])
     elif _warms_up(inquiry, slow):
         decision = _Decision(False, WARMING_UP)
     elif _named_worker(seen, slow) is not None:
@@ -432,10 +434,17 @@ def _judge(
             decision = _Decision(True, CHANGED)
         elif doubt is not None and _is_given_even_data(seen, slow.suspect.row):
             decision = _Decision(True, EVEN)
-    if decision.decided and len(seen.members.workers[slow.suspect.row]) > 1:
+    if decision.decided and clock is None and len(seen.members.workers[slow.suspect.row]) > 1:
         decision = _one_of_group(seen, slow)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
     return Cause.COMPUTE, owner, (decision.because,) if decision.because else ()
+
+
+def _slow_clock(seen: Observations, found: ComputeSearch, slow: SlowRow) -> tuple[int, str] | None:
+    """Return the rank of a slow row whose clock explains it, and a sentence; None if there is no
+    one.
+    """
+    return slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
 
 
 def _one_of_group(seen: Observations, slow: SlowRow) -> _Decision:

@@ -28,11 +28,14 @@ all-reduces: rank 6.
 
 **What do its readings say?** Longer data, heavier layers or hidden waiting lower no clock. One that
 is lower than those of all sound devices of the model by about as much as the rank is slower is why
-it is slower. At its power limit a device lowers its clock for the work that it is given, and at
-rest because it has none: such readings decide nothing.
+it is slower; one that is lower by more only if heat or a brake holds it down and no other, which
+may come and go between readings. At its power limit a device lowers its clock for the work that it
+is given, and at rest because it has none: such readings decide nothing, unless it is at its limit
+with far less power than sound devices draw. Then its limit is lower, and no work lowers that.
 
 Example: rank 3 computes 1.28 times slower, at 1545 MHz where all others run at 1980: log ratios
-0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained.
+0.247 and 0.248. A clock of 1890 MHz (0.047, less than half) would leave most of it unexplained. At
+its power limit with 605 W it is undecided, where others draw 610 W; with 452 W it is the device.
 
 **Does it wait for its host?** A device is starved where most of its operations begin as soon as
 they are launched: its queue is empty. A job whose hosts can hardly keep up starves first the ranks
@@ -45,12 +48,12 @@ the other groups 10 %: the host of rank 3. If of theirs 85 %: the job is host-bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observe.devices import REASONS_NAME, is_usual, peculiar_reasons
+from detect.observe.devices import REASONS_NAME, is_at_rest, is_capped, peculiar_reasons
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust
@@ -237,36 +240,67 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
     return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)
 
 
-CLOCK_NAME = "sm_clock_mhz"
+CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
 
 
-def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> str | None:
-    """Return that the row's clock is as low as its passes are slow, None where that is not shown.
+def slow_clock(seen: Observations, slow: Flags, row: int, effect: float) -> tuple[int, str] | None:
+    """Return the one rank of a row whose clock is as low as its passes are slow, and a sentence.
 
-    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. A row that stands for
-    a whole TP group has no clock of its own.
+    `effect` is its log slowdown; `slow` rows are no measure of a usual clock. Of a TP group whose
+    ranks wait for each other unseen one clock is low; None where none is, or several are.
     """
-    members = seen.members
-    own = seen.counters.get(int(members.ranks[row]), {})
-    others = [
-        seen.counters.get(int(rank), {}).get(CLOCK_NAME, 0.0)
-        for place, rank in enumerate(members.ranks)
+    low = low_clocks(seen, slow, row, effect)
+    return next(iter(low.items())) if len(low) == 1 else None
+
+
+def low_clocks(seen: Observations, slow: Flags, row: int, effect: float) -> dict[int, str]:
+    """Return the ranks of a row whose clocks are as low as its passes are slow, with a sentence."""
+    members, ranks = seen.members, seen.members.workers[row]
+    sound = [
+        seen.counters.get(rank, {})
+        for place, of_row in enumerate(members.workers)
         if place != row and not slow[place] and members.devices[place] == members.devices[row]
+        for rank in of_row
     ]
+    found = {}
+    for rank in ranks:
+        words = _low_clock(seen.counters.get(rank, {}), sound, effect)
+        if words:
+            whose = "its clock" if len(ranks) == 1 else f"of rank {rank} alone the clock"
+            found[rank] = f"{whose}, which neither data nor layers lower, is {words}"
+    return found
+
+
+def _low_clock(
+    own: Mapping[str, float], sound: Sequence[Mapping[str, float]], effect: float
+) -> str:
+    """Say how low a clock is beside those of sound devices; "" where it is not, or by much more or
+    less than an effect, or for the work that it is given.
+    """
+    others = [readings.get(CLOCK_NAME, 0.0) for readings in sound]
     lowest, clock = min(others, default=0.0), own.get(CLOCK_NAME, 0.0)
-    if min(clock, lowest) <= 0 or len(members.workers[row]) > 1:
-        return None
-    if is_usual(int(own.get(REASONS_NAME, 0))):
-        return None
+    reasons = int(own.get(REASONS_NAME, 0))
+    if min(clock, lowest) <= 0 or is_at_rest(reasons):
+        return ""
+    if is_capped(reasons) and not _draws_less(own, sound):
+        return ""
     ratio, apart = np.log(float(np.median(others)) / clock), np.log(lowest / clock)
     if apart < -np.log1p(-READINGS.clock_share):
-        return None
-    if not PAIRS.agrees_share * effect <= ratio <= effect / PAIRS.agrees_share:
-        return None
+        return ""
+    theirs = [int(readings.get(REASONS_NAME, 0)) for readings in sound]
+    most = np.inf if peculiar_reasons(reasons, theirs) else effect / PAIRS.agrees_share
+    if not PAIRS.agrees_share * effect <= ratio <= most:
+        return ""
     return (
-        f"its clock, which neither data nor layers lower, is {clock:.0f} MHz against "
-        f"{np.median(others):.0f} MHz of sound devices ({times(float(np.exp(ratio)))})"
+        f"{clock:.0f} MHz against {np.median(others):.0f} MHz of sound devices "
+        f"({times(float(np.exp(ratio)))})"
     )
+
+
+def _draws_less(own: Mapping[str, float], sound: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a device draws far less power than all sound ones."""
+    least = min((readings.get(POWER_NAME, 0.0) for readings in sound), default=0.0)
+    return 0.0 < own.get(POWER_NAME, 0.0) <= (1.0 - READINGS.power_share) * least
 
 
 def reading_evidence(seen: Observations, row: int) -> list[str]:

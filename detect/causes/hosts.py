@@ -22,9 +22,9 @@ compared with each other, or where another rank is named, whose slowness others 
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
-optimizer, which no data and no partition of the microbatches lengthens, is slower as well, or if
-all its devices are starved and the others' are fed: longer work lets a host get ahead, it does not
-hold it back.
+optimizer, which no data and no partition of the microbatches lengthens, is slower as well, if the
+clocks of all its devices are as low as it is slow, or if all its devices are starved and the
+others' are fed: longer work lets a host get ahead, it does not hold it back.
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
 computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
@@ -56,7 +56,7 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE
+from detect.causes.device import HOST_ADVICE, low_clocks
 from detect.causes.finding import Claim, build_finding
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import Observations
@@ -431,14 +431,15 @@ def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
     """Return whether the place in the pipeline may cost the host's ranks that time.
 
     Stages have gaps of their own, some more than others; but none has many where others have next
-    to none.
+    to none. That is no rule of loading: a stage that computes little waits for its data alone.
     """
     if cause not in LOST.values() or not sides.lacks_peers(sides.own) or _is_starved(sides):
         return False
     lost = robust.mean(sides.seen.lost(cause), axis=1)
     largest = float(np.nan_to_num(lost[sides.control]).max())
     own = float(np.nan_to_num(lost[sides.own]).mean())
-    return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
+    is_unlike = cause != Cause.LOADER and own >= HOSTS.unlike_ratio * largest
+    return test.effect < HOSTS.unlike_share and not is_unlike
 
 
 def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
@@ -456,6 +457,7 @@ def _named(
     if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
         least = HOSTS.device_share * compute.effect
         is_device = optimizer is not None and optimizer.effect >= least
+        is_device = is_device or bool(_slow_clocks(sides.seen, sides.own, compute.effect))
         if is_device or not (sides.holds_whole_units() or _share_their_data(sides, compute)):
             return Cause.COMPUTE, compute
         if _is_starved(sides):
@@ -474,6 +476,20 @@ def _named(
         if slower_ns + float(lost_ns) >= least * float(np.median(seen.iteration_ns)):
             return Cause.HOST, optimizer
     return None
+
+
+def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
+    """Say that the clocks of all of a host's devices are as low as it is slow; "" where they are
+    not, or nobody read them.
+    """
+    members = seen.members
+    low: dict[int, str] = {}
+    for row in np.flatnonzero(own).tolist():
+        low |= low_clocks(seen, own, row, effect)
+    if not set(low).issuperset(members.ranks_of(np.flatnonzero(own).tolist())):
+        return ""
+    rank = min(low)
+    return f"of rank {rank}, and of all others of it alike: {low[rank]}"
 
 
 def _share_their_data(sides: _Sides, compute: _Test) -> bool:
@@ -599,6 +615,9 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
         for one in (test.effect, test.effect - reach, test.effect + reach)
     )
     lost = milliseconds(float(np.mean(slow.excess_ns)))
+    clocks = ""
+    if slow.cause == Cause.COMPUTE and slow.is_shown:
+        clocks = _slow_clocks(seen, mask_of(slow.rows.tolist(), len(members)), test.effect)
     return build_finding(
         seen,
         Claim(
@@ -620,6 +639,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
             evidence=(
                 f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
                 *((CHANGED,) if slow.course is not None else ()),
+                *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
                 *(() if slow.is_shown else (NOT_SHOWN,)),

@@ -307,7 +307,7 @@ WAIT_TOO = (
 def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     """Leave out mates of slow ranks where nobody recorded all that a TP group waits for."""
     seen, slow = inquiry.seen, inquiry.slow
-    if seen.tells_passes:
+    if seen.tells_passes and not seen.mixes_communication:
         return suspects
     return tuple(one for one in suspects if not slow[mates_of(seen.members, one.row)].any())
 

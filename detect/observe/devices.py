@@ -35,7 +35,8 @@ REASONS = {
     0x100: "display clock setting",
 }
 """Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason…)."""
-USUAL_REASONS = 0x1 | 0x4
+IDLE, POWER_CAP = 0x1, 0x4
+USUAL_REASONS = IDLE | POWER_CAP
 """A device under full load runs at its power limit, and rests between steps: no fault."""
 
 
@@ -90,6 +91,11 @@ def peculiar_reasons(own: int, peers: Sequence[int]) -> list[str]:
     return [name for bit, name in REASONS.items() if special & bit]
 
 
-def is_usual(mask: int) -> bool:
-    """Return whether a mask of reasons holds one that work, or the want of it, sets by itself."""
-    return bool(mask & USUAL_REASONS)
+def is_at_rest(mask: int) -> bool:
+    """Return whether a mask of reasons holds that there is no work."""
+    return bool(mask & IDLE)
+
+
+def is_capped(mask: int) -> bool:
+    """Return whether a mask of reasons holds that the power limit is reached."""
+    return bool(mask & POWER_CAP)

@@ -169,6 +169,8 @@ class _Passes:
             stalled_ns = stall(own.unwaited_ns - collecting.inside_ns)
             # of these only the layers are busy time, which holds no standing still
             inside_ns = np.where(is_sharded, 0.0, stalled_ns)
+            # no host is late with what waits for the communication beside it
+            stalled_ns = np.maximum(stalled_ns - passes.beside_ns, 0.0)
             if passes.gathers is not None:
                 stalled_ns = np.where(is_sharded, passes.gathers.late_ns, stalled_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns

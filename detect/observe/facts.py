@@ -71,7 +71,7 @@ class Passes:
     wall_ns: Floats
     """The same by the wall."""
     beside_ns: Floats
-    """CPU times used: for how long communication beside it was under way; 0 elsewhere."""
+    """For how long communication was under way beside it that it may have waited for."""
     gathers: Gathers | None
     entangled: Entangled
     contents: Contents | None
@@ -162,16 +162,15 @@ def facts_of(index: SpanIndex) -> Facts:
 def _passes(
     index: SpanIndex, rows: Flags, samples: Samples, data_rows: Flags, loading_ns: Floats
 ) -> Passes:
-    wall_ns = beside_ns = np.zeros(len(samples.row))
+    wall_ns = np.zeros(len(samples.row))
     if index.uses_cpu_time:
         loads_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
         wall_ns = numbers(index.table, "self_ns")[rows] - loads_ns
-        beside_ns = _communicating_beside(index, rows)
     return Passes(
         samples=samples,
         time_ns=index.self_time(rows) - loading_ns,
         wall_ns=wall_ns,
-        beside_ns=beside_ns,
+        beside_ns=_communicating_beside(index, rows),
         gathers=gathers_of(index, rows),
         entangled=entangled_in(index, rows, entangling_modules(index)),
         contents=None if index.is_cpu else _contents(index, rows, samples),
@@ -194,11 +193,26 @@ def _contents(index: SpanIndex, passes: Flags, samples: Samples) -> Contents:
 
 
 def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
-    """Return for how long of each of the spans communication beside it was under way, ns."""
+    """Return for how long of each of the spans communication beside it was under way, ns.
+
+    A device goes on as soon as what it waited for is over, so what a span waited for ends in it:
+
+        forward      |── embedding ──|      waits     |── layer 1 ──|── layer 2 ──|
+        parameters        |──────────── gather ──────|
+
+    The core of a process may be busy with any that is under way, whenever it ends.
+    """
     start, end = axis_of(index)
-    beside = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
-    beside &= index.track == Track.OVERLAPPED
-    covered = Cover.of(*united(start[beside], end[beside]))
+    kinds = COMMUNICATION_KINDS if index.is_cpu else (Kind.COLLECTIVE,)  # passes await no messages
+    beside = equals(index.table, "kind", *kinds) & index.counts & (index.track == Track.OVERLAPPED)
+    begins, ends = start[beside], end[beside]
+    if not index.is_cpu and rows.any():
+        order = np.argsort(start[rows], kind="stable")
+        place = np.searchsorted(start[rows][order], ends) - 1
+        owner = order[np.maximum(place, 0)]
+        within = (place >= 0) & (ends <= end[rows][owner])
+        begins, ends = np.maximum(begins, start[rows][owner])[within], ends[within]
+    covered = Cover.of(*united(begins, ends))
     return covered.length_within(start[rows], end[rows]).astype(np.float64)
 
 

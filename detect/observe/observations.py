@@ -230,6 +230,8 @@ class Transfers:
     """Transfers of the quickest members of the rank's operations, summed over the iteration."""
     late_in: tuple[LateIn, ...] = ()
     """Where that lateness arose."""
+    shortest_ns: Floats | None = field(default=None, metadata=along("unit"))
+    """How long the spans of the members that are in it for the shortest time last, by one clock."""
 
 
 class Costs(Protocol):

@@ -21,7 +21,10 @@ turn are longer on the median. So a module's typical time is there its median sh
 the median pass; else the passes of a turn would seem to stand still in the layers of the others.
 
 Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
-of the pass's own time (see `detect.observe.work`).
+of the pass's own time (see `detect.observe.work`). Nor is it the host's doing where a pass waits
+for the communication beside it: the first forward of an iteration for its parameters, which are
+gathered meanwhile and which a rank that is late (it logs, or saves) has to share first. As long as
+communication that ends in a pass was under way beside it, its device may have waited for that.
 
 Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
 launches, so the queue is long again at nearly every start that was recorded.

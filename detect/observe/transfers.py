@@ -45,6 +45,8 @@ class _Operations:
     """(span of `rows`,)"""
     quickest_ns: Floats
     """(operation,): transfer of the quickest member."""
+    shortest_ns: Floats
+    """(operation,): span of the member that was in it for the shortest time."""
 
     @property
     def first(self) -> Integers:
@@ -92,7 +94,8 @@ def _operations(index: SpanIndex) -> _Operations | None:
         return None
     time_ns = transfer[rows].astype(np.float64)
     quickest = np.minimum.reduceat(time_ns, starts)[whole]
-    return _Operations(rows, starts[whole], sizes[whole], time_ns, quickest)
+    shortest = np.minimum.reduceat(index.duration[rows], starts)[whole].astype(np.float64)
+    return _Operations(rows, starts[whole], sizes[whole], time_ns, quickest, shortest)
 
 
 def _units(
@@ -271,6 +274,7 @@ def _table(index: SpanIndex, found: _Operations, labels: _Labels) -> Transfers:
         kind=kind[keep],
         size_bytes=size[keep],
         transfer_ns=medians.reshape(len(names), num_iterations)[keep],
+        shortest_ns=_medians(row, found.shortest_ns, len(names))[keep],
         total_ns=total[keep] / max(num_iterations, 1),
         late_ns=late.by_iteration(index),
         quick_ns=_summed(index, found.rows[known], quick_ns),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from detect import Owner
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
-NORMAL = {"sm_clock_mhz": 1980.0, "clock_event_reasons": 4.0, "temperature_c": 38.0}
+NORMAL = {
+    "sm_clock_mhz": 1980.0,
+    "clock_event_reasons": 4.0,
+    "temperature_c": 38.0,
+    "power_w": 610.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,14 @@ def test_only_telling_readings_are_evidence(job, slow, reading, sentence):
         ({"sm_clock_mhz": 1380.0, "clock_event_reasons": 1.0}, Owner.UNDECIDED),  # at rest
         ({"sm_clock_mhz": 1890.0, "clock_event_reasons": 8.0}, Owner.UNDECIDED),  # by 5 % of 43 %
         ({"clock_event_reasons": 8.0}, Owner.UNDECIDED),
+        ({"sm_clock_mhz": 1380.0, "power_w": 420.0}, Owner.NODE),  # at a limit that is lower
+        ({"sm_clock_mhz": 1380.0, "power_w": 580.0}, Owner.UNDECIDED),
+        ({"sm_clock_mhz": 1380.0, "power_w": 420.0, "clock_event_reasons": 1.0}, Owner.UNDECIDED),
+        (
+            {"sm_clock_mhz": 800.0, "clock_event_reasons": 128.0},
+            Owner.NODE,
+        ),  # by 147 % now and then
+        ({"sm_clock_mhz": 800.0, "clock_event_reasons": 0.0}, Owner.UNDECIDED),
     ],
 )
 def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owner):
@@ -49,6 +66,57 @@ def test_a_clock_as_low_as_the_passes_are_slow_is_the_devices(job, reading, owne
     for layout in (Layout(dp=4), Layout(dp=2)):
         report = job(layout=layout, work=longer, counters=counters, iterations=8).report()
         assert [(one.ranks, one.owner) for one in report.findings] == [((1,), owner)]
+
+
+def test_a_brake_that_meets_one_pass_only_is_the_devices(job):
+    """It comes and goes: the forward passes are longer, the backward passes are not."""
+
+    def braked(slot):
+        return 1.3 if slot.rank == 1 and slot.phase == "forward" else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(4)}
+    run = job(layout=Layout(dp=4), work=braked, counters=counters, iterations=30)
+    assert [one.owner for one in run.report().findings] == [Owner.UNDECIDED]
+    counters[1] = counters[1] | {"sm_clock_mhz": 990.0, "clock_event_reasons": 128.0}
+    (finding,) = run.but(counters=counters).report().findings
+    assert (finding.ranks, finding.owner, finding.cause) == ((1,), Owner.NODE, Cause.COMPUTE)
+
+
+def test_a_host_whose_clocks_are_low_is_given_no_longer_data(job):
+    """It holds whole replicas, whose documents may be longer, until its clocks are read."""
+
+    def longer(slot):
+        return 1.2 if slot.rank in (4, 5, 6, 7) and slot.name != "optimizer" else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(16)}
+    run = job(layout=Layout(dp=16), hosts=4, work=longer, counters=counters, iterations=8)
+    assert not [one for one in run.report().findings if one.owner == Owner.NODE]
+    hot = {"sm_clock_mhz": 1650.0, "clock_event_reasons": 64.0}
+    counters |= {rank: counters[rank] | hot for rank in (4, 5, 6, 7)}
+    (finding,) = run.but(counters=counters).report().findings
+    assert (finding.ranks, finding.owner) == ((4, 5, 6, 7), Owner.NODE)
+    assert any("1650 MHz against 1980 MHz" in one for one in finding.evidence)
+    counters[6] = counters[6] | {"sm_clock_mhz": 1980.0}
+    found = run.but(counters=counters).report().findings
+    assert not [one for one in found if 6 in one.ranks and one.owner == Owner.NODE]
+
+
+def test_of_a_group_that_waits_for_one_its_clock_tells_which(job):
+    """Granularity base: all of a TP group take as long in their passes as the slowest of them."""
+
+    def longer(slot):
+        return 1.4 if slot.rank in (2, 3) and slot.name != "optimizer" else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(8)}
+    run = job(layout=Layout(tp=2, dp=4), work=longer, counters=counters, iterations=8)
+
+    def named(low):
+        read = counters | {rank: counters[rank] | {"sm_clock_mhz": 1380.0} for rank in low}
+        seen = replace(observe(run.but(counters=read).timeline()), splits_tensor_groups=False)
+        return [(one.ranks, one.owner) for one in judge(seen, DetectorSettings()).findings]
+
+    assert named([]) == named([2, 3]) == [((2, 3), Owner.UNDECIDED)]
+    assert named([3]) == [((3,), Owner.NODE)]
 
 
 def test_a_stage_with_a_low_clock_is_no_heavy_stage(job):

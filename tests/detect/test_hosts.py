@@ -165,3 +165,14 @@ def test_leaving_a_host_out_is_comparing_as_if_it_had_never_been_there(by_operat
         left_out = channel.without(own)
         np.testing.assert_array_equal(left_out.value, alone.value)
         np.testing.assert_array_equal(left_out.level, alone.level)
+
+
+def test_a_stage_that_waits_for_its_data_alone_is_no_slow_host(job):
+    """Its devices are through with what it has to do before the next data are there."""
+    waits = job(layout=Layout(pp=4, dp=4), hosts=4).but(
+        loading_ms=lambda slot: 3.0 if slot.stage == 0 else 0.02
+    )
+    (found,) = [one for one in waits.report().findings if one.cause == Cause.LOADER]
+    assert (found.ranks, found.owner) == ((0, 1, 2, 3), Owner.UNDECIDED)
+    far = waits.but(loading_ms=lambda slot: 12.0 if slot.stage == 0 else 0.02).report().findings
+    assert [one.owner for one in far if one.cause == Cause.LOADER] == [Owner.NODE]

@@ -212,3 +212,21 @@ def test_loading_of_the_one_rank_that_loads_is_told_by_who_waits(job, loading_ms
     found = [one for one in report.findings if one.cause == Cause.LOADER]
     assert [(one.ranks, one.owner) for one in found] == [((0,), Owner.UNDECIDED)] * is_found
     assert report.minimum_detectable[Cause.LOADER] == pytest.approx(1.1)
+
+
+def test_who_waits_for_a_slow_mate_unseen_is_held_up_by_no_host(job, slow):
+    """Of a TP group whose communication was not recorded one waits inside its passes, off its core,
+    for the other.
+    """
+    run = job(
+        layout=Layout(tp=2, dp=2), device="cpu", work=slow(0, 1.6),
+        gap_ms=lambda slot: 300.0 if slot.rank == 1 else 1.0,
+    )  # fmt: skip
+    seen = observe(run.timeline())
+    named = {
+        mixed: {(one.ranks, one.cause) for one in
+                judge(replace(seen, mixes_communication=mixed), DetectorSettings()).findings}
+        for mixed in (False, True)
+    }  # fmt: skip
+    assert named[False] == {((0,), Cause.COMPUTE), ((1,), Cause.HOST)}
+    assert named[True] == {((0,), Cause.COMPUTE)}

@@ -103,6 +103,7 @@ def _with_rings(job, slow_ms):
             [messages.transfer_ns, np.repeat(rings.transfer_ns, num_iterations, axis=1)]
         ),
         total_ns=np.concatenate([messages.total_ns, rings.total_ns]),
+        shortest_ns=None,
     )
     return judge(replace(seen, transfers=both, costs=None), DetectorSettings())
 
@@ -186,3 +187,31 @@ def test_half_an_iteration_in_rings_through_all_hosts_is_no_health(job, exchangi
     assert (long.verdict, short.verdict) == (Verdict.UNDECIDED, Verdict.HEALTHY)
     assert "a network at half its speed" in " ".join(render_text(long).split())
     assert any("cannot be seen here" in note for note in short.notes)
+
+
+def test_one_slow_connection_of_two_is_not_the_hosts(job, exchanging):
+    """Between a slow connection and a fine one lies no typical one."""
+    slow, both = (
+        [((0, 4), 10**8, 10.0), ((1, 5), 10**8, 10.0), ((2, 6), 10**8, 30.0), ((3, 7), 10**8, last)]
+        for last in (10.0, 30.0)
+    )
+    timeline = job(layout=Layout(tp=2, pp=2, dp=2), hosts=2).timeline()
+    one, other = (
+        [each.ranks for each in judge(exchanging(timeline, units), DetectorSettings()).findings]
+        for units in (slow, both)
+    )
+    assert (2, 3) not in one and (2, 3, 6, 7) not in one
+    assert (2, 3, 6, 7) in other
+
+
+def test_connections_between_hosts_whose_clocks_are_off_accuse_nobody(job, exchanging):
+    """Each host a stage: one bad fit of a host's clocks is one of all its connections."""
+    units = [((rank, rank + 4), 10**8, 4.0 if rank < 4 else 1.0) for rank in range(12)]
+    sound = exchanging(job(layout=Layout(pp=4, dp=4), hosts=4).timeline(), units)
+    assert [one.ranks for one in judge(sound, DetectorSettings()).findings] == [(0, 1, 2, 3)]
+    assert sound.transfers is not None
+    for slow_ns, is_named in ((4e6, True), (1e6, False)):
+        spans = np.where(np.arange(12) < 4, slow_ns, 1e6)
+        by_one_clock = replace(sound, transfers=replace(sound.transfers, shortest_ns=spans))
+        found = judge(by_one_clock, DetectorSettings()).findings
+        assert ((0, 1, 2, 3) in [one.ranks for one in found]) is is_named

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from aggregate import build_timeline
+from benchmarks.grounds.fleet.files import write_files
+from benchmarks.grounds.fleet.jobs import Job
+from benchmarks.grounds.fleet.trainer import Run
+from detect import Cause
+from detect.observe.extract import observe
 from detect.observe.stalls import Pieces, contents_of, stalled_time
+from megascan.reader import read_trace
+from megascan.schema import Track
 
 LAYERS, PASSES = 8, 20
 MODULE_NS, REST_NS = 1_000_000, 500_000
@@ -158,3 +168,23 @@ def test_few_modules_say_nothing(healthy):
     modules, rest = healthy
     rest[1, ::3] += 20 * MODULE_NS
     assert stalls(modules[:, :, :3], rest).max() == 0
+
+
+def test_a_pass_that_waits_for_its_parameters_waits_for_no_host(tmp_path):
+    """Rank 0 logs before each iteration: the others wait for its share of their parameters, which
+    are gathered beside their first forward pass. What they wait there is not their hosts' doing.
+    """
+    job = Job(
+        dp=4, ranks_per_host=1, layers=("dense",) * 4, num_microbatches=2, num_traced=4,
+        first_traced=5, noise=0.001, chip_spread=0.0, host_jitter=0.01, log_every=1,
+    )  # fmt: skip
+    write_files(Run(job, 5, (), recorded=True), 3, tmp_path)
+    timeline = build_timeline(read_trace(tmp_path))
+    step_ns = float(np.median(observe(timeline).iteration_ns))
+    assert observe(timeline).lost(Cause.HOST).max() < 0.01 * step_ns
+    gathered = pc.and_(
+        pc.equal(timeline.spans["track"], int(Track.OVERLAPPED)),
+        pc.equal(pc.cast(timeline.spans["name"], pa.string()), "all_gather"),
+    )
+    unseen = replace(timeline, spans=timeline.spans.filter(pc.invert(gathered)))
+    assert observe(unseen).lost(Cause.HOST)[1:].min(axis=0).max() > 0.03 * step_ns
