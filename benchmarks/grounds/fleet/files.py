@@ -101,6 +101,15 @@ def _header(job: Job, rank: int, origin_ns: int, draws: np.random.Generator) -> 
     )
 
 
+def _tokens(rank: Rank, number: int) -> tuple[int, ...]:
+    """Return the fewest and the most tokens of a pass; none of packed data and hybrid models, where
+    they are not all that counts, or of a class that nobody asks.
+    """
+    if rank.job.packed or "mamba" in rank.job.layers:
+        return ()
+    return min(rank.tokens[number]), max(rank.tokens[number])
+
+
 def _window(rank: Rank, number: int, num_spans: int, draws: np.random.Generator) -> WindowRecord:
     job, iterations = rank.job, rank.windows[number]
     lasted = dict(zip(job.iterations, zip(rank.begins, rank.ends, strict=True), strict=True))
@@ -128,5 +137,6 @@ def _window(rank: Rank, number: int, num_spans: int, draws: np.random.Generator)
         counters=counters,
         tie_width_ns=_TIE_NS if job.on_gpus else 0,
         drift_ppm=0.0,
+        tokens=_tokens(rank, number),
         timings=tuple((each, 1, int(lasted[each][1] - lasted[each][0])) for each in iterations),
     )

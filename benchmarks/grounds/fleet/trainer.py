@@ -104,6 +104,7 @@ class Rank:
         self.place = self.job.places[number]
         self.spans: list[list[Span]] = []  # of each window
         self.windows: list[list[int]] = []  # iterations of each window
+        self.tokens: list[set[int]] = []  # that passes of the first chunk got, of each window
         self.begins: list[float] = []
         self.ends: list[float] = []
         self.computed: list[float] = []
@@ -466,6 +467,7 @@ class Rank:
             if window != opened:
                 self.spans.append([])
                 self.windows.append([])
+                self.tokens.append(set())
                 if opened >= 0:
                     self._skip(job.interval - job.window)
                 opened = window
@@ -607,6 +609,9 @@ class Rank:
             yield from self._load(microbatch, chunk)
         if (microbatch, chunk) == (0, 0):
             self._gather_parameters(args)
+        if chunk == 0:
+            local = self.job.sequence / self.job.cp
+            self.tokens[-1].add(round(local * self._length(microbatch, sized=True)))
         if head:
             yield from self._end_of_model("embedding", args)
         for place, layer in enumerate(self._layers_of(chunk)):
