@@ -236,9 +236,9 @@ def _could_not_show(report: Report) -> list[str]:
     lines += _power(report)
     lines += _labelled(
         "rule",
-        f"named from {percent(report.min_slowdown)} on, over all ranks and classes at a false-"
-        f"discovery rate of {report.false_discovery_rate:.0%}: of a hundred names as unsure as "
-        f"that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
+        f"named where the 95 % interval reaches {percent(report.min_slowdown)}, over all ranks and "
+        f"classes at a false-discovery rate of {report.false_discovery_rate:.0%}: of a hundred "
+        f"names as unsure as that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
     )
     if report.alignment is not None:
         agree = f"agree within {milliseconds(report.alignment.residual_p99_ns)} (p99)"

@@ -716,6 +716,11 @@ class _Links:
         "of the t law of an iteration's median transfer on GPUs beyond all that was seen: eight "
         "times the equal links' time is no accident, in two iterations either",
     )  # fmt: skip
+    named_slowdown: float = limit(
+        1.4, "ratio", Origin.BENCHMARK,
+        "from which a link is named: of those that share a port or a switch one may always meet "
+        "others and be slower by a third, while ports fall to half their speed or less",
+    )  # fmt: skip
     cpu_min_slowdown: float = limit(
         1.5, "ratio", Origin.PHYSICS, "on the CPU a transfer is mostly the system's scheduling"
     )

@@ -34,7 +34,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import attention_residuals, mates_of, starvation
-from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.finding import Claim, build_finding, saved_by_compute, undecided_if_free
 from detect.causes.hits import (
     ADVICE,
     FEW,
@@ -71,6 +71,13 @@ SHARED = (
 MATE = (
     "a rank of its TP group stands still or computes slowly as well, or recorded "
     "nothing: waiting for it, which the trace does not show, may be the reason as well"
+)
+OF_GROUP = (
+    "communication inside its group was not recorded: which of these ranks it is, if not all, this "
+    "trace cannot tell"
+)
+NOBODY_WAITS = (
+    "nobody waits for this time, so the rank may itself wait in it for what the trace does not show"
 )
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
@@ -299,7 +306,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
     share = float(burst.excess.mean())
     what = "its passes" if cause == Cause.COMPUTE else "the window"
     cause, owner, reasons = _blamed(seen, burst, cause)
-    return build_finding(
+    finding = build_finding(
         seen,
         Claim(
             ranks=members.workers[row],
@@ -324,6 +331,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             advice=ADVICE[cause],
         ),
     )
+    return undecided_if_free(finding, NOBODY_WAITS)
 
 
 def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owner, tuple[str, ...]]:
@@ -338,10 +346,11 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
 
 def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
-    if not burst.is_sure:
-        return (FEW,)
-    if burst.is_shared or burst.is_mates:
-        return (SHARED if burst.is_shared else MATE,)
+    is_group = cause != Cause.GC and len(seen.members.workers[burst.row]) > 1
+    known = {FEW: not burst.is_sure, OF_GROUP: is_group, SHARED: burst.is_shared}
+    for reason, holds in (known | {MATE: burst.is_mates}).items():
+        if holds:
+            return (reason,)
     if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
         others = np.flatnonzero(burst.others)

@@ -286,6 +286,14 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
     }
 
 
+def undecided_if_free(finding: Finding, why: str) -> Finding:
+    """Return the finding, undecided where the replay says that the step is as long without it."""
+    is_free = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
+    if finding.owner is not Owner.NODE or not finding.cost_is_replayed or not is_free:
+        return finding
+    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
+
+
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return what to do about a slow connection of these ranks."""
     has_gpu = seen.members.device_kind != "cpu"

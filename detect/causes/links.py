@@ -35,7 +35,12 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import host_advice
-from detect.causes.finding import Claim, build_finding, connection_advice
+from detect.causes.finding import (
+    Claim,
+    build_finding,
+    connection_advice,
+    undecided_if_free,
+)
 from detect.causes.lost_time import Loss, lost_time, stage_peers
 from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import Members, Observations, Transfers
@@ -46,7 +51,7 @@ from detect.stats.noise import Usual
 from detect.stats.persistence import Course
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CONSEQUENCES, COSTS, LINKS, NETWORKS, SEARCH
+from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -60,6 +65,10 @@ IN_DOUBT_ENDS = (
 )
 
 
+IN_DOUBT_A_LITTLE = (
+    "where connections share a port or a switch, one of them may always meet others, and be slower "
+    "by as much"
+)
 IN_DOUBT_NOW_AND_THEN = (
     "it comes and goes and costs the step nothing: messages that share a NIC find it free or "
     "taken, and one of them may be the unlucky one"
@@ -368,12 +377,11 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
             advice=connection_advice(seen, link.ranks),
         ),
     )
-    costs_nothing = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
+    if link.is_isolated and slowdown < LINKS.named_slowdown:
+        evidence = (*finding.evidence, IN_DOUBT_A_LITTLE)
+        return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
     lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
-    if lasts or not costs_nothing or not finding.cost_is_replayed:
-        return finding
-    evidence = (*finding.evidence, IN_DOUBT_NOW_AND_THEN)
-    return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
+    return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:

@@ -24,7 +24,7 @@ from detect.causes.device import (
     launches_slowly,
     mates_of,
 )
-from detect.causes.finding import Claim, build_finding
+from detect.causes.finding import Claim, build_finding, undecided_if_free
 from detect.causes.lost_time import (
     OF_FIRST,
     Loss,
@@ -35,12 +35,12 @@ from detect.causes.lost_time import (
 )
 from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import Members, Observations
-from detect.report import Cause, Finding, Owner
+from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, COSTS, LOSSES, OCCUPANCY, SEARCH
+from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -244,7 +244,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             advice=lambda suspect: host_advice(owner(suspect)),
         ),
     )
-    findings = tuple(_unless_it_waits(one) for one in answer.findings)
+    findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
     return replace(answer, findings=findings, notes=notes)
 
 
@@ -257,14 +257,6 @@ def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
         f"the job is host-bound: {starved:.0%} of operations were launched only just in time, "
         "so device times partly show the hosts' speed",
     )
-
-
-def _unless_it_waits(finding: Finding) -> Finding:
-    """Return the finding, undecided where the replay says that the lost time costs nothing."""
-    is_free = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
-    if finding.owner is not Owner.NODE or not finding.cost_is_replayed or not is_free:
-        return finding
-    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NOBODY_WAITS))
 
 
 LOADER_ADVICE = (

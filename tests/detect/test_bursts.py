@@ -44,6 +44,33 @@ def test_few_throttled_passes_are_one_finding(job):
     assert 1.02 < finding.slowdown < 1.06
 
 
+class _Cost:
+    """A replay that always says the same."""
+
+    def __init__(self, ratio):
+        self.ratio = lambda ranks, causes, within: ratio
+
+
+@pytest.mark.parametrize(("ratio", "owner"), [(1.0, Owner.UNDECIDED), (1.02, Owner.NODE)])
+def test_throttling_that_nobody_waits_for_may_be_waiting(job, ratio, owner):
+    def throttled(slot):
+        hit = slot.iteration in (4, 7, 11) and slot.microbatch in (2, 5)
+        return 1.5 if slot.rank == 5 and hit else 1.0
+
+    seen = observe(job(layout=Layout(dp=16), iterations=10, work=throttled).timeline())
+    (finding,) = judge(replace(seen, costs=_Cost(ratio)), DetectorSettings()).findings
+    assert (finding.cause, finding.ranks, finding.owner) == (Cause.COMPUTE, (5,), owner)
+
+
+def test_which_rank_of_a_group_pauses_is_not_told_where_its_communication_is_hidden(job):
+    def pauses(slot):
+        return 60.0 if slot.rank in (4, 5) and slot.iteration in (4, 7, 11) else 0.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=8), iterations=10, gap_ms=pauses).timeline())
+    findings = judge(replace(seen, splits_tensor_groups=False), DetectorSettings()).findings
+    assert [(one.ranks, one.owner) for one in findings] == [((4, 5), Owner.UNDECIDED)]
+
+
 def test_pauses_that_everybody_has_name_nobody():
     value = np.zeros((16, 10))
     random = np.random.default_rng(1)

@@ -207,6 +207,16 @@ class _Cost:
         self.ratio_of_border = lambda ranks, slowdown, within: ratio
 
 
+@pytest.mark.parametrize(("factor", "owner"), [(1.3, Owner.UNDECIDED), (1.7, Owner.NODE)])
+def test_a_link_that_is_slower_by_a_third_may_always_meet_others(job, factor, owner):
+    def transfer(rank, peer, iteration):
+        return factor if (rank, peer) == (5, 9) else 1.0
+
+    stages = job(layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer)
+    (finding,) = stages.report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((5, 9), Cause.LINK, owner)
+
+
 def test_link_that_comes_and_goes_and_costs_nothing_is_undecided(job):
     """Messages that share a NIC find it free or taken."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import starvation
-from detect.causes.losses import _unless_it_waits
+from detect.causes.finding import undecided_if_free
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
@@ -140,9 +140,9 @@ def test_lost_time_that_costs_nothing_accuses_nobody(job):
     gaps = job(layout=Layout(dp=4), gap_ms=lambda slot: 30.0 if slot.rank == 3 else 1.0)
     (finding,) = gaps.report().findings
     free = replace(finding, cost_is_replayed=True, step_time_cost_ratio=1.0)
-    assert _unless_it_waits(free).owner == Owner.UNDECIDED
-    assert _unless_it_waits(replace(free, step_time_cost_ratio=1.05)).owner == Owner.NODE
-    assert _unless_it_waits(replace(free, cost_is_replayed=False)).owner == Owner.NODE
+    assert undecided_if_free(free, "why").owner == Owner.UNDECIDED
+    assert undecided_if_free(replace(free, step_time_cost_ratio=1.05), "why").owner == Owner.NODE
+    assert undecided_if_free(replace(free, cost_is_replayed=False), "why").owner == Owner.NODE
 
 
 def test_a_stage_alone_may_have_gaps_of_its_own(job):
