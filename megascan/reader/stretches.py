@@ -34,7 +34,7 @@ from megascan.reader.segments import Packed, Segment, joined_ends, settled_shard
 from megascan.schema import HEADER_EVENT, WINDOW_EVENT
 from megascan.timeline import TRACE_SCHEMA, Extent, in_order, is_launched, numbers
 
-STRETCH_BYTES = 8 << 20
+STRETCH_BYTES = 16 << 20
 """Of a large rank file: what one piece of work reads, at least."""
 _OPENING = b"[\n"
 _HEADER_LINE = b'{"name":"%s",' % HEADER_EVENT.encode()
