@@ -150,6 +150,7 @@ def _aggregate(arguments: argparse.Namespace, output: Path, workers: Workers) ->
         say(render_verdict(replace(report, notes=new).with_look(look)))
         marks = marks_of(report, sharded.ends)
         record["detect"] = report.to_json()
+    sharded = sharded.for_drawing()
     with stage(f"writing {output}"):
         num_events = write_timeline(
             whole if whole and chain else sharded,

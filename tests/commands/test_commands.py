@@ -11,6 +11,7 @@ import pytest
 
 from megascan.cli.main import COMMANDS, main
 from megascan.cli.options import size_bytes
+from megascan.export import write_timeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +82,19 @@ def test_the_default_output_of_a_large_trace_is_perfettos_own(healthy, tmp_path,
     assert main(["aggregate", "-b", str(healthy)]) == 0
     (written,) = tmp_path.iterdir()
     assert written.match("benchmark_*.pftrace")
+
+
+def test_what_drawing_does_not_ask_for_is_let_go(healthy, tmp_path, monkeypatch):
+    """Ends are most of what one process holds: they are half as large when the rest comes."""
+    columns = []
+
+    def watched(timeline, *arguments, **named):
+        columns.append(timeline.ends.column_names)
+        return write_timeline(timeline, *arguments, **named)
+
+    monkeypatch.setattr("megascan.cli.aggregate.write_timeline", watched)
+    assert main(["aggregate", "-b", str(healthy), "-o", str(tmp_path / "t.json"), "-d"]) == 0
+    assert len(columns) == 1 and len(columns[0]) == 7
 
 
 def test_detection_names_the_planted_rank_in_text_json_and_timeline(megascan, faulty, tmp_path):
