@@ -236,7 +236,7 @@ def _could_not_show(report: Report) -> list[str]:
     lines += _power(report)
     lines += _labelled(
         "rule",
-        f"named where the 95 % interval reaches {percent(report.min_slowdown)}, over all ranks and "
+        f"named if the 95 % interval reaches {percent(report.min_slowdown)}, over all ranks and "
         f"classes at a false-discovery rate of {report.false_discovery_rate:.0%}: of a hundred "
         f"names as unsure as that, {report.false_discovery_rate * 100:.0f} is expected to be wrong",
     )

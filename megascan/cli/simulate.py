@@ -16,6 +16,7 @@ from pathlib import Path
 
 from megascan.cli.output import say, stage
 from megascan.errors import ConfigError, OutputError, UsageError
+from megascan.header import MOST_RANKS
 from megascan.overwriting import check_can_be_made
 from megascan.schema import Granularity
 from megascan.simulate import (
@@ -174,6 +175,8 @@ def run(arguments: argparse.Namespace) -> int:
     faults: list[Fault] = [parse_fault(text) for text in arguments.fault]
     if not 0 <= arguments.seed < 1 << 63:
         raise UsageError(f"--seed is {arguments.seed}, expected 0 to {(1 << 63) - 1}")
+    if job.layout.world_size > MOST_RANKS:
+        raise UsageError(f"{job.layout.world_size} ranks, expected {MOST_RANKS} or fewer")
     if set(job.missing_ranks) >= set(range(job.layout.world_size)):
         raise UsageError("--missing-rank leaves no rank to be written; leave one out")
     folder: Path = arguments.output

@@ -247,6 +247,7 @@ def test_an_empty_file_answers_no_query(tmp_path, capsys):
     [
         (["simulate", "--layers", "-4", "-o", "x"], "--layers is -4, expected 1 or more"),
         (["simulate", "--seed", str(1 << 63), "-o", "x"], "expected 0 to 9223372036854775807"),
+        (["simulate", "--dp", "3000000", "-o", "x"], "3000000 ranks, expected 1048576 or fewer"),
         (["simulate", "--missing-rank", "0", "-o", "x"], "leaves no rank to be written"),
         (["plan", "{}", "--fbd", "--helper-speed", "inf"], "1 helper(s) of speed inf"),
         (["plan", "{}", "--write", "{file}"], "file is no folder; give another"),
