@@ -1,9 +1,11 @@
 """What does tracing cost? Blocks of traced and untraced iterations, alternating in one job.
 
     python -m benchmarks.overhead [--device cpu|gpu] [--layouts TP2,DP2] [--cycles N] [-o RESULT.md]
+    python -m benchmarks.overhead --device gpu --only "12 x" --modes full,full/4
 
 For each layout one process group trains several models, GPU-bound and host-bound. Tracing is
-installed and removed again between blocks of iterations: off, base, off, full, off, … Every traced
+installed and removed again between blocks of iterations: off, base, off, full, off, … A mode is
+a granularity, `full/4` modules of one layer in 4 only (`--trace-layer-stride`). Every traced
 iteration ends a window, which is the dearest setting. The first iteration of a block, in which the
 mode is switched, is not counted; all others are compared with the untraced blocks right before and
 after theirs, so that drift of the machine cancels. Prints a result page.
@@ -19,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.jobs import DATA, DEVICES, environment_line, model, publish, run_ranks
-from benchmarks.overhead_ranks import Plan
+from benchmarks.overhead_ranks import Plan, level_of
 from benchmarks.paired import OFF, Cost, blocks_of, cost_of
 from megascan.schema import Granularity
 
@@ -41,16 +43,16 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Number of ranks, and flags; each replica runs 4 microbatches of one sample."""
 DEFAULT_LAYOUTS = {"gpu": "one,TP2,TP2-DP2", "cpu": "one,TP2"}
+MODES = tuple(str(granularity) for granularity in Granularity)
 NUM_WARMUP, BLOCK_LENGTH = 6, 4
 
 
-def modes_of(num_cycles: int) -> list[str]:
+def modes_of(num_cycles: int, traced: Sequence[str] = MODES) -> list[str]:
     """Modes of successive blocks: every traced one between two untraced ones, in turns."""
     modes = [OFF]
     for cycle in range(num_cycles):
-        order = list(Granularity)[:: 1 if cycle % 2 else -1]
-        for granularity in order:
-            modes += [str(granularity), OFF]
+        for mode in traced[:: 1 if cycle % 2 else -1]:
+            modes += [mode, OFF]
     return modes
 
 
@@ -59,32 +61,29 @@ def chosen_models(device: str, only: str) -> list[str]:
     return [name for name in MODELS[device] if any(text in name for text in only.split(","))]
 
 
-def measure(
-    device: str, layout: str, num_cycles: int, window: int, only: str
-) -> dict[str, list[Cost]]:
-    """Costs of each granularity by model, those that `only` chooses.
+def measure(layout: str, arguments: argparse.Namespace) -> dict[str, list[Cost]]:
+    """Costs of each mode by model, those that `--only` chooses.
 
     SystemExit with the output when the run fails.
     """
+    device, traced = arguments.device, arguments.modes.split(",")
     num_ranks, flags = LAYOUTS[layout]
     common = (*flags, *DATA, *DEVICES[device])
+    models = chosen_models(device, arguments.only)
     with TemporaryDirectory() as folder:
         plan = Plan(
-            models={name: [*MODELS[device][name], *common] for name in chosen_models(device, only)},
-            modes=modes_of(num_cycles),
+            models={name: [*MODELS[device][name], *common] for name in models},
+            modes=modes_of(arguments.cycles, traced),
             num_warmup=NUM_WARMUP,
             block_length=BLOCK_LENGTH,
-            window=window,
+            window=arguments.window,
             folder=folder,
         )
         plan.write(Path(folder) / "plan.json")
         run_ranks(num_ranks, ["benchmarks.overhead_ranks", str(Path(folder) / "plan.json")])
         times = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
     return {
-        name: [
-            cost_of(str(mode), blocks_of(plan.modes, times[name], BLOCK_LENGTH))
-            for mode in Granularity
-        ]
+        name: [cost_of(mode, blocks_of(plan.modes, times[name], BLOCK_LENGTH)) for mode in traced]
         for name in plan.models
     }
 
@@ -110,7 +109,7 @@ def render(rows: Sequence[str], device: str, window: int, command: str) -> str:
             f"Models: {sizes}, 4 microbatches an iteration. All iterations of a traced block are "
             f"traced, in windows of {window}.",
             "",
-            "| model | GPUs | granularity | untraced, ms | traced ÷ untraced, median "
+            "| model | GPUs | mode | untraced, ms | traced ÷ untraced, median "
             "| 95 % interval | by means | iterations |",
             "|---|---|---|---|---|---|---|---|",
             *rows,
@@ -126,7 +125,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
     parser.add_argument("--layouts", metavar="NAME,NAME", help=f"of {', '.join(LAYOUTS)}")
-    parser.add_argument("--cycles", type=int, default=8, help="blocks of each granularity (8)")
+    parser.add_argument("--cycles", type=int, default=8, help="blocks of each mode (8)")
+    parser.add_argument(
+        "--modes", default=",".join(MODES), metavar="LIST", help="of base, full, full/4 (base,full)"
+    )
     parser.add_argument("--window", type=int, default=1, help="iterations in a window (1)")
     parser.add_argument(
         "--only",
@@ -138,19 +140,23 @@ def main() -> int:
     arguments = parser.parse_args()
     if not chosen_models(arguments.device, arguments.only):
         parser.error(f"--only {arguments.only}: no model's name holds that")
+    for mode in arguments.modes.split(","):
+        try:
+            level_of(mode)
+        except ValueError as error:
+            parser.error(f"--modes {arguments.modes}: {error}")
     words = arguments.layouts or DEFAULT_LAYOUTS[arguments.device]
     if unknown := [name for name in words.split(",") if name not in LAYOUTS]:
         parser.error(f"--layouts {words}: no layout {unknown[0]}, only {', '.join(LAYOUTS)}")
     rows = []
     for layout in words.split(","):
-        costs = measure(
-            arguments.device, layout, arguments.cycles, arguments.window, arguments.only
-        )
+        costs = measure(layout, arguments)
         measured = [row(name, layout, cost) for name, by_mode in costs.items() for cost in by_mode]
         print("\n".join(measured), file=sys.stderr, flush=True)
         rows += measured
     command = f"python -m benchmarks.overhead --device {arguments.device} --layouts {words}"
     command += f" --cycles {arguments.cycles} --window {arguments.window}"
+    command += f" --modes {arguments.modes}"
     command += f" --only '{arguments.only}'" if arguments.only else ""
     page = render(rows, arguments.device, arguments.window, command)
     publish(page, arguments.output)

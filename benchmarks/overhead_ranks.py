@@ -57,6 +57,12 @@ class Plan:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
+def level_of(mode: str) -> tuple[Granularity, int]:
+    """Return granularity and layer stride of a mode like `base` or `full/4`; ValueError if none."""
+    granularity, _, stride = mode.partition("/")
+    return Granularity(granularity), int(stride or 1)
+
+
 class _Clock(Protocol):
     def mark(self) -> None: ...
 
@@ -139,15 +145,17 @@ class Alternation(Callback):
         if mode == OFF:
             self._tracer = Tracer()
         else:
-            self._tracer = self._start(self._config(block, Granularity(mode)))
+            self._tracer = self._start(self._config(block, mode))
 
-    def _config(self, block: int, granularity: Granularity) -> TraceConfig:
+    def _config(self, block: int, mode: str) -> TraceConfig:
+        granularity, layer_stride = level_of(mode)
         return TraceConfig(
             enabled=True,
             directory=self._folder / f"block-{block}",
             interval=self._plan.window,
             window=self._plan.window,
             granularity=granularity,
+            layer_stride=layer_stride,
         )
 
     def times_ms(self) -> list[float]:

@@ -10,6 +10,7 @@ cores in turn, and prints speed, parallel efficiency and memory of all processes
 the original MegaScan's aggregator in turns with ours on the trace in its format.
 
     python -m benchmarks.aggregate_scale --cores 1,2,4,8,16 --sizes 5 --only 64,16384
+    python -m benchmarks.aggregate_scale --cores 16 --sizes 80 --only 1024 --layout 8,8,16
     python -m benchmarks.aggregate_scale --only original --original "python3.12 aggregate.py -d"
 """
 
@@ -26,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
-from benchmarks.aggregate_scale.cases import SIZES, SUFFIXES, Case, cases
+from benchmarks.aggregate_scale.cases import BY_SPANS, SIZES, SUFFIXES, Case, cases
 from benchmarks.aggregate_scale.measuring import (
     Measurement,
     measure,
@@ -35,6 +36,7 @@ from benchmarks.aggregate_scale.measuring import (
 )
 from benchmarks.aggregate_scale.report import CoresRow, Row, to_cores, to_markdown
 from megascan.errors import UsageError, report_errors
+from megascan.topology import Layout
 
 QUICK_SPANS = 200_000
 
@@ -47,6 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="small traces only")
     parser.add_argument("--sizes", metavar="LIST", help="millions of spans (0.1,1,4,20)")
+    parser.add_argument(
+        "--layout",
+        type=_layout,
+        default=BY_SPANS,
+        metavar="TP,PP,DP",
+        help="of the job that is measured at several lengths (default 4,4,4)",
+    )
     parser.add_argument("--max-spans", type=int, metavar="N", help="leave out larger traces")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
@@ -91,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.work_dir:
         chosen.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=chosen.work_dir) as place:
-        for case in cases(_sizes(chosen.sizes), largest):
+        for case in cases(_sizes(chosen.sizes), largest, chosen.layout):
             is_ours = case.source == "rank files"
             if only and (str(case.num_ranks) if is_ours else case.source) not in only:
                 continue
@@ -103,6 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json:
         chosen.json.write_bytes(orjson.dumps([row.to_json() for row in rows]))
     return 0
+
+
+def _layout(text: str) -> Layout:
+    """Read `8,8,16`; argparse says which text it was that this raises ValueError for."""
+    tp, pp, dp = map(int, text.split(","))
+    return Layout(tp=tp, pp=pp, dp=dp)
 
 
 def _sizes(text: str | None) -> tuple[float, ...]:

@@ -36,10 +36,13 @@ class Case:
     write: Callable[[Path], int]
 
 
-def cases(sizes: tuple[float, ...], max_spans: int) -> list[Case]:
+def cases(
+    sizes: tuple[float, ...], max_spans: int, layout_by_spans: Layout = BY_SPANS
+) -> list[Case]:
     """Traces of at most so many spans: by length, by ranks, and in the original's format."""
     jobs = [
-        ScaleJob(layout=BY_SPANS, num_spans=round(size * 1e6), num_microbatches=4) for size in sizes
+        ScaleJob(layout=layout_by_spans, num_spans=round(size * 1e6), num_microbatches=4)
+        for size in sizes
     ]
     jobs += [
         ScaleJob(layout=layout, num_spans=1_000_000, num_microbatches=4) for layout in BY_RANKS

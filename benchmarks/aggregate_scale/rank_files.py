@@ -8,7 +8,10 @@ in the order in which they ended, as the tracer writes them; each repetition is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,7 @@ from megascan.export.chrome import (
     number_texts,
     row_texts,
 )
+from megascan.parallel import in_order, num_workers
 from megascan.rankfile import encode_header, encode_window, rank_file_path
 from megascan.schema import NOT_APPLICABLE, SPAN_COLUMNS, Column
 from megascan.simulate import Clocks, JobModel, compute_bound, simulate_trace
@@ -33,6 +37,8 @@ from megascan.topology import Layout
 
 _BLOCK_ROWS = 1 << 19
 """Lines made at a time, all repetitions of some ranks."""
+_SPANS_A_WORKER = 4_000_000
+"""Fewer do not pay for the start of a process."""
 _MANY_VALUED = ("sequence", "launch_ns", "cpu_ns")
 _FRAME = ("rank", "kind", "name", "track", "start_ns", "duration_ns")
 
@@ -70,8 +76,18 @@ def write_rank_files(job: ScaleJob, folder: Path) -> int:
     folder.mkdir(parents=True)
     start_ns = numbers(trace.spans, "start_ns")
     length_ns = int((start_ns + numbers(trace.spans, "duration_ns")).max() - start_ns.min())
-    for ranks, spans in _some_ranks(trace, num_repeats):
-        _write_ranks(trace, ranks, spans, folder, np.arange(num_repeats) * length_ns)
+    shifts_ns = np.arange(num_repeats) * length_ns
+    frame = replace(trace, spans=trace.spans.schema.empty_table())
+    write = partial(_write_ranks, frame, folder, shifts_ns)
+    parts = _some_ranks(trace, num_repeats)
+    workers = min(num_workers(), job.num_spans // _SPANS_A_WORKER)
+    if workers < 2:
+        for part in parts:
+            write(part)
+    else:
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            for _ in in_order(pool, write, parts, most_waiting=workers + 1):
+                pass
     return num_repeats * int(trace.spans.num_rows)
 
 
@@ -105,8 +121,9 @@ def _some_ranks(trace: Trace, num_repeats: int) -> Iterator[tuple[list[int], pa.
 
 
 def _write_ranks(
-    trace: Trace, ranks: list[int], spans: pa.Table, folder: Path, shifts_ns: Integers
+    trace: Trace, folder: Path, shifts_ns: Integers, part: tuple[list[int], pa.Table]
 ) -> None:
+    ranks, spans = part
     rank = numbers(spans, "rank")
     bounds = np.searchsorted(rank, [*ranks, ranks[-1] + 1])
     origin_ns = np.array([trace.headers[each].clock.origin_unix_ns for each in ranks])
