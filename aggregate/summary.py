@@ -10,6 +10,7 @@ one another like layers, and each moment belongs to the topmost layer that cover
     host            ▐█▌                       on the CPU, where it interrupts the rank's one thread
     compute      ▐██░░░██░░░░░░░██▌
     overlapped transfer, wait, unsplit        what of asynchronous communication nothing hides
+    compute                        ▐██▌       what of `grad-sync` is none of the gradients' transfer
     copy                         ▐█▌          copies between memories that nothing hides (profiles)
     host                          ░▐█▌        on a GPU, where it runs next to the device
     dispatch                ▐███▌             GPU: nothing to do, for the host launched too late
@@ -58,7 +59,7 @@ from megascan.timeline import (
     numbers,
 )
 from megascan.topology import Layout
-from megascan.vocabulary import is_copy
+from megascan.vocabulary import GRAD_SYNC, is_copy
 
 SHARES = (
     "compute",
@@ -160,6 +161,8 @@ class _Spans:
     communication: Flags
     overlapped: Flags
     compute: Flags
+    sync: Flags
+    """Waiting for gradients, which may travel beside it; and a little computing."""
     copy: Flags
     host: Flags
 
@@ -172,6 +175,7 @@ class _Spans:
         name, names = codes(table, "name")
         copies = np.array([is_copy(text) for text in names] or [False], dtype=np.bool_)[name]
         compute = equals(table, "kind", *COMPUTE_KINDS)
+        sync = compute & equals(table, "name", GRAD_SYNC)
         return cls(
             busy_until=start[:0] if busy_until_ns is None else busy_until_ns + axis.shift[:1],
             rank=rank,
@@ -184,7 +188,8 @@ class _Spans:
             transfer_ns=numbers(table, "transfer_ns"),
             communication=equals(table, "kind", *COMMUNICATION_KINDS),
             overlapped=numbers(table, "track") == Track.OVERLAPPED,
-            compute=compute & ~copies,
+            compute=compute & ~copies & ~sync,
+            sync=sync,
             copy=compute & copies,
             host=equals(table, "kind", *HOST_KINDS),
         )
@@ -227,6 +232,7 @@ def _layers(on_cpu: Collection[int], spans: _Spans) -> Iterator[tuple[str, Integ
     yield "host", *spans.chosen(spans.host & interrupted)
     yield "compute", *spans.chosen(spans.compute)
     yield from _communication_layers(spans, spans.communication & spans.overlapped)
+    yield "compute", *spans.chosen(spans.sync)
     yield "copy", *spans.chosen(spans.copy)
     yield "host", *spans.chosen(spans.host & ~interrupted)
     yield "dispatch", *_dispatch_gaps(spans)

@@ -18,7 +18,7 @@ import numpy as np
 
 from detect.causes.compute import COMPUTE
 from detect.causes.corruption import CORRUPTION
-from detect.causes.finding import folded, with_joint_costs
+from detect.causes.finding import folded, undecided_if_small_and_free, with_joint_costs
 from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
 from detect.causes.spec import Answer, Inquiry
@@ -156,7 +156,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
-    findings = with_joint_costs(seen, findings)
+    findings = [undecided_if_small_and_free(one) for one in with_joint_costs(seen, findings)]
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(

@@ -352,6 +352,35 @@ class _Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Optimizer:
+    """Ranks whose optimizer step alone is slow."""
+
+    floor_log: float = limit(
+        math.log(1.35), "log", Origin.PHYSICS,
+        "effect floor: the many short kernels of the step take as long as their launches, and "
+        "sound hosts of one model launch at speeds that differ by less",
+    )  # fmt: skip
+    pair_floor_log: float = limit(
+        math.log(1.5), "log", Origin.CONVENTION, "the same where there is one peer only"
+    )
+    noise_log: float = limit(
+        0.01, "log", Origin.PHYSICS, "by which the step of a sound device always varies"
+    )
+    most_passes_share: float = limit(
+        0.5, "share of the effect", Origin.CONVENTION,
+        "that its passes may be slower by: more, and it is the device as a whole",
+    )  # fmt: skip
+    least_share: float = limit(
+        0.01, "share of an iteration", Origin.CONVENTION, "that the excess takes at least"
+    )
+    awaited_share: float = limit(
+        0.5, "share of the excess", Origin.CONVENTION,
+        "by which the other ranks wait longer than the slow one: one for whom nobody waits may "
+        "wait itself",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Spells:
     """Devices that are slow in few iterations of a profile."""
 
@@ -387,6 +416,14 @@ class _Ordinary:
     small_floors: float = limit(
         1.5, "times the floor", Origin.BENCHMARK, "more is no ordinary difference between chips"
     )
+    little_ratio: float = limit(
+        1.1, "ratio", Origin.PHYSICS,
+        "that a device may be slower by and be sound, where nothing is gained by mending it",
+    )  # fmt: skip
+    worthwhile_ratio: float = limit(
+        1.005, "ratio", Origin.CONVENTION,
+        "of a step to the step without a finding, below which mending it is no gain",
+    )  # fmt: skip
     rms_factor: float = limit(
         4.5, "times the root mean square", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",
@@ -1139,6 +1176,7 @@ STARVATION = _Starvation()
 PACE = _Pace()
 COMPUTE = _Compute()
 MEMORY = _Memory()
+OPTIMIZER = _Optimizer()
 SPELLS = _Spells()
 ORDINARY = _Ordinary()
 PAIRS = _Pairs()
@@ -1169,6 +1207,7 @@ TABLES: Mapping[str, DataclassInstance] = {
     "pace": PACE,
     "compute": COMPUTE,
     "memory": MEMORY,
+    "optimizer": OPTIMIZER,
     "spells": SPELLS,
     "ordinary": ORDINARY,
     "pairs": PAIRS,

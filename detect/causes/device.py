@@ -172,7 +172,7 @@ def slowest_optimizer(seen: Observations, row: int, active: Flags) -> tuple[int,
 
 def optimizer_residuals(seen: Observations, groups: list[Integers], excluded: Flags) -> Floats:
     """Return log optimizer time less that of the others of its group, (row, iteration)."""
-    return _over_others(seen.optimizer_ns, groups, excluded)
+    return over_others(seen.optimizer_ns, groups, excluded)
 
 
 def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
@@ -181,10 +181,11 @@ def attention_residuals(seen: Observations, excluded: Flags) -> Floats | None:
     """
     if seen.attention_ns is None or seen.members.layout.ep < 2:
         return None
-    return _over_others(seen.attention_ns, stage_groups(seen.members), excluded)
+    return over_others(seen.attention_ns, stage_groups(seen.members), excluded)
 
 
-def _over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
+def over_others(time_ns: Floats, groups: list[Integers], excluded: Flags) -> Floats:
+    """Return log times less that of the others of each row's group, (row, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
     residual = np.full_like(log_ns, np.nan)

@@ -19,6 +19,8 @@ freedom. A host is named when its ranks are slower by at least half of the mean 
 computing, all in lost time, or there each of them beyond every other rank), the effect reaches its
 floor and q stays below the false-discovery rate. The floor of lost time is higher where stages are
 compared with each other, or where another rank is named, whose slowness others may be waiting for.
+Two ranks on other hosts show no spread: lost time is then compared iteration by iteration, and must
+be far more (`_test_of_few`).
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
@@ -65,13 +67,14 @@ from detect.stats import robust
 from detect.stats.persistence import Course
 from detect.stats.residuals import stage_groups
 from detect.text import counted, milliseconds, times
-from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import BURSTS, HOSTS, LOSSES, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
 COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"
-LOST = {"host": Cause.HOST, "loader": Cause.LOADER}
+LOADER = "loader"
+LOST = {"host": Cause.HOST, LOADER: Cause.LOADER}
 DEVICE_ADVICE = (
     "read the clocks, throttle reasons and temperatures of all GPUs of that host (nvidia-smi -q -d "
     "CLOCK,PERFORMANCE,TEMPERATURE,POWER), its power supplies and its fans",
@@ -82,6 +85,10 @@ DEVICE_ADVICE = (
 CHANGED = (
     "it changed inside the trace: what a stage has to compute, and how long a replica's documents "
     "are, does not"
+)
+OF_STORAGE = (
+    "loading takes ranks of other hosts as long now and then: storage that all share may be the "
+    "reason as well as this host"
 )
 NOT_SHOWN = (
     "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
@@ -102,10 +109,16 @@ class SlowHost:
     tests: Mapping[str, _Test]
     """By channel, the others among them, for the evidence."""
     num_peers: int
-    is_shown: bool = True
-    """Whether data and hidden communication are excluded."""
+    doubt: str = ""
+    """Why it need not be the host, as a sentence: data and hidden communication are not excluded.
+    """
     course: Course | None = None
     """Since when; None for the whole window."""
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether the host is at fault."""
+        return not self.doubt
 
 
 @dataclass(frozen=True)
@@ -297,7 +310,7 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
         sides = (  # one at a time: each holds all rows
             _Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
             for own in left
-            if int((control := ~own & ~excluded).sum()) >= HOSTS.min_control
+            if int((control := ~own & ~excluded).sum()) >= HOSTS.min_ranks
         )
         judged = [_judge(inquiry, one, len(large)) for one in sides]
         best = min((one for one in judged if one), key=lambda one: one.q_value, default=None)
@@ -322,7 +335,8 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
-    change = None if is_shown else _change(inquiry, sides, num_tests)
+    is_level = is_shown and int(sides.control.sum()) >= HOSTS.min_control
+    change = None if is_level else _change(inquiry, sides, num_tests)
     if change is not None:
         named, is_shown = (LOST.get(change.name, Cause.COMPUTE), change.test), True
     if named is None:
@@ -334,6 +348,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     return SlowHost(
         rows=np.flatnonzero(sides.own),
         cause=cause,
+        doubt=_doubt(sides, cause, is_shown=is_shown),
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
         excess_ns=_late_ns(sides, tests)
@@ -343,9 +358,27 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         ),
         tests=tests if change is None else {change.name: change.test},
         num_peers=int((~sides.own).sum()),
-        is_shown=is_shown,
         course=None if change is None else change.course,
     )
+
+
+def _doubt(sides: _Sides, cause: Cause, *, is_shown: bool) -> str:
+    """Return why it need not be the host, as a sentence; empty where it is."""
+    if not is_shown:
+        return NOT_SHOWN
+    return OF_STORAGE if cause == Cause.LOADER and _others_load_as_long(sides) else ""
+
+
+def _others_load_as_long(sides: _Sides) -> bool:
+    """Return whether loading takes ranks of other hosts about as long now and then: what all of
+    them load from is slow, and their devices only have less to wait for.
+    """
+    loading = sides.seen.loading_ns
+    if loading is None:
+        loading = sides.seen.lost(Cause.LOADER)
+    own = float(np.nanmedian(loading[sides.own]))
+    waits = np.nan_to_num(loading[~sides.own]) >= own / LOSSES.loader_ratio
+    return float(np.mean(waits)) >= BURSTS.shared_storage_share
 
 
 def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
@@ -431,15 +464,18 @@ def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
     """Return whether the place in the pipeline may cost the host's ranks that time.
 
     Stages have gaps of their own, some more than others; but none has many where others have next
-    to none. That is no rule of loading: a stage that computes little waits for its data alone.
+    to none. That is no rule of loading: a stage that computes little waits for its data alone, and
+    the first one however long, since others load while they wait for it.
     """
     if cause not in LOST.values() or not sides.lacks_peers(sides.own) or _is_starved(sides):
         return False
+    if cause == Cause.LOADER:
+        is_first = bool((sides.seen.members.stage[sides.own] == 0).all())
+        return is_first or test.effect < HOSTS.unlike_share
     lost = robust.mean(sides.seen.lost(cause), axis=1)
     largest = float(np.nan_to_num(lost[sides.control]).max())
     own = float(np.nan_to_num(lost[sides.own]).mean())
-    is_unlike = cause != Cause.LOADER and own >= HOSTS.unlike_ratio * largest
-    return test.effect < HOSTS.unlike_share and not is_unlike
+    return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
 
 def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
@@ -548,7 +584,7 @@ def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
 def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
     """Yield the test of every channel that the trace has on both sides."""
     for name, over in sides.over.items():
-        test = _test(sides, name, over.level)
+        test = _test(sides, name, over.level) or _test_of_few(sides, name, over)
         if test is not None:
             yield name, test
 
@@ -576,8 +612,34 @@ def _test(sides: _Sides, name: str, level: Floats) -> _Test | None:
     is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
     # pauses meet one rank more often than another, but those of other hosts next to never
     is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
+    # but a loader that is far slower than its neighbours is a rank's own
+    is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
     p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
     return _Test(effect, error, p_value)
+
+
+def _test_of_few(sides: _Sides, name: str, over: _Over) -> _Test | None:
+    """Return the test of lost time against too few ranks to have a spread; None where the host's
+    do not lose far more than these.
+
+    Were all ranks alike, its k would be the k that lose most of k + n by a chance of 1 in (k + n
+    over k), in each iteration. Example: two loaders take 480 ms of 700 and two 0.3 ms, in all of 10
+    iterations: 6^-10.
+    """
+    own, others = over.value[sides.own], over.value[sides.control]
+    if name not in LOST or len(own) < HOSTS.min_ranks or not np.isfinite(own).all():
+        return None
+    if len(others) >= HOSTS.min_control or not np.isfinite(others).all():
+        return None
+    lost = robust.mean(sides.seen.lost(LOST[name]), axis=1)
+    least, most = float(lost[sides.own].min()), float(lost[sides.control].max())
+    effect = float(np.mean(over.level[sides.own])) - float(np.median(over.level[sides.control]))
+    if effect < HOSTS.unlike_share or least < HOSTS.unlike_ratio * most:
+        return None
+    hits = own.min(axis=0) > others.max(axis=0)
+    chance = 1.0 / float(special.comb(len(own) + len(others), len(own)))
+    error = float(np.std(own.mean(axis=0), ddof=1)) / float(np.sqrt(len(hits)))
+    return _Test(effect, error, float(special.bdtrc(int(hits.sum()) - 1, len(hits), chance)))
 
 
 def _late_ns(sides: _Sides, tests: Mapping[str, _Test]) -> Floats:
@@ -642,7 +704,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
                 *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
-                *(() if slow.is_shown else (NOT_SHOWN,)),
+                *((slow.doubt,) if slow.doubt else ()),
             ),
             advice=DEVICE_ADVICE if slow.cause == Cause.COMPUTE else HOST_ADVICE,
         ),

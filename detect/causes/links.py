@@ -392,9 +392,9 @@ def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
         places = " and ".join(place(seen.members, row) for row in rows)
         return f"the link between ranks {link.ranks[0]} and {link.ranks[1]} ({places})"
     group = f"the group of ranks {listed(link.ranks)}"
-    if seen.members.are_inside_a_host(link.ranks) and seen.members.hosts[rows[0]]:
-        return f"{group} (host {seen.members.hosts[rows[0]]})"
-    return group
+    host, _ = seen.members.device_of(link.ranks[0])
+    is_inside = host and seen.members.are_inside_a_host(link.ranks)
+    return f"{group} (host {host})" if is_inside else group
 
 
 def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
@@ -432,7 +432,11 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     def doubt(suspect: Suspect) -> str | None:
         if slow.any() and not slow[suspect.row]:
             return IN_DOUBT
-        doubts = _late_as_all(seen, suspect), _within_clocks(seen, suspect)
+        doubts = (
+            _late_as_all(seen, suspect),
+            _within_clocks(seen, suspect),
+            _of_its_experts(seen, suspect),
+        )
         return next(filter(None, doubts), None) or _woken_late(seen, suspect.row)
 
     answer = lost_time(
@@ -501,6 +505,18 @@ def _within_clocks(seen: Observations, suspect: Suspect) -> str | None:
         f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
         "makes its rank look late"
     )
+
+
+def _of_its_experts(seen: Observations, suspect: Suspect) -> str | None:
+    """Return that its experts may receive more; None where it is late by too much for that, or has
+    no experts of its own.
+    """
+    assert seen.transfers is not None
+    quick_ns = float(np.median(seen.transfers.quick_ns[suspect.row]))
+    over_ns = suspect.course.effect * float(np.median(seen.iteration_ns))
+    if seen.members.layout.ep < 2 or over_ns >= (LINKS.named_slowdown - 1.0) * quick_ns:
+        return None
+    return "experts that are sent more tokens receive for longer, and leave later by as much"
 
 
 def _woken_late(seen: Observations, row: int) -> str | None:

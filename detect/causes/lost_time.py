@@ -23,7 +23,7 @@ from detect.stats.noise import Usual
 from detect.stats.residuals import stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, LOSSES, SEARCH
+from detect.thresholds import BURSTS, LOSSES, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 OF_FIRST = (
@@ -103,10 +103,24 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
         for one in result.suspects
         if _told_apart(lost, one, excluded) and _mean_share(one) >= LOSSES.least_mean_share
     )
+    least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
+    because = inquiry.limited_by(result.noise)
     return Answer(
         findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
-        least_slowdown=1.0 + max(inquiry.detectable_effect(result.noise), task.floor),
-        least_because=inquiry.limited_by(result.noise),
+        least_slowdown=least,
+        least_because=because,
+        hides="" if is_cpu or loss.cause == Cause.GC else _hides(loss, least, because),
+    )
+
+
+def _hides(loss: Loss, least: float, because: str) -> str:
+    """Say which fault of a node, of a size that matters, would not have been found; "" if none."""
+    if least < POWER.healthy_ratio:
+        return ""
+    much = "all" if least >= POWER.blind_ratio else f"{least - 1.0:.0%}"
+    return (
+        f"a rank that loses {much} of an iteration to its {loss.cause.value} would not have been "
+        f"found: {because}"
     )
 
 

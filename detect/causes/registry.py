@@ -18,6 +18,7 @@ from detect.causes import (
     memory,
     networks,
     occupancy,
+    optimizer,
     paused_hosts,
     spells,
 )
@@ -26,6 +27,7 @@ from detect.causes.spec import CauseSpec
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,
     memory.SLOW_MEMORY,
+    optimizer.SLOW_OPTIMIZER,
     losses.LOADER,
     losses.COLLECTOR,
     losses.HOST,

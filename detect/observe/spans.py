@@ -25,6 +25,7 @@ from megascan.schema import COMMUNICATION_KINDS, Kind, Phase, Track
 from megascan.timeline import Timeline, equals, is_sampled, numbers
 from megascan.vocabulary import (
     CONTAINERS,
+    GRAD_SYNC,
     TRANSFORMER_LAYER,
     CountsAs,
     backward_of,
@@ -263,7 +264,8 @@ def waiting_time(index: SpanIndex) -> Floats:
     """Return the time in which a rank does nothing but wait for others, (rank, iteration) ns.
 
     Synchronous communication keeps its rank from everything else, so all of its waiting counts.
-    What waits beside computing counts only where nothing is computed:
+    What waits beside computing counts only where nothing is computed; in `grad-sync` a rank waits
+    for what travels beside it:
 
         compute       |── own ──|           |── own ──|
         synchronous             |── wait ──|
@@ -278,6 +280,7 @@ def waiting_time(index: SpanIndex) -> Floats:
     start, end = axis_of(index)
     beside = index.track == Track.OVERLAPPED
     works = equals(index.table, "kind", Kind.COMPUTE, Kind.OPTIMIZER) & index.counts
+    works &= ~equals(index.table, "name", GRAD_SYNC)
     alone = _Layer(start[waits & ~beside], (start + wait)[waits & ~beside])
     busy = _Layer(start[works], end[works])
     covered = alone.with_more(busy)

@@ -1,0 +1,211 @@
+"""Ranks whose optimizer step is slow: their passes are quick, and all others wait for the step.
+
+Problem: a bad PCIe slot under an optimizer that was moved to the host, rows of memory that were
+remapped, a host short of memory bandwidth: the step takes two or eight times as long, and no pass
+is slower. Compute is compared by passes, so such a rank looked as sound as any.
+
+Idea: ranks of one stage and TP rank update equally many parameters, and no data lengthen that. So
+the time of the step, communication taken out, is compared among them; the search is that of
+compute. What holds against another reason:
+
+* the passes are slower by less than half of it: else it is the device as a whole, which the search
+  for slow computing judges;
+* the others wait for the rank: one that waits itself, in communication that the trace does not show
+  inside its step, is waited for by nobody.
+
+Example: rank 0 takes 1,473 ms for its step and its three peers 191 ms, in iterations of 1,829 ms,
+of which these wait 1,099 ms: 7.7 times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.device import over_others
+from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.observe.observations import Members, Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.noise import Usual
+from detect.stats.residuals import compare_within, stage_groups
+from detect.stats.search import SearchTask, Suspect, search
+from detect.text import counted, milliseconds, place, times
+from detect.thresholds import COMPUTE, OCCUPANCY, OPTIMIZER
+from megascan.arrays import Floats, Integers
+
+ADVICE = (
+    "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "
+    "GPU -q -d ECC,ROW_REMAPPER and --query-gpu=pcie.link.gen.current,pcie.link.width.current",
+    "measure copies to and from the host, and its memory, with the job away (nvbandwidth): on this "
+    "GPU and on a peer's; where the optimizer runs on the host, its memory and cores as well",
+)
+NOBODY_WAITS = (
+    "nobody waits for it by as much, so it may itself wait inside its step, in communication that "
+    "the trace does not show"
+)
+ONE_PEER = (
+    "it has one peer only, and steps of sound devices whose hosts launch at different speeds "
+    "differ by as much: a second replica, or a trace with the two exchanged, decides"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowStep:
+    """A rank whose optimizer step is slow."""
+
+    rank: int
+    row: int
+    """Of the observations, where a row may stand for a TP group."""
+    suspect: Suspect
+    num_peers: int
+    own_ns: float
+    """Median of the iterations in which it holds."""
+    passes: float
+    """Log slowdown of its passes; NaN where these were not compared."""
+
+    @property
+    def excess_ns(self) -> float:
+        """Return by how much its step is longer than its peers'."""
+        return self.own_ns * -float(np.expm1(-self.suspect.course.effect))
+
+
+def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
+    """Return the ranks whose optimizer step is slow, and not their passes by as much."""
+    seen = inquiry.seen
+    members, time_ns = seen.members, seen.optimizer_ns
+    if seen.workers is not None:
+        members, time_ns = seen.workers.members, seen.workers.optimizer_ns
+    groups = [rows for rows in _alike(members) if len(rows) > 1]
+    suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
+    passes = compare_within(seen.work, seen.members, stage_groups(seen.members), inquiry.slow).value
+    step_ns = float(np.median(seen.iteration_ns))
+    found = []
+    for one in suspects:
+        rank, active = int(members.ranks[one.row]), one.course.active
+        row = _row_of(seen.members, rank)
+        slow = _SlowStep(
+            rank=rank,
+            row=row,
+            suspect=one,
+            num_peers=len(next(rows for rows in groups if one.row in rows)) - 1,
+            own_ns=float(np.nanmedian(time_ns[one.row][active])),
+            passes=float(robust.median(passes[row][active])),
+        )
+        is_device = slow.passes >= OPTIMIZER.most_passes_share * one.course.effect
+        if not is_device and slow.excess_ns >= OPTIMIZER.least_share * step_ns:
+            found.append(slow)
+    return found
+
+
+def _alike(members: Members) -> list[Integers]:
+    """Return the rows of each stage and TP rank: they update equally many parameters."""
+    return [
+        rows[members.place["tp"][rows] == one]
+        for rows in stage_groups(members)
+        for one in np.unique(members.place["tp"][rows])
+    ]
+
+
+def _row_of(members: Members, rank: int) -> int:
+    """Return the row that stands for a rank, or for the group that it is of."""
+    return next(row for row, ranks in enumerate(members.workers) if rank in ranks)
+
+
+def _suspects(
+    inquiry: Inquiry, members: Members, time_ns: Floats, groups: list[Integers]
+) -> tuple[Suspect, ...]:
+    task = SearchTask(
+        compare=lambda excluded: over_others(time_ns, groups, excluded),
+        num_rows=len(members),
+        num_tests=inquiry.num_tests,
+        floor=OPTIMIZER.floor_log,
+        usual=Usual(
+            floor=OPTIMIZER.noise_log,
+            spread=COMPUTE.gpu_spread_log,
+            most=COMPUTE.gpu_most_log,
+            tail_degrees=COMPUTE.tail_degrees,
+        ),
+        forbidden=np.zeros(len(members), dtype=bool),
+        groups=tuple(groups),
+        by_majority=True,
+    )
+    return search(task, inquiry.settings).suspects
+
+
+def _doubt(seen: Observations, slow: _SlowStep) -> str:
+    """Return why no node is at fault for sure, as a sentence; empty where one is."""
+    if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
+        return ONE_PEER
+    others = np.arange(len(seen.members)) != slow.row
+    if seen.waiting_ns is None or not others.any():
+        return NOBODY_WAITS
+    lead_ns = np.median(seen.waiting_ns[others], axis=0) - seen.waiting_ns[slow.row]
+    hits = lead_ns[slow.suspect.course.active] >= OPTIMIZER.awaited_share * slow.excess_ns
+    return "" if float(np.mean(hits)) >= OCCUPANCY.mostly_share else NOBODY_WAITS
+
+
+def _finding(seen: Observations, slow: _SlowStep) -> Finding:
+    course, members = slow.suspect.course, seen.members
+    low, high = slow.suspect.interval
+    factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
+    lost = np.where(course.active, slow.excess_ns, 0.0)
+    doubt = _doubt(seen, slow)
+    passes = ""
+    if np.isfinite(slow.passes):
+        passes = f"; its passes take {times(float(np.exp(slow.passes)))} those of its peers"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=(slow.rank,),
+            rows=(slow.row,),
+            cause=Cause.COMPUTE,
+            owner=Owner.UNDECIDED if doubt else Owner.NODE,
+            slowdown=factor,
+            interval=(float(np.exp(low)), float(np.exp(high))),
+            course=course,
+            q_value=slow.suspect.q_value,
+            num_peers=slow.num_peers,
+            saved_ns=saved_by_compute(seen, slow.row, lost),
+            subject=f"rank {slow.rank} ({place(members, slow.row)})",
+            predicate=f"takes {times(factor)} the time of its {peers} for its optimizer step"
+            + ", undecided whose fault that is" * bool(doubt),
+            evidence=(
+                f"optimizer step: {milliseconds(slow.own_ns)} an iteration against "
+                f"{milliseconds(slow.own_ns - slow.excess_ns)} of its {peers}, communication taken "
+                f"out{passes}",
+                doubt
+                or "they update as many parameters, no data lengthen that, and the other "
+                "ranks wait for it",
+            ),
+            advice=ADVICE,
+        ),
+    )
+
+
+def _search(inquiry: Inquiry) -> Answer:
+    """Search devices only: on shared cores the step of a sound process varies as its passes do. Of
+    a profile, slow memory is searched in all kernels.
+    """
+    seen = inquiry.seen
+    if not _is_compared(seen):
+        return Answer()
+    found = tuple(_finding(seen, one) for one in slow_steps(inquiry))
+
+    def explains(finding: Finding) -> bool:
+        """Return whether it is what slow memory does to the passes of the same rank."""
+        of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
+        return of_device and finding.ranks in [one.ranks for one in found]
+
+    rows = [_row_of(seen.members, one.ranks[0]) for one in found]
+    return Answer(findings=found, slow=mask_of(rows, len(seen.members)), explains=explains)
+
+
+def _is_compared(seen: Observations) -> bool:
+    is_device = seen.members.device_kind != "cpu" and seen.boundness is None
+    return is_device and bool((seen.optimizer_ns > 0).any())
+
+
+SLOW_OPTIMIZER = CauseSpec(cause=Cause.COMPUTE, search=_search, tests_rows=_is_compared)
