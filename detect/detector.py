@@ -156,7 +156,8 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         return _report(seen, settings, window=observations, findings=found, notes=wrong.notes)
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
-    findings = [undecided_if_small_and_free(one) for one in with_joint_costs(seen, findings)]
+    findings = with_joint_costs(seen, findings)
+    findings = [undecided_if_small_and_free(seen, one) for one in findings]
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(

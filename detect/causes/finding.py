@@ -299,13 +299,16 @@ def undecided_if_free(finding: Finding, why: str) -> Finding:
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
 
 
-def undecided_if_small_and_free(finding: Finding) -> Finding:
+def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding:
     """Return the finding, undecided where a device computes a little slower and the replay says
     that mending it, alone or with those that it hides behind, gains next to nothing.
 
     Sound devices of one model differ by a few per cent. Example: 1.039x in a step that would be
-    0.2 % shorter without it.
+    0.2 % shorter without it. Ranks of a TP or CP group wait for each other in every layer, not all
+    of which a trace shows: theirs is never free.
     """
+    if seen.members.layout.tp * seen.members.layout.cp > 1:
+        return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_free = finding.cost_is_replayed and cost < ORDINARY.worthwhile_ratio
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE

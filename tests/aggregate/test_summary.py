@@ -63,6 +63,21 @@ def test_hidden_communication_is_compute_and_exposed_communication_is_not_idle(b
     assert named(found) == {"compute": 60, "wait": 20, "transfer": 10, "idle": 10}
 
 
+def test_waiting_for_gradients_that_travel_beside_it_is_no_computing(build):
+    """`grad-sync` lasts until the slowest rank's gradients are there; what is left computes."""
+    beside = {"track": int(Track.OVERLAPPED)}
+    rows = [
+        build.span(0, "iteration", "iteration", 0, 100),
+        build.span(0, "compute", "backward", 0, 30),
+        build.collective(0, "tp@0", 20, 80, **beside),
+        build.span(0, "optimizer", "grad-sync", 30, 85),
+        build.span(0, "optimizer", "optimizer", 85, 95),
+        build.collective(1, "tp@0", 70, 80, **beside),
+    ]
+    found = shares(build, rows, "cuda")[0]
+    assert named(found) == {"compute": 45, "wait": 40, "transfer": 10, "idle": 5}
+
+
 def test_a_gap_is_the_hosts_when_it_launched_after_the_device_had_finished(build):
     rows = [
         build.span(0, "iteration", "iteration", 0, 100),

@@ -174,5 +174,45 @@ def test_a_stage_that_waits_for_its_data_alone_is_no_slow_host(job):
     )
     (found,) = [one for one in waits.report().findings if one.cause == Cause.LOADER]
     assert (found.ranks, found.owner) == ((0, 1, 2, 3), Owner.UNDECIDED)
-    far = waits.but(loading_ms=lambda slot: 12.0 if slot.stage == 0 else 0.02).report().findings
-    assert [one.owner for one in far if one.cause == Cause.LOADER] == [Owner.NODE]
+    for stage, owner in ((0, Owner.UNDECIDED), (3, Owner.NODE)):  # others load while they wait
+
+        def far(slot, stage=stage):
+            return 12.0 if slot.stage == stage else 0.02
+
+        findings = waits.but(loading_ms=far).report().findings
+        assert [one.owner for one in findings if one.cause == Cause.LOADER] == [owner]
+
+
+def loads(slow_ranks, slow_ms=20.0, first=0, others_in=()):
+    def effect(slot):
+        is_slow = slot.rank in slow_ranks and slot.iteration >= first
+        return slow_ms if is_slow or slot.iteration in others_in else 0.1
+
+    return effect
+
+
+def test_two_loaders_of_one_host_against_two_of_the_other(job):
+    made = job(layout=Layout(dp=4), hosts=2, loading_ms=loads((0, 1)))
+    (finding,) = made.report().findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0, 1), Cause.LOADER, Owner.NODE)
+    shared = made.but(loading_ms=loads((0, 1), others_in=(5, 9, 20))).report().findings
+    assert [one.owner for one in shared if one.ranks == (0, 1)] == [Owner.UNDECIDED]
+    apart = made.but(loading_ms=loads((0, 2))).report()
+    assert not [one for one in apart.findings if len(one.ranks) > 1]
+
+
+def test_a_first_stage_loads_for_all_others_unless_it_changes(job):
+    made = job(layout=Layout(dp=2, pp=2), hosts=2, loading_ms=loads((0, 1)))
+    assert Owner.NODE not in {one.owner for one in made.report().findings}
+    changed = made.but(loading_ms=loads((0, 1), first=12)).report()
+    finding = next(one for one in changed.findings if one.owner is Owner.NODE)
+    assert (finding.ranks, finding.cause, finding.first_iteration) == ((0, 1), Cause.LOADER, 12)
+
+
+def test_a_loader_far_slower_than_its_neighbours_is_no_hosts(job):
+    def effect(slot):
+        return 60.0 if slot.rank == 1 else 2.0 if slot.rank < 4 else 0.1
+
+    made = job(layout=Layout(dp=4, pp=4), hosts=4, loading_ms=effect)
+    assert not [one for one in made.report().findings if len(one.ranks) == 4
+                and one.cause is Cause.LOADER]  # fmt: skip

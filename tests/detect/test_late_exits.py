@@ -96,6 +96,24 @@ def test_a_rank_that_is_late_by_what_clocks_are_off_is_not_named(job, error_ms, 
     assert (finding.ranks, finding.owner) == ((1,), owner)
 
 
+@pytest.mark.parametrize(
+    ("ep", "late_ms", "owner"),
+    [(1, 12.0, Owner.NODE), (4, 12.0, Owner.UNDECIDED), (4, 80.0, Owner.NODE)],
+)
+def test_experts_that_are_sent_more_leave_later(job, ep, late_ms, owner):
+    """12 ms are a quarter of what the quickest members' transfers take, and 80 ms more than all."""
+    seen = observe(job(layout=Layout(dp=4, ep=ep, pp=2), transfer=lambda *_: 1.0).timeline())
+    quick_ns = np.full((8, len(seen.iterations)), 48e6)
+    late_ns = np.full_like(quick_ns, 0.5e6)
+    late_ns[1] = late_ms * 1e6
+    late_ns *= np.exp(0.01 * np.random.default_rng(1).standard_normal(late_ns.shape))
+    transfers = replace(seen.transfers, quick_ns=quick_ns)
+    lost_ns = {**seen.lost_ns, Cause.LINK: late_ns}
+    seen = replace(seen, lost_ns=lost_ns, transfers=transfers, costs=None)
+    (finding,) = judge(seen, DetectorSettings()).findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.LINK, owner)
+
+
 @pytest.mark.parametrize(("hosts", "cause"), [(8, Cause.HOST), (4, Cause.LINK)])
 def test_where_all_processes_share_one_host_a_late_exit_is_no_connections(job, hosts, cause):
     """Processes on CPUs; with a second host a network lies between some of them."""

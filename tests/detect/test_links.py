@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.links import _guilty_end, _is_isolated, _Units
+from detect.causes.links import _guilty_end, _is_isolated, _subject, _Units
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker
@@ -168,6 +169,14 @@ def test_slow_group_inside_a_host_stays_undecided_and_names_its_host(job, exchan
     assert (finding.ranks, finding.owner) == ((8, 9, 10, 11), Owner.UNDECIDED)
     assert finding.host == "n01" and "host n01" in finding.headline
     assert any("which of its GPUs" in one for one in finding.evidence)
+
+
+def test_a_slow_group_across_rows_that_stand_for_groups_has_a_name(job):
+    """Ranks 1, 3, 5 and 7 share one host, and none of them has a row of its own."""
+    seen = observe(job(layout=Layout(tp=2, dp=4)).timeline())
+    merged = one_row_a_worker(replace(seen, splits_tensor_groups=False))
+    link = SimpleNamespace(ranks=(1, 3, 5, 7))
+    assert _subject(merged, link, ()) == "the group of ranks 1, 3, 5 and 7 (host n00)"
 
 
 def test_slow_group_of_two_hosts_stays_undecided(job, exchanging):

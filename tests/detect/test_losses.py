@@ -15,6 +15,7 @@ from detect.causes.finding import undecided_if_free
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
+from detect.text import render_text
 from megascan.topology import Layout
 
 
@@ -230,3 +231,12 @@ def test_who_waits_for_a_slow_mate_unseen_is_held_up_by_no_host(job, slow):
     }  # fmt: skip
     assert named[False] == {((0,), Cause.COMPUTE), ((1,), Cause.HOST)}
     assert named[True] == {((0,), Cause.COMPUTE)}
+
+
+def test_a_window_in_which_no_loader_could_be_told_is_no_health(job):
+    def by_turns(slot):
+        return 60.0 if (slot.rank + slot.iteration) % 3 == 0 else 0.1
+
+    report = job(layout=Layout(dp=4), iterations=3, loading_ms=by_turns).report()
+    assert report.verdict is Verdict.UNDECIDED
+    assert "to its loader would not have been found" in render_text(report)

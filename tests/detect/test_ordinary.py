@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from detect import DetectorSettings, Owner, render_text
+from detect import Cause, DetectorSettings, Owner, render_text
+from detect.causes.finding import undecided_if_small_and_free
+from detect.observe.extract import observe
 from megascan.topology import Layout
 
 
@@ -96,3 +100,22 @@ def test_a_small_one_of_a_pair_that_comes_and_goes_is_undecided(job):
         job(layout=Layout(tp=2), iterations=40, noise=0.01, work=wandering).report().findings
     )
     assert finding.owner == Owner.UNDECIDED and len(finding.episodes) > 1
+
+
+def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slow):
+    made = job(layout=Layout(dp=8), work=slow(3, 1.07))
+    seen, (found,) = observe(made.timeline()), made.report().findings
+    small = replace(found, slowdown=1.07, cost_is_replayed=True, step_time_cost_ratio=1.002)
+    assert small.owner is Owner.NODE
+    assert undecided_if_small_and_free(seen, small).owner is Owner.UNDECIDED
+    of_groups = observe(job(layout=Layout(tp=2, dp=4)).timeline())
+    assert undecided_if_small_and_free(of_groups, small).owner is Owner.NODE
+    for changes in (
+        {"slowdown": 1.15},
+        {"step_time_cost_ratio": 1.02},
+        {"joint_cost_ratio": 1.02},  # it hides behind others that are slow
+        {"cost_is_replayed": False},
+        {"cause": Cause.HOST},
+    ):
+        other = replace(small, **changes)
+        assert undecided_if_small_and_free(seen, other).owner is Owner.NODE

@@ -1,0 +1,99 @@
+"""Ranks whose optimizer step alone is slow: memory, PCIe, a host's cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.optimizer import NOBODY_WAITS, ONE_PEER
+from detect.detector import judge
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+MS = 1e6
+
+
+def slow_step(rank, factor, first=0):
+    def effect(slot):
+        is_it = slot.rank == rank and slot.name == "optimizer" and slot.iteration >= first
+        return factor if is_it else 1.0
+
+    return effect
+
+
+def report_of(made, waits_ms, **changes):
+    """Judge a job in which each rank waits so long for others, by rank."""
+    seen = observe(made.timeline())
+    waiting = np.repeat(np.array(waits_ms)[:, None] * MS, len(seen.iterations), axis=1)
+    return judge(replace(seen, waiting_ns=waiting, **changes), DetectorSettings())
+
+
+def named(report):
+    return [(one.ranks, one.cause, one.owner) for one in report.findings]
+
+
+def test_a_slow_step_that_all_wait_for_is_the_nodes(job):
+    made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
+    report = report_of(made, [9.0, 9.0, 0.0, 9.0])
+    assert named(report) == [((2,), Cause.COMPUTE, Owner.NODE)]
+    (finding,) = report.findings
+    assert finding.slowdown == pytest.approx(3.0, rel=0.03)
+    assert "for its optimizer step in all traced iterations" in finding.headline
+    assert "14.9 ms an iteration against 5.01 ms of its 3 peers" in finding.evidence[0]
+    assert report.verdict is Verdict.DEGRADED
+
+
+def test_one_that_begins_inside_the_trace_has_an_onset(job):
+    made = job(layout=Layout(dp=4), work=slow_step(1, 4.0, first=12))
+    (finding,) = report_of(made, [15.0, 0.0, 15.0, 15.0]).findings
+    assert (finding.ranks, finding.first_iteration) == ((1,), 12)
+    assert finding.onset_in_trace
+
+
+def test_a_step_that_nobody_waits_for_may_itself_wait(job):
+    made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
+    for waits in ([0.0] * 4, [9.0] * 4):
+        (finding,) = report_of(made, waits).findings
+        assert finding.owner is Owner.UNDECIDED
+        assert finding.evidence[-1] == NOBODY_WAITS
+
+
+@pytest.mark.parametrize(("factor", "owner"), [(1.45, Owner.UNDECIDED), (2.5, Owner.NODE)])
+def test_of_two_the_slower_one_is_named_where_hosts_do_not_explain_it(job, factor, owner):
+    made = job(layout=Layout(dp=2), noise=0.005, microbatches=4, work=slow_step(0, factor))
+    (finding,) = report_of(made, [0.0, 30.0]).findings
+    assert (finding.ranks, finding.owner) == ((0,), owner)
+    assert (ONE_PEER in finding.evidence) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("factor", "changes"),
+    [
+        (1.25, {}),  # launches of sound hosts differ by as much
+        (1.45, {"microbatches": 32}),  # 0.2 % of a step
+        (3.0, {"device": "cpu"}),  # shared cores
+    ],
+)
+def test_small_differences_and_shared_cores_are_silent(job, factor, changes):
+    made = job(layout=Layout(dp=4), work=slow_step(2, factor), **changes)
+    assert named(report_of(made, [9.0, 9.0, 0.0, 9.0])) == []
+
+
+def test_a_device_that_is_slow_at_everything_computes_slowly(job, slow):
+    made = job(layout=Layout(dp=4), work=slow(2, 1.6))
+    (finding,) = report_of(made, [100.0, 100.0, 0.0, 100.0]).findings
+    assert "computes 1.6" in finding.headline
+
+
+def test_a_tp_rank_that_has_more_to_update_has_no_slow_step(job):
+    made = job(layout=Layout(tp=2, dp=4), work=lambda slot: slow_step(slot.rank & ~1, 2.0)(slot))
+    assert named(report_of(made, [0.0, 9.0] * 4)) == []
+
+
+def test_one_rank_of_a_group_whose_communication_is_hidden_is_told(job):
+    made = job(layout=Layout(tp=2, dp=4), work=slow_step(5, 3.0))
+    report = report_of(made, [9.0] * 4 + [0.0, 0.0] + [9.0] * 2, splits_tensor_groups=False)
+    assert named(report) == [((5,), Cause.COMPUTE, Owner.NODE)]
