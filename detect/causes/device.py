@@ -97,6 +97,7 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     has_experts = seen.members.layout.ep > 1 and not no_experts
     shows = optimizer_shows(optimizer, passes, row)
     shows &= no_experts or not _waits(seen, optimizer, passes, row)
+    shows &= not _is_replicas(seen, optimizer, passes, row)
     if shows or is_isolated(seen.members, passes, row):
         return None
     level = float(robust.centre(optimizer[row]))
@@ -128,6 +129,19 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
     error = _optimizer_error(optimizer, passes.slow, row)
     least = DEVICE.optimizer_share * float(passes.effects[row])
     return level >= max(least, DEVICE.sure_sigmas * error)
+
+
+def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
+    """Return whether the other stages of its replica are slow alike, and no optimizer of theirs:
+    longer data explain all of them, and one optimizer that happens to be slow does not.
+    """
+    members = seen.members
+    others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+    alike = others & (passes.effects >= DEVICE.alike_share * passes.effects[row])
+    if not others.any() or alike.sum() < DEVICE.alike_share * others.sum():
+        return False
+    rows = np.flatnonzero(alike).tolist()
+    return not any(optimizer_shows(optimizer, passes, one) for one in rows)
 
 
 def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:

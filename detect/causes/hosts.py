@@ -391,8 +391,9 @@ def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
     over = {name: one.value for name, one in sides.over.items()}
     if COMPUTE not in over or np.isnan(over[COMPUTE]).all():
         over[COMPUTE] = _passes_over(sides)
-    floors = {COMPUTE: float(np.log(inquiry.settings.min_slowdown))}
-    floors |= dict.fromkeys(LOST, HOSTS.least_doubtful_share)
+    floors = dict.fromkeys(LOST, HOSTS.least_doubtful_share)
+    if int(sides.control.sum()) >= HOSTS.min_control:
+        floors[COMPUTE] = float(np.log(inquiry.settings.min_slowdown))
     rate, lasts = inquiry.settings.false_discovery_rate, inquiry.settings.min_iterations
     found = [
         one

@@ -139,12 +139,22 @@ def _doubt(seen: Observations, slow: _SlowStep) -> str:
     """Return why no node is at fault for sure, as a sentence; empty where one is."""
     if slow.num_peers == 1 and slow.suspect.course.effect < OPTIMIZER.pair_floor_log:
         return ONE_PEER
-    others = np.arange(len(seen.members)) != slow.row
-    if seen.waiting_ns is None or not others.any():
-        return NOBODY_WAITS
-    lead_ns = np.median(seen.waiting_ns[others], axis=0) - seen.waiting_ns[slow.row]
+    # passes may last as long as the parameters that arrive beside them: no waiting by itself
+    waits = seen.waiting_ns, seen.split_wait_ns
+    is_awaited = any(_is_awaited(slow, one) for one in waits if one is not None)
+    return "" if is_awaited else NOBODY_WAITS
+
+
+def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
+    """Return whether the other rows wait longer than this one, (row, iteration), in most of the
+    iterations, by as much as its step is longer.
+    """
+    others = np.arange(len(waiting_ns)) != slow.row
+    if not others.any():
+        return False
+    lead_ns = np.median(waiting_ns[others], axis=0) - waiting_ns[slow.row]
     hits = lead_ns[slow.suspect.course.active] >= OPTIMIZER.awaited_share * slow.excess_ns
-    return "" if float(np.mean(hits)) >= OCCUPANCY.mostly_share else NOBODY_WAITS
+    return float(np.mean(hits)) >= OCCUPANCY.mostly_share
 
 
 def _finding(seen: Observations, slow: _SlowStep) -> Finding:

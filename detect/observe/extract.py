@@ -5,7 +5,7 @@ transformer layers           layers
 optimizer                    optimizer_ns, busy_ns
 data, garbage collection     lost_ns[LOADER], lost_ns[GC]
 no span at all               host_gap_ns
-matched communication        transfers, lost_ns[LINK], waiting_ns
+matched communication        transfers, lost_ns[LINK], waiting_ns, split_wait_ns
 kernels of a profile         all of the above that passes would tell (detect.observe.kernels)
 """
 
@@ -122,6 +122,7 @@ def _observations(
         stalled_ns=stalled,
         stolen_ns=stolen,
         waiting_ns=cells.waiting_ns if facts.is_split else None,
+        split_wait_ns=cells.split_wait_ns if facts.is_split else None,
         starved_share=None if facts.starved is None else facts.starved.share(),
         loading_ns=cells.data_ns,
         launch_pace=None if facts.launches is None else launch_pace(facts.launches),

@@ -27,6 +27,7 @@ from detect.observe.spans import (
     axis_of,
     enclosed_time,
     is_split,
+    split_waits,
     uncovered_time,
     waiting_time,
 )
@@ -92,6 +93,7 @@ class Cells:
     """Of forward passes; NaN where no attention was traced."""
     gap_ns: Floats
     waiting_ns: Floats
+    split_wait_ns: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,7 @@ def facts_of(index: SpanIndex) -> Facts:
             attention_ns=index.summed(attention, index.self_time(attention)),
             gap_ns=uncovered_time(index, equals(index.table, "kind", Kind.ITERATION)),
             waiting_ns=waiting_time(index),
+            split_wait_ns=split_waits(index),
         ),
         # not of passes: they begin with their launch, fed or not
         starved=None if index.is_cpu else starved(index, layer_modules(index)),
@@ -261,6 +264,7 @@ def joined(parts: Sequence[Facts], ranks: Integers) -> Facts:
             attention_ns=cells.joined([part.cells.attention_ns for part in parts], np.nan),
             gap_ns=cells.joined([part.cells.gap_ns for part in parts], 0.0),
             waiting_ns=cells.joined([part.cells.waiting_ns for part in parts], 0.0),
+            split_wait_ns=cells.joined([part.cells.split_wait_ns for part in parts], 0.0),
         ),
         starved=cells.starved([part.starved for part in parts]),
         launches=cells.launches([part.launches for part in parts]),

@@ -302,6 +302,8 @@ class Observations:
     waiting_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Time in which the rank did nothing but wait for others in communication that could be split
     into waiting and transfer; None where none could."""
+    split_wait_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """The same in all of that communication, what computing beside it hides included."""
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
     for somebody, or transfer over any link. None elsewhere."""

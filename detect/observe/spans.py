@@ -260,6 +260,13 @@ def is_split(index: SpanIndex) -> Flags:
     return np.asarray(split & (numbers(index.table, "wait_ns") >= 0))
 
 
+def split_waits(index: SpanIndex) -> Floats:
+    """Return the waiting in all communication that is split, (rank, iteration) ns."""
+    waits = is_split(index)
+    wait_ns = numbers(index.table, "wait_ns")[waits].astype(np.float64)
+    return np.nan_to_num(index.summed(waits, wait_ns))
+
+
 def waiting_time(index: SpanIndex) -> Floats:
     """Return the time in which a rank does nothing but wait for others, (rank, iteration) ns.
 

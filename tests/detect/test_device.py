@@ -98,3 +98,18 @@ def test_the_optimizer_tells_which_rank_of_an_unsplit_group_is_slow(job, factor,
         assert finding.headline.startswith("rank 3 (DP1 TP1")
         assert finding.coordinates == {"dp": 1, "tp": 1}
         assert "rank 3 alone has a slower optimizer step" in " ".join(finding.evidence)
+
+
+def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stages(job):
+    """Its data explain the passes of all four; a step that is slow by chance, one optimizer."""
+
+    def work(slot):
+        if slot.name == "optimizer":
+            return 1.1 if slot.rank in steps else 1.0
+        return 1.2 if slot.replica == 0 else 1.0
+
+    made = job(layout=Layout(tp=2, dp=3, pp=2), work=work)
+    steps = {7}
+    assert {owner for _, owner in owners(made.report()).values()} <= {Owner.UNDECIDED, Owner.JOB}
+    steps = {0, 1, 6, 7}
+    assert Owner.NODE in {owner for _, owner in owners(made.report()).values()}

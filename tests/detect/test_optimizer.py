@@ -61,6 +61,14 @@ def test_a_step_that_nobody_waits_for_may_itself_wait(job):
         assert finding.evidence[-1] == NOBODY_WAITS
 
 
+def test_waiting_beside_passes_for_parameters_is_waiting_too(job):
+    """Parameters gathered beside forward passes: the others' passes last as long as these take."""
+    made = job(layout=Layout(dp=4), work=slow_step(2, 3.0))
+    hidden = np.repeat(np.array([9.0, 9.0, 0.0, 9.0])[:, None] * MS, made.iterations, axis=1)
+    (finding,) = report_of(made, [0.0] * 4, split_wait_ns=hidden).findings
+    assert (finding.ranks, finding.owner) == ((2,), Owner.NODE)
+
+
 @pytest.mark.parametrize(("factor", "owner"), [(1.45, Owner.UNDECIDED), (2.5, Owner.NODE)])
 def test_of_two_the_slower_one_is_named_where_hosts_do_not_explain_it(job, factor, owner):
     made = job(layout=Layout(dp=2), noise=0.005, microbatches=4, work=slow_step(0, factor))
