@@ -420,6 +420,10 @@ class _Ordinary:
         1.1, "ratio", Origin.PHYSICS,
         "that a device may be slower by and be sound, where nothing is gained by mending it",
     )  # fmt: skip
+    few_iterations: int = limit(
+        10, "iterations", Origin.CONVENTION,
+        "below which it may as well be longer data, where nothing is gained by mending it",
+    )  # fmt: skip
     worthwhile_ratio: float = limit(
         1.005, "ratio", Origin.CONVENTION,
         "of a step to the step without a finding, below which mending it is no gain",

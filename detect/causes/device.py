@@ -132,13 +132,14 @@ def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether the other stages of its replica are slow alike, and no optimizer of theirs:
-    longer data explain all of them, and one optimizer that happens to be slow does not.
+    """Return whether the other stages of its replica are slow alike, two ranks and more, and no
+    optimizer of theirs: longer data explain all of them, and one optimizer that happens to be slow
+    does not.
     """
     members = seen.members
     others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
     alike = others & (passes.effects >= DEVICE.alike_share * passes.effects[row])
-    if not others.any() or alike.sum() < DEVICE.alike_share * others.sum():
+    if alike.sum() < max(2, DEVICE.alike_share * others.sum()):
         return False
     rows = np.flatnonzero(alike).tolist()
     return not any(optimizer_shows(optimizer, passes, one) for one in rows)

@@ -35,8 +35,8 @@ from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY
 from megascan.arrays import Flags, Floats, Integers
 
 SMALL_AND_FREE = (
-    "sound devices of one model may differ by as much, and mending this one would gain next to "
-    "nothing: no reason to change a node"
+    "sound devices of one model, or the data of so few iterations, may differ by as much, and "
+    "mending this one would gain next to nothing: no reason to change a node"
 )
 
 
@@ -300,13 +300,14 @@ def undecided_if_free(finding: Finding, why: str) -> Finding:
 
 
 def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding, undecided where a device computes a little slower and the replay says
-    that mending it, alone or with those that it hides behind, gains next to nothing.
+    """Return the finding, undecided where a device computes a little slower in few iterations, and
+    the replay says that mending it, alone or with those that it hides behind, gains nothing.
 
-    Sound devices of one model differ by a few per cent. Example: 1.039x in a step that would be
-    0.2 % shorter without it. Where no communication was recorded, no replay knows who waits.
+    Sound devices of one model differ by a few per cent, and the documents of few iterations, too.
+    Example: 1.039x in five iterations of a step that would be 0.2 % shorter without it. Where no
+    communication was recorded, no replay knows who waits.
     """
-    if seen.transfers is None:
+    if seen.transfers is None or len(seen.iterations) >= ORDINARY.few_iterations:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_free = finding.cost_is_replayed and cost < ORDINARY.worthwhile_ratio

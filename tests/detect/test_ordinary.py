@@ -104,10 +104,12 @@ def test_a_small_one_of_a_pair_that_comes_and_goes_is_undecided(job):
 
 def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slow):
     made = job(layout=Layout(dp=4, pp=2), work=slow(3, 1.07), transfer=lambda *_: 1.0)
-    seen, (found,) = observe(made.timeline()), made.report().findings
+    (found,) = made.report().findings
+    seen = observe(made.but(iterations=6).timeline())
     small = replace(found, slowdown=1.07, cost_is_replayed=True, step_time_cost_ratio=1.002)
     assert small.owner is Owner.NODE
     assert undecided_if_small_and_free(seen, small).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(observe(made.timeline()), small).owner is Owner.NODE
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
     assert undecided_if_small_and_free(silent, small).owner is Owner.NODE
     for changes in (
