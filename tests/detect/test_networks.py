@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
 from detect.detector import judge
@@ -127,6 +129,12 @@ def test_what_cannot_be_seen_of_a_network_is_said(job):
     chain = job(layout=Layout(pp=3, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
     notes = chain.report().notes
     assert any("a slow network of n01 cannot be seen here" in note for note in notes)
+    # eight messages on either side of a rank, a megabyte and about a millisecond each, in 245 ms
+    (hidden,) = [note for note in notes if "cannot be seen here" in note]
+    found = re.search(r"such transfers take (\d+)% .* one p2p message .* \((\S+) GB/s\)", hidden)
+    assert found, hidden
+    assert float(found[1]) == pytest.approx(6.5, abs=1.0)
+    assert float(found[2]) == pytest.approx(1.05, rel=0.1)
     far = job(layout=Layout(pp=4, dp=4), hosts=4, message_bytes=MEGABYTE, transfer=lambda *_: 1.0)
     assert not any("cannot be seen here" in note for note in far.report().notes)
 
