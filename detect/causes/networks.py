@@ -98,9 +98,9 @@ class _Crossings:
         """Flag the units that cross a border, (unit,)."""
         return np.array([len(hosts) > 1 for hosts in self.hosts], dtype=bool)
 
-    def touches(self, name: str) -> Flags:
-        """Flag the units that have a member on the host, (unit,)."""
-        return np.array([name in hosts for hosts in self.hosts], dtype=bool)
+    def touches(self, *names: str) -> Flags:
+        """Flag the units that have a member on one of the hosts, (unit,)."""
+        return np.array([not hosts.isdisjoint(names) for hosts in self.hosts], dtype=bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -449,7 +449,7 @@ def _paces(seen: Observations, hidden: list[str]) -> str:
     if transfers is None:
         return ""
     crossings = _crossings(seen, transfers)
-    touched = np.any([crossings.touches(name) for name in hidden], axis=0)
+    touched = crossings.touches(*hidden)
     which = crossings.crosses & touched & np.isfinite(crossings.level)
     size = np.where(which, transfers.size_bytes, -1)
     unit = int(np.argmax(size)) if len(size) else 0
@@ -473,7 +473,7 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
         return ""
     crossings = _crossings(seen, transfers)
     large = (transfers.size_bytes < 0) | (transfers.size_bytes >= NETWORKS.min_bytes)
-    touched = np.any([crossings.touches(name) for name in hidden], axis=0)
+    touched = crossings.touches(*hidden)
     blind_ns = _most_ns(transfers, large & crossings.crosses & touched)
     share = blind_ns / float(np.median(seen.iteration_ns))
     saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)

@@ -80,12 +80,14 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
         members, time_ns = seen.workers.members, seen.workers.optimizer_ns
     groups = [rows for rows in _alike(members) if len(rows) > 1]
     suspects = _suspects(inquiry, members, time_ns, groups) if groups else ()
+    if not suspects:
+        return []
     passes = compare_within(seen.work, seen.members, stage_groups(seen.members), inquiry.slow).value
     step_ns = float(np.median(seen.iteration_ns))
     found = []
     for one in suspects:
         rank, active = int(members.ranks[one.row]), one.course.active
-        row = _row_of(seen.members, rank)
+        (row,) = seen.members.rows_with((rank,))
         slow = _SlowStep(
             rank=rank,
             row=row,
@@ -107,11 +109,6 @@ def _alike(members: Members) -> list[Integers]:
         for rows in stage_groups(members)
         for one in np.unique(members.place["tp"][rows])
     ]
-
-
-def _row_of(members: Members, rank: int) -> int:
-    """Return the row that stands for a rank, or for the group that it is of."""
-    return next(row for row, ranks in enumerate(members.workers) if rank in ranks)
 
 
 def _suspects(
@@ -209,7 +206,7 @@ def _search(inquiry: Inquiry) -> Answer:
         of_device = finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
         return of_device and finding.ranks in [one.ranks for one in found]
 
-    rows = [_row_of(seen.members, one.ranks[0]) for one in found]
+    rows = [row for one in found for row in seen.members.rows_with(one.ranks)]
     return Answer(findings=found, slow=mask_of(rows, len(seen.members)), explains=explains)
 
 
