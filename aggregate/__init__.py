@@ -4,14 +4,14 @@ Owns everything between a `Trace` (as each rank recorded it, by its own clock; f
 `megascan.reader`) and a `Timeline` (on one clock, with waits and self times; for `megascan.export`
 and `detect`).
 
-    merge.py        build_timeline: the steps below in their order; start here
+    merge.py        build_timeline: the steps below in their order; start here. Where the
+                    spans of a rank may be divided
     match.py        which spans of different ranks are one communication
     anchors.py      what ties clocks together: ends of collectives, bounds from messages; which
                     of them are drawn where there are many
     fitting.py      the robust least-squares problem: an offset and a drift a clock
     causality.py    what no clock may contradict: nothing is received before it was sent
     clocks.py       the fit that causality allows, and its error bars; jumps.py clocks that jump
-    borders.py      where the spans of a rank may be divided
     decompose.py    what each span was made of: wait, transfer, self time
     summary.py      shares of time by rank and iteration, as a table and as text
     cluster.py      the same with the workers of a Dask cluster

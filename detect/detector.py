@@ -18,10 +18,15 @@ import numpy as np
 
 from detect.causes.compute import COMPUTE
 from detect.causes.corruption import CORRUPTION
-from detect.causes.finding import folded, undecided_if_small_and_free, with_joint_costs
+from detect.causes.finding import (
+    Answer,
+    Inquiry,
+    folded,
+    undecided_if_small_and_free,
+    with_joint_costs,
+)
 from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
-from detect.causes.spec import Answer, Inquiry
 from detect.observe.extract import observe
 from detect.observe.observations import (
     Observations,

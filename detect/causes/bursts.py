@@ -34,22 +34,32 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import attention_residuals, mates_of, starvation
-from detect.causes.finding import Claim, build_finding, saved_by_compute, undecided_if_free
-from detect.causes.hits import (
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    mask_of,
+    saved_by_compute,
+    undecided_if_free,
+)
+from detect.causes.searches import (
     ADVICE,
     FEW,
+    OF_FIRST,
     Burst,
     chance,
     course_of,
     half_width,
     interval_of,
     lost_share,
+    mates_that_load,
     num_runs,
+    others_load_as_long,
     over_own_level,
     slow_passes,
 )
-from detect.causes.lost_time import OF_FIRST, mates_that_load, others_load_as_long
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -51,10 +51,17 @@ from detect.causes.device import (
     slowest_optimizer,
     starvation,
 )
-from detect.causes.finding import Claim, build_finding, saved_by_compute
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    mask_of,
+    saved_by_compute,
+)
 from detect.causes.power import limits, planted_power, slowest
-from detect.causes.slow_rows import ComputeSearch, SlowRow, least_slowdown, search_compute
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.searches import ComputeSearch, SlowRow, least_slowdown, search_compute
 from detect.observe.observations import (
     PHASE_NAMES,
     Observations,

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.finding import Answer, CauseSpec, Inquiry
 from detect.report import Cause, Finding, Owner
 from detect.text import counted, ranks_text
 from megascan.errors import listed

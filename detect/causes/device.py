@@ -53,8 +53,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observe.devices import REASONS_NAME, is_at_rest, is_capped, peculiar_reasons
-from detect.observe.observations import Members, Observations
+from detect.observe.observations import (
+    REASONS_NAME,
+    Members,
+    Observations,
+    is_at_rest,
+    is_capped,
+    peculiar_reasons,
+)
 from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise

@@ -59,8 +59,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, low_clocks
-from detect.causes.finding import Claim, build_finding
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding, mask_of
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

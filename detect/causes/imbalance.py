@@ -34,8 +34,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, optimizer_residuals
-from detect.causes.finding import Claim, build_finding
-from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -36,13 +36,16 @@ from scipy import special
 
 from detect.causes.device import host_advice
 from detect.causes.finding import (
+    Answer,
+    CauseSpec,
     Claim,
+    Inquiry,
     build_finding,
     connection_advice,
+    mask_of,
     undecided_if_free,
 )
-from detect.causes.lost_time import Loss, lost_time, stage_peers
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner

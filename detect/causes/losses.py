@@ -1,6 +1,6 @@
 """Ranks that lose time to their data loader, their garbage collector or their host.
 
-Three causes, one search (`detect.causes.lost_time`) over `Observations.lost_ns`:
+Three causes, one search (`detect.causes.searches`) over `Observations.lost_ns`:
 
     loader      the device idle (GPU), or the thread busy (CPU), while data are loaded
     collector   garbage collection; a pause belongs to the job, whatever the node
@@ -24,8 +24,15 @@ from detect.causes.device import (
     launches_slowly,
     mates_of,
 )
-from detect.causes.finding import Claim, build_finding, undecided_if_free
-from detect.causes.lost_time import (
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    undecided_if_free,
+)
+from detect.causes.searches import (
     OF_FIRST,
     Loss,
     lost_time,
@@ -33,7 +40,6 @@ from detect.causes.lost_time import (
     others_load_as_long,
     stage_peers,
 )
-from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Owner
 from detect.stats import robust

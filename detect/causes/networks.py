@@ -35,8 +35,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from detect.causes.finding import Claim, build_finding, connection_advice
-from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    connection_advice,
+)
 from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from detect.causes.finding import Claim, build_finding
-from detect.causes.spec import Answer, CauseSpec, Inquiry
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

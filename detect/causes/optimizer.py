@@ -24,8 +24,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.device import over_others
-from detect.causes.finding import Claim, build_finding, saved_by_compute
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    mask_of,
+    saved_by_compute,
+)
 from detect.observe.observations import Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detect.causes.finding import Claim, build_finding
-from detect.causes.hits import (
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.searches import (
     ADVICE,
     FEW,
     Burst,
@@ -36,7 +36,6 @@ from detect.causes.hits import (
     lost_share,
     over_own_level,
 )
-from detect.causes.spec import Answer, CauseSpec, Inquiry
 from detect.observe.observations import BACKWARD, Observations, Work, cut
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

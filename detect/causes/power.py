@@ -42,7 +42,7 @@ from functools import partial
 
 import numpy as np
 
-from detect.causes.spec import Inquiry
+from detect.causes.finding import Inquiry
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Owner
 from detect.stats import robust

@@ -22,7 +22,7 @@ from detect.causes import (
     paused_hosts,
     spells,
 )
-from detect.causes.spec import CauseSpec
+from detect.causes.finding import CauseSpec
 
 CAUSES: tuple[CauseSpec, ...] = (
     compute.COMPUTE,

@@ -26,9 +26,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from detect.causes.device import starvation
-from detect.causes.finding import Claim, build_finding, saved_by_compute
-from detect.causes.hits import ADVICE
-from detect.causes.spec import Answer, CauseSpec, Inquiry, mask_of
+from detect.causes.finding import (
+    Answer,
+    CauseSpec,
+    Claim,
+    Inquiry,
+    build_finding,
+    mask_of,
+    saved_by_compute,
+)
+from detect.causes.searches import ADVICE
 from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust

@@ -21,12 +21,12 @@ from detect.comparison.changes import (
     Quantity,
     ShareChange,
 )
-from detect.comparison.kinship import differences
 from detect.comparison.measures import (
     LEAST_ITERATIONS,
     Measure,
     Side,
     comparable,
+    differences,
     link_measures,
     q_values,
     rank_measures,

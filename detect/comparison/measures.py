@@ -12,11 +12,17 @@ correlation r of neighbouring iterations. `between` is what two runs of a health
 when each is steady: devices settle at slightly different clocks.
 
 Example: 20 iterations each, 1 % noise, standard error sqrt(1.57 · 2 · 0.01² / 20 + 0.003²) = 0.5 %.
+
+**Kinship** (`differences`). Traces of different jobs cannot be compared, and are told apart. A job
+may change between two traces: more replicas, layers, microbatches, another pipeline. What it keeps
+is what one rank does for one token: the devices it runs on and, where TP and CP are the same, the
+bytes of an activation, which show in the messages between stages and the collectives of tensor
+parallelism. Where there are neither, the gradients of a rank show the size of its model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,10 +31,10 @@ import pyarrow as pa
 from scipy import special
 
 from detect.comparison.changes import Quantity
-from detect.comparison.kinship import Traffic, traffic_of
 from detect.detector import Examination, examine, examine_op_table
 from detect.observe.observations import PHASE_NAMES, Members, Observations, Transfers
 from detect.observe.spans import SpanIndex
+from detect.observe.transfers import bytes_text
 from detect.report import Cause
 from detect.stats import robust
 from detect.text import place, ranks_of
@@ -38,7 +44,15 @@ from megascan.errors import listed
 from megascan.schema import Kind, Phase
 from megascan.timeline import Timeline, codes, equals, numbers
 from megascan.topology import Layout
-from megascan.vocabulary import BACKWARD, FORWARD, OPTIMIZER, CountsAs, names_of
+from megascan.vocabulary import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    CountsAs,
+    axis_of_group,
+    is_data_parallel,
+    names_of,
+)
 
 MEDIAN_LOSS = 1.2533
 """Standard error of a median over that of a mean, sqrt(pi / 2)."""
@@ -49,6 +63,79 @@ LEAST_ITERATIONS = 3
 MAX_DEGREES = 60
 MAX_CORRELATION = 0.6
 ENOUGH_FOR_OWN_NOISE = 8
+MOST_GRADIENT_CHANGE = 2.1
+"""Gradients in float32 instead of bfloat16 are twice as large and the same model's."""
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the ranks of a job send: sizes by (axis, operation), and what a rank reduces.
+
+    `gradient_bytes` is over its replicas, in an iteration, the median of ranks and iterations; 0
+    where it is not known.
+    """
+
+    sizes: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    gradient_bytes: float = 0.0
+
+
+def traffic_of(spans: pa.Table) -> Traffic:
+    """Return what the communication of a timeline shows of its job."""
+    spans = spans.filter(pa.array(equals(spans, "kind", Kind.COLLECTIVE, Kind.P2P)))
+    size = numbers(spans, "size_bytes")
+    group, groups = codes(spans, "group")
+    op, ops = codes(spans, "op")
+    found: dict[tuple[str, str], set[int]] = {}
+    kinds = np.unique(np.stack([group, op, size]), axis=1)
+    for of_group, of_op, of_size in kinds.T.tolist():
+        if of_size > 0:
+            axis = axis_of_group(groups[of_group])
+            found.setdefault((axis, ops[of_op]), set()).add(of_size)
+    over_replicas = np.array([is_data_parallel(name) for name in groups] or [False])[group]
+    reduced = over_replicas & equals(spans, "op", *_REDUCTIONS) & (size > 0)
+    keys = np.stack([numbers(spans, "rank")[reduced], numbers(spans, "iteration")[reduced]])
+    owner = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    totals = np.bincount(owner, weights=size[reduced])
+    return Traffic(
+        {name: frozenset(sizes) for name, sizes in found.items()},
+        float(np.median(totals)) if len(totals) else 0.0,
+    )
+
+
+def differences(before: Side, after: Side) -> tuple[str, ...]:
+    """Return what shows that two traces are of different jobs; empty for one job."""
+    return (*_devices(before, after), *_message_sizes(before, after))
+
+
+def _devices(before: Side, after: Side) -> Iterator[str]:
+    old, new = (set(side.members.devices) - {""} for side in (before, after))
+    if old and new and not old & new:
+        yield f"devices ({listed(sorted(old))} before, {listed(sorted(new))} after)"
+
+
+def _message_sizes(before: Side, after: Side) -> Iterator[str]:
+    old, new = before.members.layout, after.members.layout
+    if (old.tp, old.cp) != (new.tp, new.cp):
+        return
+    sizes = before.traffic.sizes, after.traffic.sizes
+    shared = [name for name in sorted(set(sizes[0]) & set(sizes[1])) if name[0] in ("tp", "pp")]
+    tensor_ops = [{op for axis, op in one if axis == "tp"} for one in sizes]
+    for name in shared:
+        then, now = (max(one[name]) for one in sizes)
+        alike = {then}
+        if tensor_ops[0] != tensor_ops[1]:  # sequence parallelism cuts an activation into TP parts
+            alike |= {then * old.tp, then // old.tp}
+        if now not in alike:
+            yield f"{' '.join(name)} ({bytes_text(then)} before, {bytes_text(now)} after)"
+            return
+    if not shared and old == new:
+        yield from _gradients(before.traffic.gradient_bytes, after.traffic.gradient_bytes)
+
+
+def _gradients(then: float, now: float) -> Iterator[str]:
+    if then and now and abs(np.log(now / then)) > np.log(MOST_GRADIENT_CHANGE):
+        yield f"gradients of a rank ({bytes_text(then)} before, {bytes_text(now)} after)"
 
 
 @dataclass(frozen=True, kw_only=True)

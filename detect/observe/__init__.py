@@ -3,11 +3,12 @@
 Fed by `megascan.timeline` (aligned, matched spans); feeds `detect.causes` and
 `detect.stats` with matrices by (rank, iteration).
 
-    observations.py  the result: records whose fields declare their axes; warm-up left out
+    observations.py  the result: records whose fields declare their axes; warm-up left out;
+                     hosts, clock, power
     extract.py       timeline to observations       facts.py      what of them one rank's spans tell
     spans.py         what lies in which span, gaps      work.py       passes, layers, launches
     kernels.py       the same from a profile's kernels  transfers.py  communication by edge, group
-    stalls.py        devices that stand still           devices.py    hosts, clock, power
+    stalls.py        devices that stand still
 
 Start reading at observations.py, then extract.py.
 """

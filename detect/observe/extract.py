@@ -16,9 +16,17 @@ from functools import partial
 
 import numpy as np
 
-from detect.observe.devices import are_guessed, hosts_of, typical_readings
 from detect.observe.facts import Facts, facts_in, facts_of, joined
-from detect.observe.observations import Members, Observations, Transfers, Work, place_of
+from detect.observe.observations import (
+    Members,
+    Observations,
+    Transfers,
+    Work,
+    are_guessed,
+    hosts_of,
+    place_of,
+    typical_readings,
+)
 from detect.observe.spans import Frame, Glance, SpanIndex, summed
 from detect.observe.stalls import stalled_time, within_stalls
 from detect.observe.transfers import transfers_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.observe.devices import hosts_of
-from detect.observe.observations import LateIn, Transfers
+from detect.observe.observations import LateIn, Transfers, hosts_of
 from detect.observe.spans import SpanIndex
 from detect.stats import robust
 from detect.thresholds import LINKS

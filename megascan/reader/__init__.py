@@ -5,8 +5,8 @@ the tracer's files, the original MegaScan's, the PyTorch profiler's, and `megasc
 
     trace.py            read_trace: find the format, read all files, make one run; start here
                         read_ends: the same of a large trace, whose spans stay in shards
-    rank_files.py       our own rank files, long ones alone and short ones together
-    stretches.py        the same by shards: of a large file some windows each
+    rank_files.py       our own rank files: short ones together, long ones alone, and by shards, of
+                        a large one some windows each
     growing.py          one of our rank files while its job runs: windows as they are finished
     flight_recorder.py  PyTorch's flight-recorder dumps: where each rank stood
     original.py         the original MegaScan's begin and end records; original_timeline.py its

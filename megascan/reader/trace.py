@@ -634,7 +634,7 @@ class _ShardLoader:
                 spans, packed = settled_shard(part, number)
                 yield self.workers.put(spans), packed
             return
-        from megascan.reader.stretches import keep_rank_files
+        from megascan.reader.rank_files import keep_rank_files
 
         yield from keep_rank_files(shards, self.workers, self.meanwhile)
 

@@ -110,7 +110,7 @@ def traced(megascan, tmp_path_factory):
 def small_shards(monkeypatch):
     """Many shards and blocks of a small trace, parts of ranks among them."""
     monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 300_000)
-    monkeypatch.setattr("megascan.reader.stretches.STRETCH_BYTES", 100_000)
+    monkeypatch.setattr("megascan.reader.rank_files.STRETCH_BYTES", 100_000)
     monkeypatch.setattr("megascan.export.blocks.BLOCK_ROWS", 1500)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from aggregate import align, build_shards, build_timeline, summary_of
-from aggregate.borders import groups_of
+from aggregate.merge import groups_of
 from aggregate.summary import sums_of
 from detect import detect
 from megascan.errors import InputError
@@ -61,7 +61,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def set_bytes(num_bytes: int) -> None:
         monkeypatch.setattr("megascan.reader.trace.SHARD_BYTES", 1)
-        monkeypatch.setattr("megascan.reader.stretches.STRETCH_BYTES", num_bytes)
+        monkeypatch.setattr("megascan.reader.rank_files.STRETCH_BYTES", num_bytes)
 
     return set_bytes
 

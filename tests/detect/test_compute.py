@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.slow_rows import search_compute
+from detect.causes.searches import search_compute
 from detect.detector import _inquiry
 from detect.observe.extract import observe
 from detect.thresholds import POWER

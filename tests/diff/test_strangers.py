@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from detect.comparison import Outcome, Side, compare, render_text
-from detect.comparison.kinship import differences
+from detect.comparison.measures import differences
 from megascan.simulate import ModelSize, compute_bound
 from megascan.topology import Layout
 

@@ -1,0 +1,670 @@
+"""Searches that several causes share: rows that compute slowly, time that is lost, hits counted.
+
+What a search finds are suspects; whose fault it is, and in which words, the causes decide.
+
+**Slow rows** (`search_compute`): who is slower than its peers, by how much, and when. Peers are the
+other ranks of the stage (DP, TP, CP). A stage with one or two ranks has too few; then transformer
+layers of other stages, which have the same shape, join in. Whose fault a slow row is,
+`detect.causes.compute` judges.
+
+**Lost time** (`lost_time`): time that ranks lose next to computing, and the finding it makes. Such
+times add up, so they are not compared as ratios: the measure is the excess over the peers'
+time as a share of the iteration. Example: a rank that waits 12 ms for its data where its peers wait
+2 ms, in steps of 200 ms, has 0.05: it loses 5 % of every step.
+
+A cause says with a `Loss` who is compared with whom, and in which words.
+
+**Hits**: iterations and passes in which somebody loses time, counted. An iteration is a hit of a
+row when it loses more than a margin over its own quiet ones and over the others. Sound rows have
+hits, too; so many of one row must be improbable at the others' rate.
+
+Example: 5 hits in 20 iterations, where the others have 1 in 60, are chance once in 630 times.
+
+**Single passes** (`slow_passes`). Problem: a device that is throttled for 300 ms in every few
+seconds slows one pass in five, or all passes of one iteration in ten. The level of an iteration
+hardly shows the first, and iterations are too few to count for the second.
+
+Idea: count passes. Each is compared with the same pass of its peers, and with its row's own quiet
+level; a hit exceeds both by far more than sound passes vary. Hits side by side are one event, for
+whatever held the rank up lasts as long as it likes. So many events must be improbable at the rate
+that the other rows show. A device that is throttled has a second speed: where hits are slow by one
+and the same factor, and nobody else's by as much, they are no noise, and each of them counts.
+
+Example: 16 ranks, 10 iterations of 8 passes that vary by 0.4 %. All passes of rank 8 are 1.24 times
+as long in iterations 7 and 8, and no other pass of anybody is longer by 3 %: one event, by chance
+once in 30 times, but 16 hits of one speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import special
+
+from detect.causes.device import HOST_ADVICE, Slowness, is_isolated, mates_of, optimizer_residuals
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding, mask_of
+from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.noise import Noise, Usual
+from detect.stats.persistence import Course
+from detect.stats.residuals import (
+    Residuals,
+    compare_within,
+    data_of,
+    pass_residuals,
+    peer_groups,
+    stage_groups,
+)
+from detect.stats.search import SearchTask, Suspect, search
+from detect.text import counted, milliseconds, percent, place, ranks_of
+from detect.thresholds import BURSTS, LOSSES, PAIRS, POWER, SEARCH, STARVATION, DetectorSettings
+from detect.thresholds import COMPUTE as LIMITS
+from megascan.arrays import Flags, Floats, Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRow:
+    """A row that computes slowly, and against whom it was compared."""
+
+    suspect: Suspect
+    peers: Integers
+    """Rows that it was compared with."""
+    across_stages: bool
+    """Compared by transformer layers with other stages."""
+    by_phase: tuple[float, float]
+    """Log slowdown of forward and of backward."""
+    optimizer: float
+    """Log slowdown of the optimizer step; NaN when not comparable."""
+
+    @property
+    def num_peers(self) -> int:
+        """Return how many rows it was compared with."""
+        return len(self.peers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSearch:
+    """Result over all rows. `residuals` is with the slow rows out of everybody's peers."""
+
+    slow: tuple[SlowRow, ...]
+    noise: Noise
+    num_compared: int
+    """Rows that have at least one peer."""
+    residuals: Residuals
+    optimizer: Floats
+    """(row, iteration): log optimizer time minus that of the stage's other rows."""
+    pool: Residuals | None
+    """Against all stages' transformer layers; None where not needed or not traced."""
+
+    @property
+    def slow_rows(self) -> Flags:
+        """Flag who computes slowly, (row,)."""
+        return mask_of([one.suspect.row for one in self.slow], len(self.residuals.value))
+
+
+def search_compute(inquiry: Inquiry) -> ComputeSearch:
+    """Search the rows of each stage; the rows of lonely stages by the layers of all stages."""
+    seen = inquiry.seen
+    groups = peer_groups(seen.work, seen.members)
+    everybody = [np.arange(len(seen.members))]
+    smallest = min(len(rows) for rows in groups)
+    # kernels of one name and launch are the same work on both of two stages, layers need not be
+    least = LIMITS.min_pool if seen.tells_passes or smallest > 1 else 2
+    if seen.layers is None or smallest >= LIMITS.min_pool or len(seen.members) < least:
+        return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
+    if smallest == 1:
+        return _search_field(inquiry, _Field(seen.layers, everybody, across_stages=True))
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    level = robust.centre(compare_within(seen.layers, seen.members, everybody, nobody).value)
+    shown = np.asarray(level >= LIMITS.lone_floor_log)
+    found = _search_field(inquiry, _Field(seen.work, groups, across_stages=False), shown)
+    pool = compare_within(seen.layers, seen.members, everybody, found.slow_rows)
+    return replace(found, pool=pool)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Operations to compare, and the groups of rows to compare within."""
+
+    work: Work
+    groups: list[Integers]
+    across_stages: bool
+    known: dict[bytes, Residuals] = field(default_factory=dict)
+    """By who is excluded: whoever is found was compared so in the search."""
+
+    def compare(self, members: Members, excluded: Flags) -> Residuals:
+        key = excluded.tobytes()
+        if key not in self.known:
+            self.known[key] = compare_within(self.work, members, self.groups, excluded)
+        return self.known[key]
+
+
+def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -> ComputeSearch:
+    """Search one field; `shown` rows are slow beside all stages, too, and need no change of their
+    own to be suspected when their peer changes.
+    """
+    seen = inquiry.seen
+    members, num_rows = seen.members, len(seen.members)
+    is_cpu = members.device_kind == "cpu"
+    own = robust.median(field.work.log_ns, axis=2)
+    if shown is not None:
+        own[shown] = np.nan
+    task = SearchTask(
+        compare=lambda excluded: field.compare(members, excluded).value,
+        num_rows=num_rows,
+        num_tests=inquiry.num_tests,
+        floor=float(np.log(least_slowdown(seen, inquiry.settings))),
+        usual=_usual(inquiry, field),
+        forbidden=np.zeros(num_rows, dtype=bool),
+        groups=tuple(field.groups),
+        own=own,
+        patience=SEARCH.patience_for_hosts,
+    )
+    result = search(task, inquiry.settings)
+    excluded = mask_of([one.row for one in result.suspects], num_rows)
+    residuals = field.compare(members, excluded)
+    optimizer = np.full_like(seen.optimizer_ns, np.nan)
+    if not field.across_stages:
+        optimizer = optimizer_residuals(seen, field.groups, excluded)
+    described = [_describe(one, residuals, optimizer, field, excluded) for one in result.suspects]
+    return ComputeSearch(
+        slow=tuple(one for one in described if not (is_cpu and _is_cache_effect(one))),
+        noise=result.noise,
+        num_compared=int((residuals.num_peers > 0).sum()),
+        residuals=residuals,
+        optimizer=optimizer,
+        pool=residuals if field.across_stages else None,
+    )
+
+
+def _usual(inquiry: Inquiry, field: _Field) -> Usual:
+    """Return what is known of sound devices before looking."""
+    seen = inquiry.seen
+    is_cpu = seen.members.device_kind == "cpu"
+    floor = float(np.log(least_slowdown(seen, inquiry.settings)))
+    spread = LIMITS.cpu_spread_log if is_cpu else LIMITS.gpu_spread_log
+    data = data_of(field.work, seen.members, field.groups)
+    return Usual(
+        floor=LIMITS.cpu_noise_log if is_cpu else LIMITS.gpu_noise_log,
+        spread=min(spread, floor * LIMITS.spread_of_floor_share),
+        level_error=data.level_error,
+        most=LIMITS.cpu_most_log if is_cpu else LIMITS.gpu_most_log,
+        tail_degrees=LIMITS.tail_degrees,
+        scattered=not data.used,
+    )
+
+
+def _is_cache_effect(slow: SlowRow) -> bool:
+    """Return whether passes of a CPU process are a little slower while its optimizer is not."""
+    effect = slow.suspect.course.effect
+    return effect < np.log(LIMITS.cache_ratio) and slow.optimizer < LIMITS.cache_share * effect
+
+
+def _describe(
+    suspect: Suspect, residuals: Residuals, optimizer: Floats, field: _Field, excluded: Flags
+) -> SlowRow:
+    row, active = suspect.row, suspect.course.active
+    phases = [
+        float(robust.median(residuals.by_phase[phase, row][active]))
+        for phase in (FORWARD, BACKWARD)
+    ]
+    group = next(rows for rows in field.groups if row in rows)
+    return SlowRow(
+        suspect=suspect,
+        peers=group[~excluded[group] & (group != row)],
+        across_stages=field.across_stages,
+        by_phase=(phases[0], phases[1]),
+        optimizer=float(robust.median(optimizer[row][active])),
+    )
+
+
+def least_slowdown(seen: Observations, settings: DetectorSettings) -> float:
+    """Return the effect floor of compute: higher where communication is mixed into the CPU time."""
+    return max(settings.min_slowdown, LIMITS.mixed_ratio if seen.mixes_communication else 1.0)
+
+
+OF_FIRST = (
+    "it is the first rank of the job's only TP group, which may load for all of it: a second "
+    "replica, or the loader timed alone, decides"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """How one kind of lost time is searched, and its words. Rows of no group have no peers."""
+
+    cause: Cause
+    name: str
+    groups: list[Integers]
+    """Rows that are compared with each other."""
+    owner: Callable[[Suspect], Owner]
+    predicate: str
+    """Of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
+    advice: Callable[[Suspect], tuple[str, ...]]
+    bursty: bool = False
+    """Comes in rare bursts on healthy ranks too (garbage collection)."""
+    least_share: float = 0.0
+    """Share of the iteration below which such a difference has other reasons."""
+    excuses_slow: bool = False
+    """Whether slow computing explains it: rows that are slow are not named."""
+    base_ns: Callable[[int, float, float], float] | None = None
+    """What the slowdown refers to, by row, own time and excess; without it the rank's compute."""
+    stands_out: bool = False
+    """Whether a row must lose more than the others of its group do in nearly any iteration, however
+    many they are: where the reason is shared, such as storage, everybody has its turn."""
+    evidence: Callable[[Suspect], tuple[str, ...]] = lambda suspect: ()
+    without: Callable[[tuple[Suspect, ...]], tuple[Suspect, ...]] = lambda suspects: suspects
+    """Leaves out suspects that other ones explain."""
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A loss as it was found."""
+
+    loss: Loss
+    time_ns: Floats
+    excess_ns: Floats
+    """(row, iteration): above the peers."""
+
+
+def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
+    """Name the rows that lose more time of this kind than their peers."""
+    seen = inquiry.seen
+    num_rows, step_ns = len(seen.members), float(np.median(seen.iteration_ns))
+    time_ns = seen.lost_ns[loss.cause]
+
+    def compare(excluded: Flags) -> Floats:
+        excess = np.full_like(time_ns, np.nan)
+        for rows in loss.groups:
+            expected = robust.expected_from_others(time_ns[rows], excluded[rows])
+            excess[rows] = time_ns[rows] - expected
+        return np.asarray(excess / step_ns)
+
+    is_cpu = seen.members.device_kind == "cpu"
+    share = LOSSES.cpu_floor_share if is_cpu else LOSSES.gpu_floor_share
+    task = SearchTask(
+        compare=compare,
+        num_rows=num_rows,
+        num_tests=inquiry.num_tests,
+        floor=max((inquiry.settings.min_slowdown - 1.0) * share, loss.least_share),
+        usual=Usual(floor=LOSSES.noise_share, spread=LOSSES.spread_share, bursty=loss.bursty),
+        forbidden=inquiry.slow if loss.excuses_slow else np.zeros(num_rows, dtype=bool),
+        groups=tuple(loss.groups),
+        by_majority=True,
+    )
+    result = search(task, inquiry.settings)
+    excluded = mask_of([one.row for one in result.suspects], num_rows)
+    lost = _Lost(loss, time_ns, np.nan_to_num(compare(excluded) * step_ns))
+    told = tuple(
+        one
+        for one in result.suspects
+        if _told_apart(lost, one, excluded) and _mean_share(one) >= LOSSES.least_mean_share
+    )
+    least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
+    because = inquiry.limited_by(result.noise)
+    return Answer(
+        findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
+        least_slowdown=least,
+        least_because=because,
+        hides="" if is_cpu or loss.cause == Cause.GC else _hides(loss, least, because),
+    )
+
+
+def _hides(loss: Loss, least: float, because: str) -> str:
+    """Say which fault of a node, of a size that matters, would not have been found; "" if none."""
+    if least < POWER.healthy_ratio:
+        return ""
+    much = "all" if least >= POWER.blind_ratio else f"{least - 1.0:.0%}"
+    return (
+        f"a rank that loses {much} of an iteration to its {loss.cause.value} would not have been "
+        f"found: {because}"
+    )
+
+
+def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
+    loss, row, course = lost.loss, suspect.row, suspect.course
+    active = course.active
+    own = float(np.nanmedian(lost.time_ns[row][active]))
+    excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
+    typical = float(np.median(excess[active]))
+    base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
+    slowdown = 1.0 + typical / max(base, 1.0)
+    reach = SEARCH.interval_sigmas * course.standard_error / max(course.effect, 1e-9)
+    members = seen.members
+    over = f"{milliseconds(typical)} ({percent(1 + course.effect)[:-2]} % of the iteration)"
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=loss.cause,
+            owner=loss.owner(suspect),
+            slowdown=slowdown,
+            interval=(
+                max(1.0, 1 + (slowdown - 1) * (1 - reach)),
+                1 + (slowdown - 1) * (1 + reach),
+            ),
+            course=course,
+            q_value=suspect.q_value,
+            num_peers=_num_peers(loss, row),
+            saved_ns=excess,
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=loss.predicate.format(time=milliseconds(own), over=over),
+            evidence=(*_evidence(lost, suspect, own), *loss.evidence(suspect)),
+            advice=loss.advice(suspect),
+        ),
+    )
+
+
+def _mean_share(suspect: Suspect) -> float:
+    """Return the share of all time in the window that a row loses above its peers."""
+    return suspect.course.effect * float(np.mean(suspect.course.active))
+
+
+def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
+    """Return whether a row loses more than its peers in nearly any two of their iterations.
+
+    Two rows show no rate at which sound ones have bursts; such times have heavy tails, and one
+    long pause of the one is no level. `excluded` rows are suspects, too, and no peers.
+    """
+    rows = next(rows for rows in lost.loss.groups if suspect.row in rows)
+    if len(rows) != 2 and not lost.loss.stands_out:
+        return True
+    own = lost.time_ns[suspect.row][suspect.course.active]
+    others = lost.time_ns[rows[(rows != suspect.row) & ~excluded[rows]]]
+    other = others[np.isfinite(others)]
+    more = np.searchsorted(np.sort(other), own) / max(len(other), 1)
+    return not len(other) or float(np.mean(more)) >= LOSSES.separated_share
+
+
+def _num_peers(loss: Loss, row: int) -> int:
+    return next(len(rows) - 1 for rows in loss.groups if row in rows)
+
+
+def _evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
+    active = suspect.course.active
+    excess = float(np.median(lost.excess_ns[suspect.row][active]))
+    peers = counted(_num_peers(lost.loss, suspect.row), "peer")
+    return (
+        f"{lost.loss.name}: {milliseconds(own)} an iteration against "
+        f"{milliseconds(max(own - excess, 0.0))} of its {peers}",
+        f"above them in {suspect.course.share:.0%} of these "
+        f"{counted(int(active.sum()), 'iteration')}",
+    )
+
+
+def stage_peers(seen: Observations) -> list[Integers]:
+    """Return the rows of each stage, or all rows together where a stage has only one."""
+    groups = stage_groups(seen.members)
+    smallest = min(len(rows) for rows in groups)
+    return groups if smallest > 1 else [np.arange(len(seen.members))]
+
+
+def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
+    """Return whether loading itself takes the `others` about as long, and only their devices had
+    less to wait for: then what all of them load from is slow.
+    """
+    if seen.loading_ns is None or not len(others):
+        return False
+    own = float(robust.median(seen.loading_ns[row][active]))
+    theirs = float(robust.median(seen.loading_ns[others][:, active]))
+    return theirs * LOSSES.loader_ratio > own
+
+
+def mates_that_load(seen: Observations) -> Integers | None:
+    """Return the rows of the job's only TP group, where several of them load for themselves.
+
+    Often the first rank alone loads and hands on what it has; the others then lose next to nothing
+    in any iteration.
+    """
+    loading = np.nan_to_num(seen.lost(Cause.LOADER))
+    quiet = np.quantile(loading, BURSTS.quiet_share, axis=1)
+    rows = np.flatnonzero(quiet > LOSSES.noise_share * float(np.median(seen.iteration_ns)))
+    places = {*zip(seen.members.replica.tolist(), seen.members.stage.tolist(), strict=True)}
+    return rows if len(rows) > 1 and len(places) == 1 else None
+
+
+FEW = "so few iterations may be chance: trace more of them in a row"
+ADVICE = {
+    Cause.COMPUTE: (
+        "read that GPU's clock and throttle reasons while the job runs: nvidia-smi -i GPU -q -d "
+        "CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS",
+    ),
+    Cause.GC: ("collect on all ranks at the same iterations (gc.disable(), then gc.collect())",),
+    Cause.HOST: (
+        "read that host's memory pressure and swapping (vmstat 1, /proc/pressure/memory)",
+        *HOST_ADVICE,
+    ),
+    Cause.LOADER: ("time the data loader alone on that host; read its disk latency (iostat -x 1)",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """A row that loses time in some iterations."""
+
+    row: int
+    hits: Flags
+    """(iteration,)"""
+    excess: Floats
+    """(iteration,): over the peers as a share of what is compared; 0 outside hits."""
+    q_value: float
+    others: Flags
+    """(row,): with whom it was compared."""
+    other_hits: int
+    is_sure: bool = True
+    """Whether chance is excluded."""
+    is_shared: bool = False
+    """Whether most rows of its stage have such bursts."""
+    is_mates: bool = False
+    """Whether a row of its TP group has some as well, is known to be slow, or recorded nothing in
+    most of its hits."""
+    is_one_speed: bool = False
+    """Whether its slow passes are slow by one and the same factor, as of a device that has two
+    speeds; noise has no such second level."""
+    stands_out: bool = False
+    """Whether it is slower in its hits than all rows of its TP group."""
+
+
+def half_width(values: Floats) -> tuple[float, float]:
+    """Return how far the densest half of the values reaches, and its mean."""
+    known = np.sort(values[np.isfinite(values)])
+    half = len(known) // 2
+    if not half:
+        return 0.0, 0.0
+    width = known[half:] - known[: len(known) - half]
+    first = int(np.argmin(width))
+    return float(width[first]), float(np.mean(known[first : first + half + 1]))
+
+
+def num_runs(hits: Flags) -> int:
+    """Return how many stretches of hits there are, one after the other in all dimensions."""
+    hits = hits.reshape(-1)
+    return int((hits & ~np.r_[False, hits[:-1]]).sum())
+
+
+def over_own_level(value: Floats, known: Flags) -> Floats:
+    """Return what (row, iteration) exceeds the others by, less what the row does in quiet times.
+
+    Rows differ for good, by their place or their chip: that is no burst. Nor is a row's quiet level
+    how far it lies below the others while some of these have a burst.
+    """
+    over = value - robust.median(value[~known], axis=0)
+    seen = np.isfinite(over).any(axis=1)
+    quiet = np.zeros(len(over))
+    quantile = np.nanquantile if np.isnan(over[seen]).any() else np.quantile  # that one is quick
+    quiet[seen] = quantile(over[seen], BURSTS.quiet_share, axis=1)
+    quiet = np.maximum(quiet, 0.0)
+    return np.asarray(np.nan_to_num(over - quiet[:, None]))
+
+
+def lost_share(seen: Observations, causes: Sequence[Cause]) -> Floats:
+    """Time lost to these causes over the iteration's, (row, iteration)."""
+    lost = np.sum([np.maximum(np.nan_to_num(seen.lost(cause)), 0.0) for cause in causes], axis=0)
+    return np.asarray(lost / float(np.median(seen.iteration_ns)))
+
+
+def chance(num_hits: int, num_iterations: int, other_hits: int, num_others: int) -> float:
+    """Return the probability of so many hits and more, at a rate that the others show.
+
+    Their rate is itself known only through `num_others` iterations: the law is beta-binomial, with
+    Jeffreys' prior. Example: 5 hits in 20 iterations, where the others have 1 in 60, happen by
+    chance once in 630 times; were the rate known to be 1/41, once in 9,800 times.
+    """
+    hits = other_hits + BURSTS.prior_hits
+    misses = num_others - other_hits + BURSTS.prior_hits
+    counts = np.arange(num_hits, num_iterations + 1)
+    log_ways = -special.betaln(counts + 1, num_iterations - counts + 1) - np.log(num_iterations + 1)
+    log_odds = special.betaln(counts + hits, num_iterations - counts + misses)
+    return float(np.exp(log_ways + log_odds - special.betaln(hits, misses)).sum())
+
+
+def course_of(burst: Burst, effect: float) -> Course:
+    """Return the course of a burst: each hit is an episode of its own."""
+    slots, num_hits = np.flatnonzero(burst.hits), int(burst.hits.sum())
+    return Course(
+        active=burst.hits,
+        effect=effect,
+        standard_error=effect / float(np.sqrt(num_hits)),
+        share=num_hits / float(slots[-1] - slots[0] + 1),
+        episodes=tuple((int(slot), int(slot)) for slot in slots),
+    )
+
+
+def interval_of(burst: Burst, share: float) -> tuple[float, float]:
+    """Return the interval of a slowdown by `share` on the mean: so many hits were counted."""
+    reach = SEARCH.interval_sigmas / float(np.sqrt(int(burst.hits.sum())))
+    return 1.0 + share * max(0.0, 1.0 - reach), 1.0 + share * (1.0 + reach)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """All rows' passes in the order in which they run, (row, iteration, operation) or (row,)."""
+
+    over: Floats
+    """Log time over the peers' and the row's own quiet level; 0 where nothing was recorded."""
+    hits: Flags
+    phase: Integers
+    own: Floats
+    """Log time over what the row itself takes for the same operation in quiet iterations."""
+    num_known: Integers
+
+    @classmethod
+    def of(cls, seen: Observations, known: Flags) -> _Passes | None:
+        """Compare all passes; None where some row has no peer."""
+        groups = peer_groups(seen.work, seen.members)
+        if min(len(rows) for rows in groups) < 2 or not (~known).any():
+            return None
+        order = np.argsort(seen.work.microbatch, kind="stable")
+        phase = seen.work.phase[order]
+        residual, _ = pass_residuals(seen.work, seen.members, groups, known)
+        over, sigma = residual[:, :, order], np.zeros((len(known), len(phase)))
+        for one in (FORWARD, BACKWARD):
+            ops = np.flatnonzero(phase == one)
+            for row in range(len(over)):
+                width, level = half_width(over[row][:, ops])
+                over[row][:, ops] -= level
+                sigma[row, ops] = width / 2 / BURSTS.half_sigmas
+        usual = robust.median(sigma[~known], axis=0)
+        margin = np.maximum(BURSTS.margin_share, BURSTS.margin_sigmas * np.fmax(sigma, usual))
+        num_known = np.isfinite(over).sum(axis=(1, 2))
+        over = np.nan_to_num(over)
+        hits = over > margin[:, None, :]
+        if seen.starved_share is not None:
+            hits &= ~(seen.starved_share > STARVATION.fed_share)[:, :, None]
+        log_ns = seen.work.log_ns[:, :, order]
+        low = int(BURSTS.quiet_share * (log_ns.shape[1] - 1))
+        own = log_ns - np.sort(log_ns, axis=1)[:, low : low + 1]
+        return cls(over, hits, phase, np.nan_to_num(own), num_known)
+
+    def excess(self) -> Floats:
+        """Return what the hits lose, as a share of the passes, (row, iteration)."""
+        lost = np.where(self.hits, np.expm1(self.over), 0.0)
+        kinds = [lost[:, :, self.phase == one] for one in (FORWARD, BACKWARD)]
+        return np.asarray(np.mean([one.mean(axis=2) for one in kinds if one.shape[2]], axis=0))
+
+    def counted(self, row: int, mates: Integers) -> Flags:
+        """Return the hits of all rows that tell of this row, (row, iteration, operation).
+
+        Where it and one of its `mates` have a hit in the same pass, either may wait for the other:
+        neither counts, unless this row's is twice as large.
+        """
+        hits = self.hits.copy()
+        together = hits[mates] & hits[row]
+        larger = self.over[mates] >= PAIRS.agrees_share * self.over[row]
+        hits[row] &= ~(together & larger).any(axis=0)
+        hits[mates] &= ~together
+        return hits
+
+    def rose(self, row: int) -> bool:
+        """Return whether the row's own times rose in its hits: else it is its peers' that fell."""
+        hits = self.hits[row]
+        change = float(np.median(self.own[row][hits]))
+        return change >= PAIRS.agrees_share * float(np.median(self.over[row][hits]))
+
+    def is_one_speed(self, row: int) -> bool:
+        """Return whether the hits of a row are slow by one and the same factor."""
+        sizes = self.over[row][self.hits[row]]
+        if len(sizes) < BURSTS.least_of_one_speed:
+            return False
+        return half_width(sizes)[0] <= BURSTS.one_speed_share * float(np.median(sizes))
+
+    def is_of_others(self, row: int, others: Flags) -> bool:
+        """Return whether other rows have hits about as large: then such events come to anybody."""
+        size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
+        return bool((self.hits[others] & (self.over[others] >= size)).any())
+
+    def stands_out(self, seen: Observations, row: int) -> bool:
+        """Return whether the row is slower in its hits than all of its TP group."""
+        by_phase = np.stack(
+            [
+                robust.median(self.over[:, self.hits[row] & (self.phase == one)], axis=1)
+                for one in (FORWARD, BACKWARD)
+            ]
+        )
+        slow = np.zeros(len(self.over), dtype=bool)
+        passes = Slowness(effects=robust.mean(by_phase, axis=0), slow=slow, by_phase=by_phase)
+        return is_isolated(seen.members, passes, row)
+
+
+def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> list[Burst]:
+    """Return rows of which single passes are slow, the heaviest first.
+
+    `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
+    hits must be slower by `floor` on the mean.
+    """
+    passes = _Passes.of(seen, known)
+    if passes is None or int((~known).sum()) < BURSTS.min_rows:
+        return []
+    excess, num_rows = passes.excess(), len(known)
+    share = excess.mean(axis=1)
+    sizes = np.where(passes.hits, np.expm1(passes.over), 0.0).sum(axis=(1, 2))
+    is_large = sizes >= floor * passes.hits.sum(axis=(1, 2))
+    often = passes.hits.mean(axis=(1, 2)) > BURSTS.max_pair_share
+    candidates = np.flatnonzero(~known & ~often & (share >= BURSTS.least_share) & is_large)
+    left, found = ~known, list[Burst]()
+    for row in candidates[np.argsort(-share[candidates], kind="stable")].tolist():
+        hits = passes.counted(row, mates_of(seen.members, row))
+        others = left & (np.arange(num_rows) != row)
+        is_one_speed = passes.is_one_speed(row) and not passes.is_of_others(row, others)
+        count = hits.sum(axis=(1, 2)) if is_one_speed else np.array([num_runs(one) for one in hits])
+        num_own, num_others = int(passes.num_known[row]), int(passes.num_known[others].sum())
+        own, theirs = int(count[row]), int(count[others].sum())
+        q_value = chance(own, num_own, theirs, num_others) * num_rows / (len(found) + 1)
+        alone = theirs * num_own <= BURSTS.others_share * own * num_others
+        num_events = min(num_runs(hits[row]), int(hits[row].any(axis=1).sum()))
+        if num_events < BURSTS.min_hits or q_value > rate or not alone or not passes.rose(row):
+            continue
+        left = others
+        of_row = hits[row].any(axis=1)
+        found.append(
+            Burst(
+                row=row, hits=of_row, excess=excess[row], q_value=min(1.0, q_value),
+                others=others, other_hits=int(hits[others].any(axis=2).sum()),
+                is_one_speed=is_one_speed, stands_out=passes.stands_out(seen, row),
+            )
+        )  # fmt: skip
+    return found
