@@ -107,7 +107,8 @@ LATER = (
     *(f"megascan/tracer/{name}.py" for name in ("lookout", "switch")),
     *("megascan/export/chain.py", "detect/whatif/path.py"),
     *(f"detect/causes/{name}.py" for name in ("bursts", "corruption", "networks", "occupancy")),
-    *(f"detect/causes/{name}.py" for name in ("paused_hosts", "power")),
+    *(f"detect/causes/{name}.py" for name in ("memory", "optimizer", "paused_hosts", "power")),
+    "detect/causes/spells.py",
 )
 """Subjects of the product that came after the commit that the ways are compared with."""
 _SIMULATE = "simulate --tp 2 --dp 2 --iterations 8 -o job --fault rank=1,kind=compute,factor=1.3"

@@ -83,9 +83,7 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {
-    *("spec", "finding", "lost_time", "device", "power", "hits", "slow_rows"),
-}
+SHARED_BY_CAUSES = {"finding", "searches", "device", "power"}
 """Of causes: what several of them use, and what compute says beside its findings."""
 
 
