@@ -70,11 +70,11 @@ from detect.observe.observations import (
 )
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.persistence import Course
 from detect.stats.residuals import (
     deviations,
     stage_groups,
 )
+from detect.stats.search import Course
 from detect.text import counted, place, ranks_of, ranks_text, times
 from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (

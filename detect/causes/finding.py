@@ -38,7 +38,7 @@ import numpy as np
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import Noise
-from detect.stats.persistence import Course, least_beyond_bursts
+from detect.stats.search import Course, least_beyond_bursts
 from detect.text import confidence, percent, ranks_text
 from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers

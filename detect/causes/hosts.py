@@ -63,8 +63,8 @@ from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_findi
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.persistence import Course
 from detect.stats.residuals import stage_groups
+from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
 from detect.thresholds import BURSTS, HOSTS, LOSSES, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE

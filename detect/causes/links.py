@@ -51,8 +51,7 @@ from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
-from detect.stats.persistence import Course
-from detect.stats.search import SearchTask, Suspect, search
+from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers

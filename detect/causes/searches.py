@@ -49,7 +49,6 @@ from detect.observe.observations import BACKWARD, FORWARD, Members, Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual
-from detect.stats.persistence import Course
 from detect.stats.residuals import (
     Residuals,
     compare_within,
@@ -58,7 +57,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.stats.search import SearchTask, Suspect, search
+from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, LOSSES, PAIRS, POWER, SEARCH, STARVATION, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS

@@ -40,7 +40,7 @@ from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import t_tail
-from detect.stats.persistence import Course, episodes_of
+from detect.stats.search import Course, episodes_of
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, SEARCH, SPELLS
 from megascan.arrays import Flags, Floats, Integers

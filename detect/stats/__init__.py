@@ -5,8 +5,8 @@ Fed by the causes with values (row, iteration); knows nothing of spans, causes o
     residuals.py    log time minus that of the peers, data and position taken out
     robust.py       medians and scales that a few bad samples cannot move
     noise.py        how far healthy ranks stray; the smallest effect that can be found
-    persistence.py  when a row was slow: whole window, stretch, or on and off
-    search.py       all slow rows of one class, at a false-discovery rate
+    search.py       all slow rows of one class, at a false-discovery rate; when each was slow:
+                    whole window, stretch, or on and off
 
 Start reading at search.py. All numbers stand in `detect.thresholds`.
 """

@@ -1,4 +1,6 @@
-"""Finds every slow row of a class: name the clearest, take it out of everybody's peers, look again.
+"""Find every slow row of a class, and when it was slow.
+
+**Who.** Name the clearest, take it out of everybody's peers, look again.
 
 Several slow rows hide each other: they shift their peers' medians and widen what looks like the
 usual spread. So suspects are taken out one after the other, each judged by rows that are still in
@@ -10,20 +12,411 @@ counts when p · m / k stays below the false-discovery rate (m = rows times clas
 tested). Besides, the effect must reach the floor within its 95 % interval, and persist, and one
 that begins or ends must be a change of the row itself, not of its peers. Never is more than half of
 a group taken out: which part is slow, nobody could tell.
+
+**When.** All the time, in a stretch of iterations, or on and off.
+
+Scattered. Problem: slow every second iteration, a rank has no stretch of slow iterations, and its
+own noise seems as large as the fault.
+
+Idea: its values fall into two heaps, those of its peers into one. The values are split in two where
+that leaves the least variance (Otsu's threshold); then so many of them above the middle must be
+improbable at the rate at which the other ranks do:
+
+    p = P(Binomial(iterations, rate of the others) >= hits) · splits tried
+
+Example: 9 of 18 iterations 3 % slow, and 0 of 54 of the others beyond 1.5 %: p < 1e-9.
+
+Limit: fewer slow iterations than `min_iterations` are chance.
+
+Stretches. Problem: a fault may hold for 5 of 20 iterations, and an unverified change-point search
+finds changes in noise in a fifth to a third of healthy series.
+
+Idea: the whole window is judged by the rank's level against its peers, which sound ranks keep
+within a per cent. A part of it is judged by the change against the rank's own iterations beside
+it, which such lasting differences do not touch: of all stretches of at least `min_iterations` the
+best, its p-value charged with the number of stretches that were tried, then verified: in the
+original values most iterations of the stretch must exceed those next to it, and more of them than
+chance would give at the rate at which healthy ranks do. A two-state path (normal, slow) found by
+dynamic programming then gives onset, end and flapping.
+
+Example: 5 of 20 iterations 6 % above the 10 next to them, noise 1 % an iteration: the change is 9.5
+standard errors, charged with 210 stretches that were tried.
+
+A fault that switches more often than every `min_iterations` has no stretch: it is scattered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy import special
 
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual, estimate_noise
-from detect.stats.persistence import Course, Stretch, best_stretches, follow
-from detect.thresholds import SEARCH, DetectorSettings
+from detect.thresholds import PERSISTENCE, ROBUST, SEARCH, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Best evidence of one rank: iterations [first, last], effect in log units."""
+
+    row: int
+    first: int
+    last: int
+    effect: float
+    p_value: float
+    normal: float = 0.0
+    """The rank's level beside the stretch; 0, its peers', for the whole window."""
+    scattered: bool = False
+    """Slow in single iterations between first and last, normal in the others."""
+    sigma: float = 0.0
+    """Of a scattered one: what single iterations of sound ranks vary by."""
+
+
+def scattered_stretches(
+    value: Floats, noise: Noise, min_iterations: int, excluded: Flags
+) -> list[Stretch | None]:
+    """Return of every row the evidence for a fault that comes and goes, or None."""
+    usual = float(robust.median(noise.sigma))
+    spreads = robust.spread(value, axis=1)[~excluded]
+    sigma = float(np.nan_to_num(np.fmin(robust.median(spreads), usual), nan=usual))
+    sound = value[~excluded]
+    num_known = int(np.isfinite(sound).sum())
+    heaps = _Heaps.of(value)
+    sigmas = np.minimum(sigma, PERSISTENCE.heaps_widen_ratio * heaps.scatter)
+    found: list[Stretch | None] = [None] * len(value)
+    for row in np.flatnonzero(heaps.are_apart(sigmas, min_iterations)).tolist():
+        others = _Others(sound, num_known, not excluded[row])
+        found[row] = _scattered(row, value[row], heaps, others, float(sigmas[row]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Heaps:
+    """The two heaps that each row's known values fall into, (row,): sizes and means."""
+
+    num_known: Integers
+    num_low: Integers
+    low: Floats
+    high: Floats
+    scatter: Floats
+    """Standard deviation of the values about the mean of their heap."""
+
+    @classmethod
+    def of(cls, value: Floats) -> _Heaps:
+        """Split (row, iteration) where that explains most of a row's variance."""
+        ordered = np.sort(np.where(np.isfinite(value), value, np.nan), axis=1)  # NaN last
+        known = np.isfinite(ordered)
+        num_known = known.sum(axis=1)
+        sums = np.cumsum(np.where(known, ordered, 0.0), axis=1)
+        size, below, total = np.arange(1, value.shape[1]), sums[:, :-1], sums[:, -1:]
+        rest = num_known[:, None] - size
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = (total - below) / rest - below / size
+            explained = np.where(rest > 0, size * rest * gap**2, -np.inf)
+        num_low = np.argmax(explained, axis=1) + 1 if len(size) else np.ones_like(num_known)
+        of_low = np.take_along_axis(sums, num_low[:, None] - 1, axis=1)[:, 0]
+        num_high = np.maximum(num_known - num_low, 1)
+        low, high = of_low / num_low, (total[:, 0] - of_low) / num_high
+        is_low = np.arange(value.shape[1]) < num_low[:, None]
+        within = ordered - np.where(is_low, low[:, None], high[:, None])
+        scatter = np.sqrt(robust.mean(within**2, axis=1))
+        return cls(num_known, num_low, low, high, scatter)
+
+    def are_apart(self, sigma: Floats, min_iterations: int) -> Flags:
+        """Return which rows are slow in enough iterations, by enough, (row,).
+
+        `sigma` (row,) is what single iterations vary by.
+        """
+        num_high = self.num_known - self.num_low
+        enough = (num_high >= min_iterations) & (self.num_low >= PERSISTENCE.min_normal)
+        least = np.maximum(PERSISTENCE.apart_sigmas * sigma, self.high / 2)
+        return np.asarray(enough & (self.high > 0) & (self.high - self.low >= least))
+
+
+@dataclass(frozen=True)
+class _Others:
+    """What rows that are not excluded vary like, less a row's own: `sound` (row, iteration) holds
+    all of them, with `num_known` values, and the row itself where it `is_sound`.
+
+    Taking the row out of a copy would cost the square of the number of rows.
+    """
+
+    sound: Floats
+    num_known: int
+    is_sound: bool
+
+    def num_above(self, level: float, num_own: int) -> int:
+        """Count the others' values above a level, of which the row itself has `num_own`."""
+        return int((self.sound > level).sum()) - self.is_sound * num_own
+
+
+def _scattered(row: int, series: Floats, heaps: _Heaps, others: _Others, sigma: float) -> Stretch:
+    """Return the evidence of a row, (iteration,), whose heaps are apart."""
+    num_known, slow, normal = int(heaps.num_known[row]), heaps.high[row], heaps.low[row]
+    compared = others.num_known - others.is_sound * num_known
+    compared = compared or num_known  # of a pair: its own iterations
+    middle = float(slow + normal) / 2
+    active = np.flatnonzero(series > middle)
+    hits = len(active)
+    rate = (others.num_above(middle, hits) + 1.0) / (compared + 2.0)
+    p_value = float(special.bdtrc(hits - 1, num_known, rate)) * num_known * 2
+    return Stretch(
+        row=row,
+        first=int(active[0]),
+        last=int(active[-1]),
+        effect=float(slow),
+        p_value=min(1.0, p_value),
+        normal=float(normal),
+        scattered=True,
+        sigma=sigma,
+    )
+
+
+@dataclass(frozen=True)
+class Course:
+    """State of a suspect over the window."""
+
+    active: Flags
+    """(iteration,)"""
+    effect: float
+    """Log units, centre over the active iterations."""
+    standard_error: float
+    share: float
+    """Of the iterations between onset and end, those clearly above the peers."""
+    episodes: tuple[tuple[int, int], ...]
+    """First and last index of each active stretch."""
+
+
+def best_stretches(
+    value: Floats, noise: Noise, min_iterations: int, excluded: Flags, *, scattered: bool = True
+) -> list[Stretch]:
+    """Return the most telling verified stretch of every row of (row, iteration).
+
+    Rows that are `excluded` do not speak for what healthy rows do. `scattered` looks for rows that
+    are slow in single iterations, too.
+    """
+    num_iterations = value.shape[1]
+    whole = _whole_window(value, noise)
+    scores, firsts = _scan(robust.three_point_median(value), noise, min_iterations)
+    num_tried = max(1, num_iterations * (num_iterations + 1) // 2)
+    p_values = noise.change_p_value(scores) * num_tried * 2
+    result = whole.copy()
+    least = PERSISTENCE.clearer_p_ratio * np.array([one.p_value for one in whole])
+    clearer = (p_values < least[:, None]).any(axis=1)
+    for row in np.flatnonzero(clearer).tolist():
+        for place in np.argsort(p_values[row]):
+            p_value = float(p_values[row, place])
+            if p_value >= least[row]:
+                break
+            found = _verified(value[row], int(firsts[row, place]), min_iterations + int(place))
+            if found is not None:
+                effect, normal = found
+                first = int(firsts[row, place])
+                last = first + min_iterations + int(place) - 1
+                result[row] = Stretch(row, first, last, effect, p_value, normal)
+                break
+    charged = [_charged(one, value, excluded, num_tried, noise) for one in result]
+    if not scattered:
+        return charged
+    flapping = scattered_stretches(value, noise, min_iterations, excluded)
+    return [
+        other
+        if other is not None and other.p_value < PERSISTENCE.clearer_p_ratio * one.p_value
+        else one
+        for one, other in zip(charged, flapping, strict=True)
+    ]
+
+
+def least_beyond_bursts(noise: Noise, num_iterations: int, p_value: float) -> float:
+    """Return the least lasting effect that bursts of healthy rows cannot feign at this p-value.
+
+    Every one of the iterations must lie above half of the effect, which a healthy one does so
+    rarely that all together have the p-value. Example: 2 iterations, noise of 1 % and p = 1e-4: of
+    a law with 3 degrees of freedom one in 140 lies beyond 5 sigma: 10 %.
+    """
+    if not noise.tail_degrees:
+        return 0.0
+    rate = (p_value / 2) ** (1.0 / max(num_iterations, 1))
+    sigma = float(np.median(noise.sigma))
+    return max(0.0, -2.0 * float(special.stdtrit(noise.tail_degrees, rate)) * sigma)
+
+
+def _charged(
+    stretch: Stretch, value: Floats, excluded: Flags, num_tried: int, noise: Noise
+) -> Stretch:
+    """Return the stretch with its p-value raised to what bursts of healthy rows may feign.
+
+    Healthy rows exceed the middle between normal and slow in a share of their iterations, whatever
+    the law of their noise. So many hits in so many iterations must be improbable at that rate.
+    Where they never do, a law with heavy tails says how rarely they would: few iterations show no
+    rate below one in their number, and two of two iterations at three times the peers' time are no
+    accident.
+    """
+    if stretch.p_value > PERSISTENCE.worth_charging_p:
+        return stretch
+    middle = (stretch.effect + stretch.normal) / 2
+    inside = value[stretch.row, stretch.first : stretch.last + 1]
+    others = value[~excluded & (np.arange(len(value)) != stretch.row)]
+    if not np.isfinite(others).any():  # of a pair: its own iterations beside
+        others = np.delete(value[stretch.row], slice(stretch.first, stretch.last + 1))
+    if not np.isfinite(others).any():
+        return stretch
+    hits, length = int((inside > middle).sum()), int(np.isfinite(inside).sum())
+    tried, above = 1, others > middle
+    if length < value.shape[1]:  # a change: of the others, too, what exceeds their own level
+        tried, above = num_tried, _changes(others) > middle - stretch.normal
+    num_above = int(above.sum())
+    rate = (num_above + PERSISTENCE.prior_hits) / (
+        int(np.isfinite(others).sum()) + 2 * PERSISTENCE.prior_hits
+    )
+    if not num_above and noise.tail_degrees:
+        height = middle if tried == 1 else middle - stretch.normal
+        sigmas = height / max(float(np.median(noise.sigma)), 1e-6)
+        rate = min(rate, float(special.stdtr(noise.tail_degrees, -sigmas)))
+    by_chance = float(special.bdtrc(hits - 1, length, rate)) * tried * 2
+    return replace(stretch, p_value=max(stretch.p_value, min(1.0, by_chance)))
+
+
+def _changes(values: Floats) -> Floats:
+    """Return values minus the median of their row."""
+    return np.asarray(values - np.expand_dims(robust.median(values, axis=-1), -1))
+
+
+def _whole_window(value: Floats, noise: Noise) -> list[Stretch]:
+    num_iterations = value.shape[1]
+    effect = np.nan_to_num(robust.centre(value))
+    p_values = np.minimum(1.0, 2 * noise.level_p_value(effect, float(num_iterations)))
+    lasts = (
+        robust.mean((value > effect[:, None] / 2).astype(np.float64), axis=1)
+        >= PERSISTENCE.min_inside_share
+    )
+    p_values = np.where(lasts, p_values, 1.0)
+    return [
+        Stretch(row, 0, num_iterations - 1, float(effect[row]), float(p_values[row]))
+        for row in range(len(value))
+    ]
+
+
+def _scan(smooth: Floats, noise: Noise, min_iterations: int) -> tuple[Floats, Integers]:
+    """Return score and first iteration of each row's best stretch, by length below the window's.
+
+    Both are (row, length - min_iterations); the score counts standard errors of the change.
+    """
+    filled = np.nan_to_num(smooth)
+    num_rows, num_iterations = filled.shape
+    total = np.concatenate([np.zeros((num_rows, 1)), np.cumsum(filled, axis=1)], axis=1)
+    num_lengths = max(0, num_iterations - PERSISTENCE.min_outside - min_iterations + 1)
+    scores = np.full((num_rows, num_lengths), -np.inf)
+    firsts = np.zeros((num_rows, num_lengths), dtype=np.int64)
+    for place in range(num_lengths):
+        length = min_iterations + place
+        first = np.arange(num_iterations - length + 1)
+        low, high = _neighbourhood(first, length, num_iterations)
+        num_beside = high - low - length
+        inside = total[:, first + length] - total[:, first]
+        beside = total[:, high] - total[:, low] - inside
+        change = inside / length - beside / np.maximum(num_beside, 1)
+        score = change / noise.change_error(length, num_beside)
+        score[:, num_beside < PERSISTENCE.min_outside] = -np.inf
+        firsts[:, place] = np.argmax(score, axis=1)
+        scores[:, place] = score[np.arange(num_rows), firsts[:, place]]
+    return scores, firsts
+
+
+def _neighbourhood(first: Integers, length: int, num_iterations: int) -> tuple[Integers, Integers]:
+    """Return [low, high) around stretches: as long again on either side, as far as the window
+    goes.
+    """
+    reach = max(length, PERSISTENCE.min_outside)
+    return np.maximum(first - reach, 0), np.minimum(first + length + reach, num_iterations)
+
+
+def _verified(series: Floats, first: int, length: int) -> tuple[float, float] | None:
+    """Return levels (inside, beside) of a stretch that the original values confirm, None otherwise.
+
+    It must be above the peers, most of it above the middle, and most of it new.
+    """
+    low, high = _neighbourhood(np.array([first]), length, len(series))
+    inside = series[first : first + length]
+    beside = np.concatenate([series[low[0] : first], series[first + length : high[0]]])
+    effect = float(robust.centre(inside))
+    level = float(robust.centre(beside)) if np.isfinite(beside).any() else 0.0
+    lasts = (
+        float(robust.mean((inside > (effect + level) / 2).astype(np.float64)))
+        >= PERSISTENCE.min_inside_share
+    )
+    change = effect - level
+    above = (
+        effect > 0 and effect >= PERSISTENCE.min_above_share * change
+    )  # else it is its peers that changed
+    return (effect, level) if above and lasts and change > effect / 2 else None
+
+
+def follow(series: Floats, start: Stretch, noise: Noise) -> Course:
+    """Follow a suspect through the window: where it was slow, and by how much."""
+    sigma = max(float(noise.sigma[start.row]), 1e-6)
+    penalty = PERSISTENCE.switch_penalty
+    if start.scattered:  # the rank's own noise is mostly the fault
+        sigma = max(min(sigma, start.sigma), 1e-6)
+        penalty = PERSISTENCE.flapping_penalty
+    normal, slow = start.normal, start.effect
+    active = np.zeros(len(series), dtype=bool)
+    active[start.first : start.last + 1] = True
+    for _ in range(PERSISTENCE.num_refits):
+        path = _two_state_path(series, normal, slow, sigma, penalty)
+        if not path.any():
+            break
+        active = path
+        slow = float(robust.centre(series[active]))
+        if start.normal and (~active).any():
+            normal = float(robust.centre(series[~active]))
+    own = normal if abs(normal) < PERSISTENCE.own_level_log else 0.0
+    num_active = int((active & np.isfinite(series)).sum())
+    error = ROBUST.centre_loss_ratio * sigma * np.sqrt(noise.inflation / max(num_active, 1))
+    episodes = episodes_of(active)
+    inside = series[episodes[0][0] : episodes[-1][1] + 1]
+    share = float(robust.mean((inside > (slow + own) / 2).astype(np.float64)))
+    return Course(active, slow - own, float(error), share, episodes)
+
+
+def _two_state_path(
+    series: Floats, normal: float, slow: float, sigma: float, penalty: float
+) -> Flags:
+    """Return the Viterbi path between two levels, normal noise clipped at 4 sigma."""
+    costs = zip(
+        _cost(series, normal, sigma).tolist(), _cost(series, slow, sigma).tolist(), strict=True
+    )  # plain numbers: an array is slow to ask one by one
+    low, high = next(costs)
+    stays = [(True, True)]  # whether the best way to (normal, slow) comes from the same state
+    for cost_low, cost_high in costs:
+        to_low, to_high = high + penalty, low + penalty
+        stays.append((low <= to_low, high <= to_high))
+        low, high = min(low, to_low) + cost_low, min(high, to_high) + cost_high
+    path = np.zeros(len(series), dtype=bool)
+    state = int(high < low)
+    for step in range(len(series) - 1, -1, -1):
+        path[step] = state == 1
+        state = state if stays[step][state] else 1 - state
+    return path
+
+
+def _cost(series: Floats, level: float, sigma: float) -> Floats:
+    """Return half the squared distance in sigmas; bounded, so that one odd iteration is no change
+    of state.
+    """
+    distance = np.nan_to_num((series - level) / sigma)
+    return np.minimum(0.5 * distance**2, PERSISTENCE.max_cost)
+
+
+def episodes_of(active: Flags) -> tuple[tuple[int, int], ...]:
+    """Return the first and last slot of each stretch of active iterations."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
+    return tuple((int(edges[i]), int(edges[i + 1]) - 1) for i in range(0, len(edges), 2))
+
 
 Compare = Callable[[Flags], Floats]
 """Values (row, iteration) of all rows against peers that are not excluded."""

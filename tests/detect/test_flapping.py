@@ -7,7 +7,7 @@ import pytest
 
 from detect import Owner, Verdict
 from detect.stats.noise import Usual, estimate_noise
-from detect.stats.persistence import scattered_stretches
+from detect.stats.search import scattered_stretches
 from megascan.topology import Layout
 
 USUAL = Usual(floor=0.001, spread=0.003)

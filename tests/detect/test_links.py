@@ -13,8 +13,7 @@ from detect.causes.links import _guilty_end, _is_isolated, _subject, _Units
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker
-from detect.stats.persistence import Course
-from detect.stats.search import Suspect
+from detect.stats.search import Course, Suspect
 from megascan.topology import Layout
 
 

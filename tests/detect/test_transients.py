@@ -7,7 +7,7 @@ import pytest
 
 from detect import Verdict
 from detect.stats.noise import Usual, estimate_noise
-from detect.stats.persistence import best_stretches, follow
+from detect.stats.search import best_stretches, follow
 from megascan.topology import Layout
 
 USUAL = Usual(floor=0.001, spread=0.003)
