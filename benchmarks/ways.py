@@ -105,7 +105,7 @@ LATER = (
     *(f"megascan/cli/{name}.py" for name in ("history", "path", "plan", "probe", "scope", "watch")),
     *(f"megascan/reader/{name}.py" for name in ("flight_recorder", "growing", "original_timeline")),
     *(f"megascan/tracer/{name}.py" for name in ("lookout", "switch")),
-    *("megascan/export/chain.py", "detect/whatif/path.py"),
+    "detect/whatif/path.py",
     *(f"detect/causes/{name}.py" for name in ("bursts", "corruption", "networks", "occupancy")),
     *(f"detect/causes/{name}.py" for name in ("memory", "optimizer", "paused_hosts", "power")),
     "detect/causes/spells.py",

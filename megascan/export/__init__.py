@@ -4,14 +4,14 @@ Owns what a viewer shows and the bytes that say it. Fed with a `megascan.timelin
 commands.
 
     writing.py    write_timeline: format by suffix, whole or not at all; start here
-    tracks.py     what is drawn: tracks, lanes, curves, marks; arrows.py what waited for what
-    chain.py      the chain of spans that determines each iteration's end
+    tracks.py     what is drawn: tracks, lanes, curves, marks; arrows.py what waited for
+                  what, and the chain of spans that determines each iteration's end
     blocks.py     a piece of a file, and the record from which a reader has the timeline back
     chrome.py     a drawing as Chrome JSON
     perfetto.py   a drawing as packets, over protobuf.py: bytes of many equal messages at once
 """
 
-from megascan.export.chain import Hop
+from megascan.export.arrows import Hop
 from megascan.export.tracks import Drawing, Mark, Selection
 from megascan.export.writing import (
     format_of,

@@ -1,21 +1,31 @@
-"""Lead arrows from the span that was waited for to those that waited.
+"""Draw what waited for what: arrows between spans, and the chain that determines the end.
 
-A collective begins when its last member arrives, so its arrows lead from the member that started
-last to each of the others; a receive completes after its send, so that arrow leads from send to
-receive. Viewers draw an arrow only forwards in time and bind its ends to the slices that are open
-at its two times:
+**Arrows** lead from the span that was waited for to those that waited. A collective begins when its
+last member arrives, so its arrows lead from the member that started last to each of the others; a
+receive completes after its send, so that arrow leads from send to receive. Viewers draw an arrow
+only forwards in time and bind its ends to the slices that are open at its two times:
 
     last arriver       |s────────|      s at its own start
     other        |───────f───────|      f at the same time, which is inside the other's slice
 
 Where clock error puts the other's end before the last arriver's start, the arrow is turned round
 rather than lost.
+
+**The chain** of operations that determines each iteration's end is a track of the whole job:
+
+    critical path    |iteration 7 ···················································|
+                     |rank 5: forward, microbatch 0|transfer|rank 1: backward ··|·····|
+                          ▲                             ▲
+    rank 5, compute  |forward ·····················|    │     arrows come from the spans themselves
+
+Hops of an iteration lie end to end. An iteration's path may begin on one rank before the one
+before has ended on another; it is drawn from that end on, and its arguments tell its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +40,7 @@ from megascan.arrays import (
     group_starts,
     parted,
 )
+from megascan.header import Json
 from megascan.parallel import over_blocks
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind
 from megascan.timeline import equals, narrow, numbers
@@ -159,3 +170,61 @@ def bind(arrows: Arrows, spans: pa.Table) -> BoundArrows:
         begin_ns=begin_ns,
         duration_ns=duration_ns,
     )
+
+
+CHAIN_TRACK = "critical path"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """A slice of the chain, on the common clock. `row` is its span in the table, -1 for none.
+
+    `rank` is -1 for the slice that spans a whole iteration.
+    """
+
+    rank: int
+    iteration: int
+    start_ns: int
+    end_ns: int
+    label: str
+    row: int = NOT_APPLICABLE
+    args: dict[str, Json] = field(default_factory=dict)
+
+
+def in_order(hops: Sequence[Hop]) -> Iterator[Hop]:
+    """Yield hops that can lie on one track: each is over before the next of its level begins.
+
+    `hops` are those of an iteration after the slice that spans it, iterations in order.
+    """
+    reached = before = int(np.iinfo(np.int64).min)
+    for hop in hops:
+        if hop.rank == NOT_APPLICABLE:
+            before = reached
+            reached = max(reached, hop.end_ns)
+        start_ns = max(hop.start_ns, before)
+        if start_ns < hop.end_ns:
+            yield replace(hop, start_ns=start_ns)
+
+
+def shown_hops(
+    hops: Sequence[Hop],
+    iterations: Collection[int] | None,
+    ranks: Collection[int],
+    chosen: Flags | None,
+) -> tuple[Hop, ...]:
+    """Return the hops of these ranks and iterations (None: all), by the rows of `chosen` spans.
+
+    Only the first hop of an iteration in a span keeps its row: one arrow leads there.
+    """
+    kept = {*ranks, NOT_APPLICABLE}
+    renumber = None if chosen is None else np.where(chosen, np.cumsum(chosen) - 1, NOT_APPLICABLE)
+    found: list[Hop] = []
+    seen = {(0, NOT_APPLICABLE)}
+    for hop in in_order(hops):
+        if hop.rank not in kept or not (iterations is None or hop.iteration in iterations):
+            continue
+        row = hop.row if renumber is None or hop.row < 0 else int(renumber[hop.row])
+        place = (hop.iteration if row >= 0 else 0, row)
+        found.append(replace(hop, row=NOT_APPLICABLE if place in seen else row))
+        seen.add(place)
+    return tuple(found)

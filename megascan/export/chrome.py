@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from megascan.arrays import Floats, Integers, Narrow, RowNumbers
+from megascan.export.arrows import CHAIN_TRACK
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
-from megascan.export.chain import CHAIN_TRACK
 from megascan.export.tracks import (
     MARK_NUMBER,
     MARK_TRACK,

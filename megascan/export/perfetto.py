@@ -45,8 +45,8 @@ from megascan.arrays import (
     group_lengths,
     group_starts,
 )
+from megascan.export.arrows import CHAIN_TRACK
 from megascan.export.blocks import Block, Head, row_blocks, timeline_record
-from megascan.export.chain import CHAIN_TRACK
 from megascan.export.protobuf import (
     SEQUENCE,
     STARTS_STATE,

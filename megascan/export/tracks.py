@@ -52,8 +52,7 @@ from megascan.arrays import (
     rank_blocks,
 )
 from megascan.errors import UsageError
-from megascan.export.arrows import BoundArrows, bind, find_arrows
-from megascan.export.chain import Hop, shown_hops
+from megascan.export.arrows import BoundArrows, Hop, bind, find_arrows, shown_hops
 from megascan.header import Json, RankHeader
 from megascan.parallel import Kept
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, TIMELINE_COLUMNS, Kind, Track

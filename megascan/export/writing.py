@@ -17,8 +17,8 @@ from pathlib import Path
 from isal import isal_zlib
 
 from megascan.errors import UsageError
+from megascan.export.arrows import Hop
 from megascan.export.blocks import Block, Head
-from megascan.export.chain import Hop
 from megascan.export.chrome import chrome_blocks, chrome_head
 from megascan.export.tracks import Drawing, Mark, Selection, make_drawing
 from megascan.overwriting import GrowingFile, partial_of, replacing

@@ -12,7 +12,7 @@ import pytest
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 from megascan.export import Hop, Selection, write_timeline
-from megascan.export.chain import in_order
+from megascan.export.arrows import in_order
 from megascan.reader import read_timeline
 from megascan.timeline import Timeline, numbers
 
