@@ -51,6 +51,7 @@ from megascan.export.protobuf import (
     SEQUENCE,
     STARTS_STATE,
     Part,
+    Unsigned,
     arriving_flow,
     begin,
     counter,
@@ -61,6 +62,7 @@ from megascan.export.protobuf import (
     packets,
     real_argument,
     text_argument,
+    unsigned,
 )
 from megascan.export.tracks import (
     CURVE_NUMBER,
@@ -531,10 +533,10 @@ class _Rows:
 
     start_ns: Integers
     end_ns: Integers
-    track: Integers
-    name: Integers
-    category: Integers
-    arguments: dict[str, Integers]
+    track: Unsigned
+    name: Unsigned
+    category: Unsigned
+    arguments: dict[str, Unsigned]
     applies: dict[str, Flags]
 
 
@@ -579,17 +581,18 @@ def _rows(table: pa.Table, track: Integers, sheet: _Sheet) -> _Rows:
     arguments, applies = {}, {}
     for name in SPAN_ARGUMENTS:
         if name in TEXT_ARGUMENTS:
-            arguments[name] = texts.values.column(table, name)
-            applies[name] = arguments[name] > 0
+            values = texts.values.column(table, name)
+            applies[name] = values > 0
         else:
-            arguments[name] = numbers(table, name)
-            applies[name] = arguments[name] != NOT_APPLICABLE
+            values = numbers(table, name)
+            applies[name] = values != NOT_APPLICABLE
+        arguments[name] = unsigned(values)
     return _Rows(
         start_ns=start_ns,
         end_ns=start_ns + numbers(table, "duration_ns"),
-        track=_track_uuids(sheet, numbers(table, "rank"), track),
-        name=texts.names.column(table, "name"),
-        category=texts.categories.column(table, "kind"),
+        track=unsigned(_track_uuids(sheet, numbers(table, "rank"), track)),
+        name=unsigned(texts.names.column(table, "name")),
+        category=unsigned(texts.categories.column(table, "kind")),
         arguments=arguments,
         applies=applies,
     )

@@ -17,17 +17,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megascan.arrays import Bytes, Floats, Integers, Words
+from megascan.arrays import Bytes, Floats, Integers
+from megascan.schema import NOT_APPLICABLE
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
 _LONGEST_VARINT = 10
 
 
+@cache
 def varint(value: int) -> bytes:
     """Encode one number, unpadded."""
     out = bytearray()
@@ -38,24 +42,42 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+@cache
 def tag(field: int, wire_type: int) -> bytes:
     """Return what stands before a field's value."""
     return varint(field << 3 | wire_type)
+
+
+Unsigned = npt.NDArray[np.unsignedinteger[Any]]
+"""A column of numbers from 0 up, or with negative ones as two's complement in eight bytes."""
+Whole = Integers | Unsigned
+"""A column of whole numbers, as `unsigned` leaves it or not."""
+
+
+def unsigned(values: Integers) -> Unsigned:
+    """Return numbers in the fewest bytes that hold them: packets take some rows at a time of them.
+
+    -1 stands for none and may become any number; a number below it leaves all in eight bytes.
+    """
+    if values.min(initial=0) < NOT_APPLICABLE:
+        return values.view(np.uint64)
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
 @dataclass(frozen=True)
 class Varints:
     """A column of numbers as varints of one width."""
 
-    values: npt.NDArray[np.uint32] | Words
+    values: Unsigned
     width: int
 
     def fill(self, out: Bytes) -> None:
         """Write them into (message, width) bytes."""
-        for place in range(self.width):
-            septet = (self.values >> self.values.dtype.type(7 * place)).astype(np.uint8)
-            last = place == self.width - 1
-            out[:, place] = septet & np.uint8(0x7F) if last else septet | np.uint8(0x80)
+        rest = self.values
+        for place in range(self.width - 1):
+            out[:, place] = rest.astype(np.uint8) | np.uint8(0x80)
+            rest = rest >> rest.dtype.type(7)
+        out[:, self.width - 1] = rest
 
 
 @dataclass(frozen=True)
@@ -74,12 +96,14 @@ Part = bytes | Varints | Fixed64
 """Bytes that all messages share, or a column of them."""
 
 
-def varints(values: Integers) -> Varints:
+def varints(values: Whole) -> Varints:
     """Encode numbers as varints; negative ones take ten bytes, as protobuf wants."""
-    numbers = values.view(np.uint64)
+    numbers: Unsigned = values.view(f"u{values.itemsize}")
     top = int(numbers.max(initial=0))
     width = min(max(-(-top.bit_length() // 7), 1), _LONGEST_VARINT)
-    return Varints(numbers.astype(np.uint32) if top < 2**32 else numbers, width)
+    if numbers.dtype == np.uint64 and top < 2**32:
+        numbers = numbers.astype(np.uint32)
+    return Varints(numbers, width)
 
 
 def length_of(parts: Sequence[Part]) -> int:
@@ -162,28 +186,28 @@ def packets(time_ns: Integers, event: Sequence[Part]) -> Bytes:
     return matrix(len(time_ns), nested(_PACKET, body))
 
 
-def begin(track: Integers, name: Integers, category: Integers) -> list[Part]:
+def begin(track: Whole, name: Whole, category: Whole) -> list[Part]:
     """Return a slice's begin on a track, by the numbers of its interned name and category."""
     parts = _event(EventType.BEGIN, track)
     parts += [tag(_NAME, VARINT), varints(name), tag(_CATEGORY, VARINT), varints(category)]
     return parts
 
 
-def end(track: Integers) -> list[Part]:
+def end(track: Whole) -> list[Part]:
     """Return the end of the innermost open slice of a track."""
     return _event(EventType.END, track)
 
 
-def counter(track: Integers, value: Floats) -> list[Part]:
+def counter(track: Whole, value: Floats) -> list[Part]:
     """Return a curve's value."""
     return [*_event(EventType.COUNTER, track), tag(_COUNTER_VALUE, FIXED64), Fixed64(value)]
 
 
-def _event(kind: EventType, track: Integers) -> list[Part]:
+def _event(kind: EventType, track: Whole) -> list[Part]:
     return [tag(_TYPE, VARINT) + varint(kind) + tag(_TRACK, VARINT), varints(track)]
 
 
-def int_argument(name: int, value: Integers) -> list[Part]:
+def int_argument(name: int, value: Whole) -> list[Part]:
     """Return an argument with whole numbers; `name` is that of its interned name."""
     return _argument(name, tag(_INT, VARINT), varints(value))
 
@@ -193,7 +217,7 @@ def real_argument(name: int, value: Floats) -> list[Part]:
     return _argument(name, tag(_DOUBLE, FIXED64), Fixed64(value))
 
 
-def text_argument(name: int, value: Integers) -> list[Part]:
+def text_argument(name: int, value: Whole) -> list[Part]:
     """Return an argument with texts, by their interned numbers."""
     return _argument(name, tag(_TEXT, VARINT), varints(value))
 

@@ -21,6 +21,7 @@ from megascan.export.protobuf import (
     matrix,
     packets,
     real_argument,
+    unsigned,
     varint,
     varints,
 )
@@ -74,6 +75,14 @@ def test_packets_are_what_perfettos_own_classes_read(values):
         whole, real = read.debug_annotations
         assert (whole.name_iid, whole.int_value) == (3, value)
         assert (real.name_iid, real.double_value) == (4, value / 3.0)
+
+
+@given(st.lists(INT64), st.integers(1, 8))
+def test_fewer_bytes_make_the_same_varints(values, num_bytes):
+    numbers = np.array(values, dtype=np.int64) >> 8 * (8 - num_bytes)
+    applies = numbers != -1
+    plain = matrix(applies.sum(), [varints(numbers[applies])])
+    assert np.array_equal(matrix(applies.sum(), [varints(unsigned(numbers)[applies])]), plain)
 
 
 def test_varints_are_padded_to_one_width():
