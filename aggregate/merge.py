@@ -529,9 +529,8 @@ def groups_of(
     last_iteration = np.maximum.accumulate([one.last_iteration for one in extents])
     first_iteration = np.array([one.first_iteration for one in extents])
     is_border = first_ns[1:] >= np.maximum.accumulate(end_ns)[:-1]
-    is_border &= (
-        first_ns[1:] > np.maximum.accumulate(last_ns)[:-1]
-    )  # which else might change places
+    # Spans that start at one time might else change places.
+    is_border &= first_ns[1:] > np.maximum.accumulate(last_ns)[:-1]
     is_border &= first_iteration[1:] > last_iteration[:-1]
     borders = (np.flatnonzero(is_border) + 1).tolist()
     return [

@@ -153,6 +153,13 @@ def rows_of_runs(runs: Iterable[tuple[int, int]]) -> RowNumbers:
     return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in runs])
 
 
+def mask_of(rows: list[int], num_rows: int) -> Flags:
+    """Return flags that are set at the given rows."""
+    mask = np.zeros(num_rows, dtype=bool)
+    mask[rows] = True
+    return mask
+
+
 def rank_blocks(rank: Narrow, num_rows: int) -> list[slice]:
     """Cut rows ordered by rank into slices of whole ranks, about `num_rows` or one rank each."""
     starts = group_starts(rank)

@@ -40,7 +40,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    mask_of,
     saved_by_compute,
     undecided_if_free,
 )
@@ -72,7 +71,7 @@ from detect.stats.residuals import (
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 SHARED = (
     "most ranks of its stage have such bursts: waiting for one of them, which the trace does not "

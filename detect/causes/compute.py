@@ -57,7 +57,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    mask_of,
     saved_by_compute,
 )
 from detect.causes.power import limits, planted_power, slowest
@@ -86,6 +85,7 @@ from detect.thresholds import (
     POWER,
     WINDOW,
 )
+from megascan.arrays import mask_of
 from megascan.errors import listed
 
 CHANGED = (

@@ -123,13 +123,6 @@ class CauseSpec:
     """What `Observations.lost_ns` of the cause is called on a chart: "data loading"."""
 
 
-def mask_of(rows: list[int], num_rows: int) -> Flags:
-    """Return flags that are set at the given rows."""
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[rows] = True
-    return mask
-
-
 SMALL_AND_FREE = (
     "sound devices of one model, or the data of so few iterations, may differ by as much, and "
     "mending this one would gain next to nothing: no reason to change a node"

@@ -59,7 +59,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, low_clocks
-from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding, mask_of
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -68,7 +68,7 @@ from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
 from detect.thresholds import BURSTS, HOSTS, LOSSES, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
 COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"

@@ -42,7 +42,6 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
-    mask_of,
     undecided_if_free,
 )
 from detect.causes.searches import Loss, lost_time, stage_peers
@@ -54,7 +53,7 @@ from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
 IN_DOUBT = (

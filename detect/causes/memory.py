@@ -29,7 +29,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    mask_of,
     saved_by_compute,
 )
 from detect.observe.observations import Boundness, Members, Observations
@@ -40,7 +39,7 @@ from detect.stats.residuals import compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, MEMORY
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ADVICE = (
     "read that GPU's memory errors, remapped rows and temperature: nvidia-smi -i GPU -q -d "

@@ -30,7 +30,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    mask_of,
     saved_by_compute,
 )
 from detect.observe.observations import Members, Observations
@@ -41,7 +40,7 @@ from detect.stats.residuals import compare_within, stage_groups
 from detect.stats.search import SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import COMPUTE, OCCUPANCY, OPTIMIZER
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Floats, Integers, mask_of
 
 ADVICE = (
     "read that GPU's PCIe link, memory errors and remapped rows, beside a peer's: nvidia-smi -i "

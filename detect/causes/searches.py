@@ -44,7 +44,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import HOST_ADVICE, Slowness, is_isolated, mates_of, optimizer_residuals
-from detect.causes.finding import Answer, Claim, Inquiry, build_finding, mask_of
+from detect.causes.finding import Answer, Claim, Inquiry, build_finding
 from detect.observe.observations import BACKWARD, FORWARD, Members, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
@@ -61,7 +61,7 @@ from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, LOSSES, PAIRS, POWER, SEARCH, STARVATION, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
     least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
     because = inquiry.limited_by(result.noise)
     return Answer(
-        findings=tuple(_finding(seen, lost, one) for one in loss.without(told)),
+        findings=tuple(_loss_finding(seen, lost, one) for one in loss.without(told)),
         least_slowdown=least,
         least_because=because,
         hides="" if is_cpu or loss.cause == Cause.GC else _hides(loss, least, because),
@@ -323,7 +323,7 @@ def _hides(loss: Loss, least: float, because: str) -> str:
     )
 
 
-def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
+def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     loss, row, course = lost.loss, suspect.row, suspect.course
     active = course.active
     own = float(np.nanmedian(lost.time_ns[row][active]))
@@ -352,7 +352,7 @@ def _finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             saved_ns=excess,
             subject=f"{ranks_of(members, row)} ({place(members, row)})",
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
-            evidence=(*_evidence(lost, suspect, own), *loss.evidence(suspect)),
+            evidence=(*_loss_evidence(lost, suspect, own), *loss.evidence(suspect)),
             advice=loss.advice(suspect),
         ),
     )
@@ -383,7 +383,7 @@ def _num_peers(loss: Loss, row: int) -> int:
     return next(len(rows) - 1 for rows in loss.groups if row in rows)
 
 
-def _evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
+def _loss_evidence(lost: _Lost, suspect: Suspect, own: float) -> tuple[str, ...]:
     active = suspect.course.active
     excess = float(np.median(lost.excess_ns[suspect.row][active]))
     peers = counted(_num_peers(lost.loss, suspect.row), "peer")

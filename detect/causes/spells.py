@@ -32,7 +32,6 @@ from detect.causes.finding import (
     Claim,
     Inquiry,
     build_finding,
-    mask_of,
     saved_by_compute,
 )
 from detect.causes.searches import ADVICE
@@ -43,7 +42,7 @@ from detect.stats.noise import t_tail
 from detect.stats.search import Course, episodes_of
 from detect.text import counted, place, ranks_of, times
 from detect.thresholds import COMPUTE, SEARCH, SPELLS
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ALONE = (
     "one iteration alone is slow, and its optimizer, which no data can lengthen, does not show it "

@@ -56,7 +56,7 @@ from scipy import special
 from detect.stats import robust
 from detect.stats.noise import Noise, Usual, estimate_noise
 from detect.thresholds import PERSISTENCE, ROBUST, SEARCH, DetectorSettings
-from megascan.arrays import Flags, Floats, Integers
+from megascan.arrays import Flags, Floats, Integers, mask_of
 
 
 @dataclass(frozen=True)
@@ -503,7 +503,7 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     num_accepted = 0
     views = [_view(task, settings, order)]  # without the first 0, 1, 2, … of them
     while len(order) - num_accepted < task.patience and len(order) < settings.max_findings:
-        row = _clearest(views[-1], task.closed(_mask(order, task.num_rows)), task, settings)
+        row = _clearest(views[-1], task.closed(mask_of(order, task.num_rows)), task, settings)
         if row is None:
             break
         order.append(row)
@@ -515,14 +515,8 @@ def search(task: SearchTask, settings: DetectorSettings) -> SearchResult:
     return SearchResult(tuple(_suspects(view, order[:num_accepted], task, settings)), view.noise)
 
 
-def _mask(rows: list[int], num_rows: int) -> Flags:
-    mask = np.zeros(num_rows, dtype=bool)
-    mask[rows] = True
-    return mask
-
-
 def _view(task: SearchTask, settings: DetectorSettings, excluded: list[int]) -> _View:
-    mask = _mask(excluded, task.num_rows)
+    mask = mask_of(excluded, task.num_rows)
     value = task.compare(mask)
     noise = estimate_noise(value, mask, task.usual)
     scattered = task.usual.scattered and not task.usual.bursty

@@ -515,10 +515,10 @@ def keep_rank_files(
     Segments of a file that is read in stretches come with the last of these. `meanwhile` is done
     here when the workers have begun.
     """
-    parts = [part for files in batches for part in _parts(files)]
+    parts = [part for files in batches for part in _divided(files)]
     num_threads = max(num_workers() // max(len(parts), 1), 1)
     tasks = ((part, num_threads, number) for number, part in enumerate(parts))
-    reading = workers.keep(_read, tasks)
+    reading = workers.keep(_read_shard, tasks)
     meanwhile()
     stretches: list[Segment | None] = []
     again: list[Path] = []
@@ -528,16 +528,16 @@ def keep_rank_files(
             stretches += packed.segments or (None,)
             found = Packed(())
             if part.until == part.size:
-                whole = _joined(stretches)
+                whole = _joined_stretches(stretches)
                 found = Packed((whole,) if whole else ())
                 again += () if whole else (part.path,)
                 stretches = []
         yield kept, found
     tasks = (([path], num_threads, len(parts) + place) for place, path in enumerate(again))
-    yield from workers.keep(_read, tasks)
+    yield from workers.keep(_read_shard, tasks)
 
 
-def _parts(files: Sequence[Path]) -> list[Sequence[Path] | _Stretch]:
+def _divided(files: Sequence[Path]) -> list[Sequence[Path] | _Stretch]:
     """Return files that are read together, or one of them in stretches."""
     size = files[0].stat().st_size
     count = size // STRETCH_BYTES
@@ -554,7 +554,7 @@ def _opening(path: Path) -> bytes:
     return b""
 
 
-def _read(
+def _read_shard(
     part: Sequence[Path] | _Stretch, num_threads: int, number: int
 ) -> tuple[pa.Table, Packed]:
     """Return all spans of some files or of a stretch, the shard of a number, and their segments
@@ -562,7 +562,7 @@ def _read(
     """
     if not isinstance(part, _Stretch):
         return settled_shard(read_rank_files(part, Here(num_threads)), number)
-    segment = _segment(part, num_threads)
+    segment = _segment_of_stretch(part, num_threads)
     if segment is None:
         return TRACE_SCHEMA.empty_table(), Packed(())
     spans, packed = settled_shard([segment], number)
@@ -571,7 +571,7 @@ def _read(
     return spans, Packed((replace(ends, stays=stays),))
 
 
-def _segment(stretch: _Stretch, num_threads: int) -> Segment | None:
+def _segment_of_stretch(stretch: _Stretch, num_threads: int) -> Segment | None:
     """Read a stretch; None when it is not of one run, that of the file's first header."""
     path = stretch.path
     try:
@@ -646,7 +646,7 @@ def _extent(spans: pa.Table, num_ends: int) -> Extent | None:
     )
 
 
-def _joined(stretches: Sequence[Segment | None]) -> Segment | None:
+def _joined_stretches(stretches: Sequence[Segment | None]) -> Segment | None:
     """Return the segment of a file by those of its stretches; None when one of them is none."""
     found = [one for one in stretches if one is not None]
     if len(found) < len(stretches):
