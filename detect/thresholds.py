@@ -960,6 +960,16 @@ class _Costs:
     next_to_nothing_ratio: float = limit(
         1.001, "ratio", Origin.CONVENTION, "below which a finding is said to cost nothing"
     )
+    least_of_host_ratio: float = limit(
+        1.02,
+        "ratio",
+        Origin.BENCHMARK,
+        "of a step to the one without what a rank loses to its host",
+    )
+    least_of_network_ratio: float = limit(
+        1.002, "ratio", Origin.BENCHMARK,
+        "the same with a quicker network: replays make it too cheap where others use it as well",
+    )  # fmt: skip
     as_fast_ratio: float = limit(
         1.5, "ratio", Origin.CONVENTION, "from which on a gain reads better as a multiple"
     )

@@ -140,9 +140,12 @@ def _worth_saying(slow: SlowRow) -> bool:
 
 def _one_sided(slow: SlowRow) -> bool:
     """Return whether one pass alone is slow, and the optimizer, which is no part of it, is not."""
+    agrees = slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect
+    return _in_one_pass(slow) and not agrees
+
+
+def _in_one_pass(slow: SlowRow) -> bool:
     small, large = sorted(slow.by_phase)
-    if slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect:
-        return False
     return small < LIMITS.one_sided_share * large
 
 
@@ -349,7 +352,8 @@ def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slownes
 def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
     """Return slow rows that wait for a mate that stands out, and are slow for no other reason.
 
-    The optimizer waits for nobody: a mate whose own is slower is a slow device itself.
+    The optimizer waits for nobody: a mate whose own is slower is a slow device itself, unless one
+    of its passes alone is slow.
     """
     victims: set[int] = set()
     slow = {one.suspect.row: one for one in found.slow}
@@ -362,7 +366,7 @@ def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
             mate for mate in mates_of(seen.members, row).tolist()
             if mate in slow
             and slow[mate].suspect.course.effect < one.suspect.course.effect
-            and not optimizer_shows(optimizer, effects, mate)
+            and (_in_one_pass(slow[mate]) or not optimizer_shows(optimizer, effects, mate))
         }  # fmt: skip
     return victims
 

@@ -123,6 +123,10 @@ class CauseSpec:
     """What `Observations.lost_ns` of the cause is called on a chart: "data loading"."""
 
 
+NO_GAIN = (
+    "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
+    "look at it, but drain nothing for it"
+)
 SMALL_AND_FREE = (
     "sound devices of one model, or the data of so few iterations, may differ by as much, and "
     "mending this one would gain next to nothing: no reason to change a node"
@@ -404,6 +408,26 @@ def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding
     if not (is_named and is_free and finding.slowdown < ORDINARY.little_ratio):
         return finding
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, SMALL_AND_FREE))
+
+
+def undecided_if_no_gain(finding: Finding) -> Finding:
+    """Return the finding, undecided where one rank loses time to its host, or a network is slow,
+    and the replay says that mending it gains next to nothing.
+
+    Ranks of a job that is bound by its hosts differ by a little; beside a slow network messages of
+    others are late as well. Such a finding is worth a look, no node is worth draining for it.
+    Example: a rank that loses 20 % of its passes to its host, and a step that would be 0.8 %
+    shorter.
+    """
+    is_one, is_network = len(finding.ranks) == 1, len(finding.ranks) > 2
+    least = {Cause.HOST: COSTS.least_of_host_ratio} if is_one else {}
+    if is_network:
+        least[Cause.LINK] = COSTS.least_of_network_ratio
+    cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
+    gains = not finding.cost_is_replayed or cost >= least.get(finding.cause, 0.0)
+    if finding.owner is not Owner.NODE or gains:
+        return finding
+    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NO_GAIN))
 
 
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:

@@ -66,6 +66,10 @@ IN_DOUBT_ENDS = (
 )
 
 
+IN_DOUBT_BETWEEN = (
+    "other pairs between the same two hosts are slow as well: what they share is, the network of "
+    "either host or what lies between"
+)
 IN_DOUBT_A_LITTLE = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
     "by as much"
@@ -179,11 +183,11 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     step_ns = float(np.median(seen.iteration_ns))
     least_ns = LINKS.cpu_min_step_share * step_ns if is_cpu else 0.0
     slow = _attribute(seen, units, compared, result.suspects)
+    heavy = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
     effect = inquiry.detectable_effect(result.noise)
     return Answer(
-        findings=tuple(
-            _finding(seen, one) for one in slow if float(np.mean(one.excess_ns)) >= least_ns
-        ),
+        findings=tuple(_finding(seen, one, _are_parallel(seen, one, heavy)) for one in heavy),
+        explains=lambda finding: any(_is_at_its_end(finding, one) for one in heavy),
         least_slowdown=max(settings.min_link_slowdown, float(np.exp(effect))),
         least_because=inquiry.limited_by(result.noise),
     )
@@ -242,6 +246,25 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     is_inside = seen.members.are_inside_a_host(units.members[suspect.row])
     error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
     return actual - normal > LINKS.clock_errors * error_ns  # one of each end
+
+
+def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:
+    """Return whether a rank is named for leaving late what it does with the rank of a slow link."""
+    ends = {rank for unit in link.units for rank in unit} - set(link.ranks)
+    return finding.cause == Cause.LINK and link.is_isolated and set(finding.ranks) <= ends
+
+
+def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
+    """Return whether several pairs between the two hosts of a pair are slow: then what they share
+    is slow, at either end or between.
+    """
+    hosts = _hosts_of(seen, link)
+    alike = [one for one in links if len(one.ranks) == 2 and _hosts_of(seen, one) == hosts]
+    return len(link.ranks) == len(hosts) == 2 and len(alike) > 1
+
+
+def _hosts_of(seen: Observations, link: _SlowLink) -> set[str]:
+    return {seen.members.device_of(rank)[0] for rank in link.ranks}
 
 
 def _waits_for(units: _Units, suspect: Suspect, other: Suspect) -> bool:
@@ -353,7 +376,8 @@ def _link(
     )
 
 
-def _finding(seen: Observations, link: _SlowLink) -> Finding:
+def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
+    """Report a slow connection; undecided where it is one of several between two hosts."""
     members = seen.members
     known = set(members.ranks.tolist())
     rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
@@ -365,7 +389,7 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
             ranks=link.ranks,
             rows=rows,
             cause=Cause.LINK,
-            owner=Owner.NODE if link.is_isolated else Owner.UNDECIDED,
+            owner=Owner.NODE if link.is_isolated and not is_parallel else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
             course=link.course,
@@ -374,7 +398,7 @@ def _finding(seen: Observations, link: _SlowLink) -> Finding:
             saved_ns=link.excess_ns,
             subject=_subject(seen, link, rows),
             predicate=f"transfers {times(slowdown)} slower than equal connections",
-            evidence=_evidence(seen, link),
+            evidence=(*_evidence(seen, link), *((IN_DOUBT_BETWEEN,) if is_parallel else ())),
             advice=connection_advice(seen, link.ranks),
         ),
     )
