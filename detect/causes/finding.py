@@ -419,13 +419,15 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     Example: a rank that loses 20 % of its passes to its host, and a step that would be 0.8 %
     shorter.
     """
-    is_one, is_network = len(finding.ranks) == 1, len(finding.ranks) > 2
-    least = {Cause.HOST: COSTS.least_of_host_ratio} if is_one else {}
-    if is_network:
-        least[Cause.LINK] = COSTS.least_of_network_ratio
+    if finding.owner is not Owner.NODE or not finding.cost_is_replayed:
+        return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
-    gains = not finding.cost_is_replayed or cost >= least.get(finding.cause, 0.0)
-    if finding.owner is not Owner.NODE or gains:
+    is_lone_host = finding.cause is Cause.HOST and len(finding.ranks) == 1
+    is_network = finding.cause is Cause.LINK and len(finding.ranks) > 2
+    gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
+        is_network and cost < COSTS.least_of_network_ratio
+    )
+    if not gains_nothing:
         return finding
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NO_GAIN))
 

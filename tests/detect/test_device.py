@@ -49,6 +49,17 @@ def test_two_slow_mates_are_both_named(job, slow, together):
     assert {owner for _, owner in owners(report).values()} == {Owner.NODE}
 
 
+def test_a_mate_slow_in_one_pass_only_waits_for_the_slower_one(job, slow, together):
+    """Rank 2 waits inside its backward passes; its optimizer is a little slower by itself."""
+
+    def waits(slot):
+        by_name = {"backward": 1.15, "optimizer": 1.03}
+        return by_name.get(slot.name, 1.0) if slot.rank == 2 else 1.0
+
+    found = owners(job(layout=Layout(tp=2, dp=4), work=together(slow(3, 1.2), waits)).report())
+    assert found == {(3,): (Cause.COMPUTE, Owner.NODE)}
+
+
 def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
     """All ranks of an EP group wait for rank 1 inside their passes; rank 2's optimizer is a bit
     slower than others', but nothing like rank 1's.

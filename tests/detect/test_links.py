@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.links import _guilty_end, _is_isolated, _subject, _Units
+from detect.causes.links import (
+    IN_DOUBT_BETWEEN,
+    _guilty_end,
+    _is_at_its_end,
+    _is_isolated,
+    _subject,
+    _Units,
+)
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker
@@ -40,6 +47,44 @@ def test_two_slow_pairs_are_two_findings(job):
 
     report = job(layout=Layout(dp=4, pp=2), transfer=transfer).report()
     assert sorted(one.ranks for one in report.findings) == [(0, 4), (2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "owner"),
+    [
+        (((0, 8),), Owner.NODE),
+        (((0, 8), (1, 9)), Owner.UNDECIDED),  # both between the same two hosts
+        (((0, 8), (5, 13)), Owner.NODE),
+    ],
+)
+def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, owner):
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) in pairs else 1.0
+
+    report = job(layout=Layout(dp=8, pp=2), transfer=transfer, hosts=4).report()
+    assert sorted(one.ranks for one in report.findings) == list(pairs)
+    assert {one.owner for one in report.findings} == {owner}
+    shared = [one for one in report.findings if IN_DOUBT_BETWEEN in one.evidence]
+    assert len(shared) == (2 if owner is Owner.UNDECIDED else 0)
+
+
+def test_a_rank_at_the_end_of_a_slow_link_is_no_second_fault(job):
+    """Rank 5's network is slow; its partner in a slow message leaves it late as well."""
+
+    def transfer(rank, peer, iteration):
+        return 2.0 if 5 in (rank, peer) else 1.0
+
+    (link,) = job(layout=Layout(dp=4, pp=3), transfer=transfer).report().findings
+    found = SimpleNamespace(units=((1, 5), (5, 9)), ranks=(5,), is_isolated=True)
+    partner = replace(link, ranks=(9,))
+    assert _is_at_its_end(partner, found)
+    for other in (
+        link,  # the slow rank itself
+        replace(partner, ranks=(10,)),
+        replace(partner, cause=Cause.COMPUTE),
+    ):
+        assert not _is_at_its_end(other, found)
+    assert not _is_at_its_end(partner, SimpleNamespace(**vars(found) | {"is_isolated": False}))
 
 
 def test_a_link_that_breaks_down_inside_the_trace(job):

@@ -11,7 +11,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import starvation
-from detect.causes.finding import undecided_if_free
+from detect.causes.finding import undecided_if_free, undecided_if_no_gain
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
@@ -144,6 +144,26 @@ def test_lost_time_that_costs_nothing_accuses_nobody(job):
     assert undecided_if_free(free, "why").owner == Owner.UNDECIDED
     assert undecided_if_free(replace(free, step_time_cost_ratio=1.05), "why").owner == Owner.NODE
     assert undecided_if_free(replace(free, cost_is_replayed=False), "why").owner == Owner.NODE
+
+
+def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
+    gaps = job(layout=Layout(dp=4), gap_ms=lambda slot: 30.0 if slot.rank == 3 else 1.0)
+    (finding,) = gaps.report().findings
+    cheap = replace(finding, cost_is_replayed=True, step_time_cost_ratio=1.0015)
+    assert cheap.cause == Cause.HOST and cheap.owner == Owner.NODE
+    network = replace(cheap, cause=Cause.LINK, ranks=(0, 1, 2, 3))
+    for one in (cheap, network):
+        assert undecided_if_no_gain(one).owner == Owner.UNDECIDED
+    for other in (
+        replace(cheap, step_time_cost_ratio=1.03),
+        replace(cheap, joint_cost_ratio=1.03),  # it hides behind others that lose as much
+        replace(cheap, cost_is_replayed=False),
+        replace(cheap, ranks=(2, 3)),  # a host of two, which both lose it
+        replace(cheap, cause=Cause.LOADER),
+        replace(network, step_time_cost_ratio=1.004),
+        replace(network, ranks=(0, 1)),  # a pair is isolated by others
+    ):
+        assert undecided_if_no_gain(other) is other
 
 
 def test_a_stage_alone_may_have_gaps_of_its_own(job):
