@@ -106,7 +106,7 @@ LATER = (
     *(f"megascan/reader/{name}.py" for name in ("flight_recorder", "growing", "original_timeline")),
     *(f"megascan/tracer/{name}.py" for name in ("lookout", "switch")),
     "detect/whatif/path.py",
-    *(f"detect/causes/{name}.py" for name in ("bursts", "corruption", "networks", "occupancy")),
+    *(f"detect/causes/{name}.py" for name in ("bursts", "corruption", "networks", "unexplained")),
     *(f"detect/causes/{name}.py" for name in ("memory", "optimizer", "paused_hosts", "power")),
     "detect/causes/spells.py",
 )

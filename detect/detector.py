@@ -26,8 +26,8 @@ from detect.causes.finding import (
     undecided_if_small_and_free,
     with_joint_costs,
 )
-from detect.causes.occupancy import AWAITED
 from detect.causes.registry import CAUSES
+from detect.causes.unexplained import AWAITED
 from detect.observe.extract import observe
 from detect.observe.observations import (
     Observations,

@@ -254,6 +254,10 @@ class _Pace:
         "by which each rank of a host that launches slowly exceeds those of all others: processors "
         "of one model, and a few iterations on sound hosts, differ by less",
     )  # fmt: skip
+    lasting_share: float = limit(
+        0.8, "share of the iterations", Origin.CONVENTION,
+        "in which it exceeds them by half of that at least: load of others comes and goes",
+    )  # fmt: skip
     least_share: float = limit(
         0.02, "share of an iteration", Origin.BENCHMARK,
         "that its devices stand still for it before slow launching is worth a name",
@@ -486,6 +490,17 @@ class _Device:
     sure_sigmas: float = limit(
         3.0, "sigma", Origin.CONVENTION, "of sound ranks by which a slow optimizer stands out"
     )
+    alone_sigmas: float = limit(
+        2.5, "sigma", Origin.BENCHMARK,
+        "the same where nobody else is slow who shares the rank's data or waits with it",
+    )  # fmt: skip
+    min_sound: int = limit(
+        4, "ranks", Origin.CONVENTION, "that show how far optimizers of sound ones lie apart"
+    )
+    alike_log_share: float = limit(
+        0.15, "share of the effect", Origin.BENCHMARK,
+        "by which the passes of TP mates differ that wait for each other inside them",
+    )  # fmt: skip
     optimizer_error_log: float = limit(
         0.002, "log", Origin.PHYSICS, "by which optimizer steps of sound devices always vary"
     )
@@ -569,6 +584,39 @@ class _Hosts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Changes:
+    """Steps that become longer inside the trace while nobody stands out."""
+
+    least_ratio: float = limit(
+        1.05, "ratio", Origin.CONVENTION, "of the step since then to that before, at least"
+    )
+    min_before: int = limit(
+        1, "iterations", Origin.MATHEMATICS, "before a change: the noise is that of those since"
+    )
+    step_noise_log: float = limit(
+        0.005, "log", Origin.PHYSICS, "by which steps of a sound job vary at least"
+    )
+    outer_share: float = limit(
+        0.25, "share of the iterations", Origin.CONVENTION,
+        "of either part that may lie beyond the outermost of the other: checkpoints, evaluations",
+    )  # fmt: skip
+    explains_share: float = limit(
+        0.5, "share of the rise", Origin.CONVENTION, "of the step by which what explains it grew"
+    )
+    gap_ratio: float = limit(
+        2.0, "ratio", Origin.BENCHMARK,
+        "by which the gaps between operations grow on each rank of a host that holds them back",
+    )  # fmt: skip
+    elsewhere_share: float = limit(
+        0.5, "share of the log ratio", Origin.CONVENTION,
+        "by which they grow on a rank of any other host at most",
+    )  # fmt: skip
+    least_gap_ns: float = limit(
+        10_000.0, "ns", Origin.PHYSICS, "below which gaps of an iteration are noise of the clock"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Networks:
     """Hosts whose network is slow."""
 
@@ -621,6 +669,20 @@ class _Networks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _NvLinks:
+    """Groups inside a host that communicate at the pace of PCIe."""
+
+    least_share: float = limit(
+        0.2, "share of the one-way rate", Origin.PHYSICS,
+        "of a device's NVLinks that collectives of 16 MB reach at least; H200s show 0.64 to 0.81",
+    )  # fmt: skip
+    min_step_share: float = limit(
+        0.02, "share of an iteration", Origin.CONVENTION,
+        "that would be gained at that rate before it is worth a word",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Bursts:
     """Ranks that lose time now and then."""
 
@@ -655,6 +717,11 @@ class _Bursts:
     least_host_share: float = limit(
         0.03, "share", Origin.BENCHMARK, "of the iteration, lost by a host's ranks on the mean"
     )
+    sure_host_share: float = limit(
+        0.05, "share", Origin.BENCHMARK,
+        "the same where the pauses of ranks are counted, not the iterations of their host: pauses "
+        "of sound hosts meet several ranks at once, and cost less",
+    )  # fmt: skip
     most_of_host_share: float = limit(
         0.5, "share of its ranks", Origin.CONVENTION, "that pause before it is the host that stalls"
     )
@@ -1196,7 +1263,9 @@ ORDINARY = _Ordinary()
 PAIRS = _Pairs()
 DEVICE = _Device()
 HOSTS = _Hosts()
+CHANGES = _Changes()
 NETWORKS = _Networks()
+NVLINKS = _NvLinks()
 BURSTS = _Bursts()
 LOSSES = _Losses()
 LINKS = _Links()
@@ -1227,7 +1296,9 @@ TABLES: Mapping[str, DataclassInstance] = {
     "pairs": PAIRS,
     "device": DEVICE,
     "hosts": HOSTS,
+    "changes": CHANGES,
     "networks": NETWORKS,
+    "nvlinks": NVLINKS,
     "bursts": BURSTS,
     "losses": LOSSES,
     "links": LINKS,

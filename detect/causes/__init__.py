@@ -7,11 +7,12 @@
                     its host, or one pass only                         finding: place, cost,
     losses.py       loader, garbage collection, host                   words, what follows
     links.py        slow connections, late exits          searches.py  what causes share: slow rows,
-    networks.py     a host's network, a rail                           time lost, hits counted
+    networks.py     of a host: NICs, rails, NVLinks                    time lost, hits counted
     hosts.py        whole hosts, launching late           device.py    slow, long data, starved;
     bursts.py       ranks that lose time now and then                  what a device's clock says
     paused_hosts.py hosts that stall one rank or another  power.py     what would be found, and
-    occupancy.py    ranks for whom all others wait                     what never could be
+    unexplained.py  all wait for one rank; the step                    what never could be
+                    became longer, nobody says why
     imbalance.py    heavy stages, uneven sequences
     corruption.py   devices that compute wrongly
     optimizer.py    an optimizer step alone is slow

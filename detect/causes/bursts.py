@@ -70,7 +70,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS
+from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 SHARED = (
@@ -108,25 +108,16 @@ WORDS = {
 }
 
 
-def lone_pause(value: Floats, places: Integers, rate: float) -> Burst | None:
+def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
     """Return the row that alone loses a tenth of all time in pauses, few of them or of any size.
 
-    `value` (row, iteration) is what each row loses itself, by its loader or collector; it is
-    compared with rows of the same place, `places` (row,), as others may have nothing to load. One
-    row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise. A
+    `excess` (row, iteration) is what each row loses more than others; a hit is more than `margin`.
+    One row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise. A
     single pause is never sure.
     """
-    excess = np.zeros_like(value)
-    for place_number in np.unique(places):
-        rows = np.flatnonzero(places == place_number)
-        if len(rows) > 1:
-            nobody = np.zeros(len(rows), dtype=bool)
-            expected = robust.expected_from_others(value[rows], nobody)
-            excess[rows] = np.nan_to_num(value[rows] - expected)
-    quiet = float(np.nan_to_num(robust.spread(value, axis=1)).min())
-    hits = excess > max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
+    hits = excess > margin
     lost = np.where(hits, excess, 0.0)
-    row, (num_rows, num_iterations) = int(np.argmax(lost.mean(axis=1))), value.shape
+    row, (num_rows, num_iterations) = int(np.argmax(lost.mean(axis=1))), excess.shape
     others = np.arange(num_rows) != row
     num_hits, other_hits = int(hits[row].sum()), int(hits[others].sum())
     num_others = int(others.sum()) * num_iterations
@@ -144,6 +135,26 @@ def lone_pause(value: Floats, places: Integers, rate: float) -> Burst | None:
         other_hits=other_hits,
         is_sure=q_value <= rate and num_hits >= BURSTS.min_hits,
     )
+
+
+def _over_place(value: Floats, places: Integers) -> Floats:
+    """Return what each row of (row, iteration) loses more than others of its place, (row,): others
+    may have nothing to load. Nothing where it is alone there.
+    """
+    excess = np.zeros_like(value)
+    for place_number in np.unique(places):
+        rows = np.flatnonzero(places == place_number)
+        if len(rows) > 1:
+            nobody = np.zeros(len(rows), dtype=bool)
+            expected = robust.expected_from_others(value[rows], nobody)
+            excess[rows] = np.nan_to_num(value[rows] - expected)
+    return excess
+
+
+def _margin(value: Floats) -> float:
+    """Return what a pause exceeds, by the noise of the quietest row of (row, iteration)."""
+    quiet = float(np.nan_to_num(robust.spread(value, axis=1)).min())
+    return max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
 
 
 def bursts(
@@ -363,7 +374,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     if cause in (Cause.LOADER, Cause.GC):
         usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
         others = np.flatnonzero(burst.others)
-        is_shared = usual >= BURSTS.shared_storage_share
+        is_shared = usual >= BURSTS.shared_storage_share or _others_pause(seen, burst)
         if cause == Cause.LOADER and (
             is_shared or others_load_as_long(seen, burst.row, others, burst.hits)
         ):
@@ -380,6 +391,18 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
         EXPERTS: seen.members.layout.ep > 1 and not _shows_in_attention(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
+
+
+def _others_pause(seen: Observations, burst: Burst) -> bool:
+    """Return whether others of the row's place, who load as it does, but on other hosts, wait about
+    as long now and then: ranks that load nothing do not show how usual that is.
+    """
+    places, loading = _places(seen), np.nan_to_num(seen.lost(Cause.LOADER))
+    hosts = np.array(seen.members.hosts)
+    others = burst.others & (places == places[burst.row]) & (hosts != hosts[burst.row])
+    own = float(np.median(loading[burst.row][burst.hits]))
+    waits = loading[others] >= own / LOSSES.loader_ratio
+    return bool(others.any() and waits.mean() >= BURSTS.shared_storage_share)
 
 
 def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
@@ -430,7 +453,10 @@ def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
         found += _bursts_among(rows, loading, named, rate)
     if found or known.any():
         return found
-    lone = lone_pause(lost_share(seen, (Cause.GC, Cause.LOADER)), places, rate)
+    collecting = lost_share(seen, (Cause.GC,))
+    lost = loading + collecting  # whoever allocates collects, wherever it stands
+    over = _over_place(loading, places) + _over_place(collecting, np.zeros_like(places))
+    lone = lone_pause(over, _margin(lost), rate)
     return [lone] if lone else []
 
 
@@ -501,7 +527,7 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
     lone = [
         (cause, one)
         for cause, value in values.items()
-        if (one := lone_pause(value, places, rate)) is not None
+        if (one := lone_pause(_over_place(value, places), _margin(value), rate)) is not None
         and one.hits.mean() <= most
         and one.excess.mean() >= floor
     ]

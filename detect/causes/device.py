@@ -101,8 +101,8 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     """
     effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
-    shows = optimizer_shows(optimizer, passes, row)
-    shows &= no_experts or not _waits(seen, optimizer, passes, row)
+    shows = optimizer_shows(optimizer, passes, row, sigmas=_needed_sigmas(seen, passes, row))
+    shows &= not _waits(seen, optimizer, passes, row)
     shows &= not _is_replicas(seen, optimizer, passes, row)
     if shows or is_isolated(seen.members, passes, row):
         return None
@@ -127,14 +127,32 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     return f"{words}: longer data may be the reason as well as the device"
 
 
-def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether the optimizer of `row` is slower, too, as that of a slow device is."""
+def optimizer_shows(
+    optimizer: Floats, passes: Slowness, row: int, sigmas: float | None = None
+) -> bool:
+    """Return whether the optimizer of `row` is slower, too, as that of a slow device is, by so many
+    `sigmas` of sound ones, or what is needed whoever else is slow.
+    """
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
         return False
     error = _optimizer_error(optimizer, passes.slow, row)
     least = DEVICE.optimizer_share * float(passes.effects[row])
-    return level >= max(least, DEVICE.sure_sigmas * error)
+    return level >= max(least, (sigmas or DEVICE.sure_sigmas) * error)
+
+
+def _needed_sigmas(seen: Observations, passes: Slowness, row: int) -> float:
+    """Return by how many sigma a row's optimizer must stand out: less where nobody else is slow who
+    shares its data or exchanges with it inside passes, so that one optimizer is asked and not the
+    slowest of several, and where there are sound ones enough to tell the sigma.
+    """
+    members = seen.members
+    near = np.isin(members.ranks, members.layout.group(int(members.ranks[row]), "ep"))
+    near[mates_of(members, row)] = True
+    near[row] = False
+    is_alone = not (near & passes.slow).any()
+    knows = int((~passes.slow).sum()) >= DEVICE.min_sound
+    return DEVICE.alone_sigmas if is_alone and knows else DEVICE.sure_sigmas
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
@@ -152,15 +170,23 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
 
 
 def _waits(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether a rank that this one exchanges tokens with inside its passes is slow alike,
-    and its optimizer by more than twice as much for that: what waits for it is no slow device.
+    """Return whether a rank that this one exchanges with inside its passes is slow alike, and its
+    optimizer by more than twice as much for that: what waits for it is no slow device.
+
+    Ranks of an EP group exchange tokens there, unless attention tells; those of a TP group whatever
+    is not recorded, and who waits for a mate is as slow as that.
     """
-    members = seen.members
-    group = members.layout.group(int(members.ranks[row]), "ep")
-    rivals = np.isin(members.ranks, group) & passes.slow
-    rivals &= passes.effects >= PAIRS.agrees_share * passes.effects[row]
+    members, effects = seen.members, passes.effects
+    rivals = np.zeros(len(members), dtype=bool)
+    if not passes.is_beyond_experts(row):
+        group = members.layout.group(int(members.ranks[row]), "ep")
+        rivals = np.isin(members.ranks, group)
+        rivals &= effects >= PAIRS.agrees_share * effects[row]
+    mates = mates_of(members, row)
+    rivals[mates] |= np.abs(effects[mates] - effects[row]) <= DEVICE.alike_log_share * effects[row]
+    rivals &= passes.slow
     rivals[row] = False
-    share = robust.centre(optimizer) / np.maximum(passes.effects, DEVICE.least_isolated_log)
+    share = robust.centre(optimizer) / np.maximum(effects, DEVICE.least_isolated_log)
     most = float(np.nanmax(share[rivals], initial=-np.inf))
     return bool(share[row] < PAIRS.agrees_share * most)
 
@@ -241,7 +267,8 @@ def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
     """Return the standard error of a row's optimizer level; slow rows set no scale.
 
     By the levels of the others, or by the noise of all iterations and what is usual, whichever is
-    less: three levels may lie far apart by chance, and a starved row's own noise is large.
+    less: three levels may lie far apart by chance, and a starved row's own noise is large. But no
+    fault makes an optimizer quicker: slow rows with a quicker one show how far it may be off.
     """
     usual = Usual(floor=DEVICE.optimizer_error_log, spread=COMPUTE.gpu_spread_log)
     noise = estimate_noise(residual, slow, usual)
@@ -250,6 +277,10 @@ def _optimizer_error(residual: Floats, slow: Flags, row: int) -> float:
     others = others[np.isfinite(others)]
     if len(others) > 1:
         error = min(error, float(np.sqrt(np.mean(others**2))))
+    quicker = robust.centre(residual)[slow]
+    quicker = quicker[quicker < 0]
+    if len(quicker):
+        error = max(error, float(np.sqrt(np.mean(quicker**2))))
     return max(error, DEVICE.optimizer_error_log)
 
 

@@ -393,14 +393,17 @@ def undecided_if_free(finding: Finding, why: str) -> Finding:
 
 
 def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding, undecided where a device computes a little slower in few iterations, and
-    the replay says that mending it, alone or with those that it hides behind, gains nothing.
+    """Return the finding, undecided where a device computes a little slower in few iterations, or
+    than its one peer, and the replay says that mending it, alone or with those that it hides
+    behind, gains nothing.
 
     Sound devices of one model differ by a few per cent, and the documents of few iterations, too.
     Example: 1.039x in five iterations of a step that would be 0.2 % shorter without it. Where no
     communication was recorded, no replay knows who waits.
     """
-    if seen.transfers is None or len(seen.iterations) >= ORDINARY.few_iterations:
+    if seen.transfers is None:
+        return finding
+    if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_free = finding.cost_is_replayed and cost < ORDINARY.worthwhile_ratio
@@ -411,8 +414,8 @@ def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:
-    """Return the finding, undecided where one rank loses time to its host, or a network is slow,
-    and the replay says that mending it gains next to nothing.
+    """Return the finding, undecided where one rank loses time to its host, or the network of ranks
+    is slow, and the replay says that mending it gains next to nothing.
 
     Ranks of a job that is bound by its hosts differ by a little; beside a slow network messages of
     others are late as well. Such a finding is worth a look, no node is worth draining for it.
@@ -423,7 +426,7 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
     is_lone_host = finding.cause is Cause.HOST and len(finding.ranks) == 1
-    is_network = finding.cause is Cause.LINK and len(finding.ranks) > 2
+    is_network = finding.cause is Cause.LINK and len(finding.ranks) != 2  # no pair told by others
     gains_nothing = (is_lone_host and cost < COSTS.least_of_host_ratio) or (
         is_network and cost < COSTS.least_of_network_ratio
     )

@@ -30,7 +30,8 @@ others' are fed: longer work lets a host get ahead, it does not hold it back.
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
 computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
-fault if all of its ranks launch slower than all others, and its devices stand still for longer.
+fault if all of its ranks launch slower than all others, in nearly all iterations, and its devices
+stand still for longer.
 
 A change inside the window decides what a level does not: neither the layers of a stage nor the
 length of a replica's documents begin in the middle of a trace. The host's ranks minus the others,
@@ -88,6 +89,10 @@ CHANGED = (
 OF_STORAGE = (
     "loading takes ranks of other hosts as long now and then: storage that all share may be the "
     "reason as well as this host"
+)
+WANDERS = (
+    "it launches slowly in some iterations and hardly slower than others in the rest: load that "
+    "comes and goes, on any host, looks like this in a short window"
 )
 NOT_SHOWN = (
     "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
@@ -326,8 +331,10 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
-    named = late = _launches_slowly(sides, sure)
-    named = named or _named(inquiry, sides, tests, sure)
+    late = _launches_slowly(sides, sure)
+    wanders = late is not None and not _lasts(sides)
+    by_level = None if late and not wanders else _named(inquiry, sides, tests, sure)
+    named = by_level or late
     is_shown = named is not None and (named is late or not _of_its_stage(sides, *named))
     if named is not None and named is not late and named[0] in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
@@ -347,7 +354,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
     return SlowHost(
         rows=np.flatnonzero(sides.own),
         cause=cause,
-        doubt=_doubt(sides, cause, is_shown=is_shown),
+        doubt=WANDERS if named is late and wanders else _doubt(sides, cause, is_shown=is_shown),
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
         excess_ns=_late_ns(sides, tests)
@@ -552,15 +559,29 @@ def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Tes
     pace = sure.get(PACE)
     if pace is None:
         return None
-    level = sides.over[PACE].level
-    own, others = level[sides.own], level[sides.control]
-    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= SLOW_PACE.slow_log:
+    if not _lead(sides.over[PACE].level, sides) >= SLOW_PACE.slow_log:
         return None
     lost = sides.over[Cause.HOST.value].level
     effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))
     if not effect >= SLOW_PACE.least_share:
         return None
     return Cause.HOST, _Test(effect, effect * pace.error / pace.effect, pace.p_value)
+
+
+def _lead(pace: Floats, sides: _Sides) -> Floats:
+    """Return by how much the quickest of a host's ranks is slower than the slowest of the others,
+    by pace (row,) or (row, iteration).
+    """
+    return np.asarray(
+        np.nan_to_num(pace[sides.own]).min(axis=0) - np.nanmax(pace[sides.control], axis=0)
+    )
+
+
+def _lasts(sides: _Sides) -> bool:
+    """Return whether a host launches slowly in nearly all iterations: load of others wanders."""
+    pace = sides.over[PACE]
+    ahead = _lead(pace.value, sides) >= _lead(pace.level, sides) / 2
+    return bool(ahead.mean() >= SLOW_PACE.lasting_share)
 
 
 def _is_starved(sides: _Sides) -> bool:

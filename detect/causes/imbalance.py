@@ -136,7 +136,9 @@ def _search_stages(inquiry: Inquiry) -> Answer:
             *late_hosts,
             *(_stage_finding(seen, one) for one in heavy if one.host not in late),
         ),
-        explains=lambda finding: finding.owner != Owner.NODE and set(finding.ranks) <= ranks,
+        explains=lambda finding: (
+            finding.owner != Owner.NODE and bool(finding.ranks) and set(finding.ranks) <= ranks
+        ),
     )
 
 

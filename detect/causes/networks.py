@@ -1,4 +1,4 @@
-"""Find hosts and rails whose network is slow: everything that crosses between hosts by them.
+"""Find hosts and rails whose network is slow, and groups that do not use the NVLinks of theirs.
 
 Problem: the eight GPUs of a host share its NICs. A NIC at half speed slows every message and every
 ring that enters or leaves the host. Link by link that is a majority of the messages of two stages,
@@ -24,6 +24,21 @@ a higher floor on.
 
 Example: PP4 x DP4 on 4 hosts. Messages 0-1 take 3.2 ms, 1-2 and 2-3 take 13.1 ms. Host 2 touches
 8 messages, all slow; the 4 others are quick: effect log 4.0. Of host 1's 8 messages half are quick.
+
+Inside a host a slow NVLink slows every transfer of its group alike, and where that is the only one
+of the job there is no equal to compare it with. What tells it is physics: what the NVLinks of a
+device carry one way is published, and sound collectives of 16 MB and more reach a third of it:
+
+    bus bandwidth = factor · bytes / time     factor  2 (n-1)/n   all_reduce
+                                                      (n-1)/n     reduce_scatter, all_to_all
+                                                      n-1         all_gather: the bytes of one rank
+
+(the factors are those of nccl-tests, doc/PERFORMANCE.md; n is the size of the group). Below a fifth
+the links are not used, or one of them is far from what it should be: undecided, since the machine
+may be built so.
+
+Example: 8 H100, whose NVLinks carry 450 GB/s. A reduce_scatter of 64 MB takes 2.9 ms from the last
+member's arrival: 7/8 · 64 MB / 2.9 ms = 19 GB/s, below 90. Four H200 reach 364 GB/s.
 """
 
 from __future__ import annotations
@@ -47,7 +62,7 @@ from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.text import counted, milliseconds, times
-from detect.thresholds import COSTS, LINKS, NETWORKS, POWER, SEARCH
+from detect.thresholds import COSTS, LINKS, NETWORKS, NVLINKS, POWER, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -59,6 +74,33 @@ RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: eit
 
 SHOWN_BYTES = 100_000_000
 """Of transfers of unlike sizes, for how many bytes their times are shown."""
+
+ONE_WAY_GBYTES_PER_S = {
+    "V100-SXM": 150,
+    "A100-SXM": 300,
+    "A800-SXM": 200,
+    "H800": 200,
+    "H100 80GB HBM3": 450,
+    "H200": 450,
+    "H20": 450,
+    "B200": 900,
+}
+"""What all NVLinks of a device carry one way together, by what its name holds; the first that fits.
+Devices on PCIe cards (PCIe, NVL) may have none.
+"""
+ON_CARDS = ("PCIe", "NVL")
+NO_NVLINK = (
+    "NVLink is not used, slower than it should be, or not there: the trace cannot tell which, nor "
+    "which of these devices it is"
+)
+NVLINK_ADVICE = (
+    "nvidia-smi topo -m and nvidia-smi nvlink --status -i GPU on that host: NV between all of "
+    "these GPUs, and every link up at its full rate",
+    "look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container without the devices it needs; "
+    "NCCL_DEBUG=INFO says over what a channel runs (P2P/CUMEM, or SHM)",
+    "measure it with the job away: all_reduce_perf (nccl-tests) on that host, or "
+    "python scripts/healthcheck.py --sweep",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -530,4 +572,114 @@ def _typical_ns(transfers: Transfers, split: _Split) -> tuple[float, float]:
     return float(np.median(typical[split.slow])), float(np.median(typical[split.quick]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SlowGroup:
+    """A group of one host that transfers at the pace of PCIe."""
+
+    unit: int
+    gbytes_per_s: float
+    full_gbytes_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times slower than the least of sound ones it is."""
+        return NVLINKS.least_share * self.full_gbytes_per_s / self.gbytes_per_s
+
+
+def one_way_gbytes_per_s(device: str) -> int | None:
+    """Return what the NVLinks of a device carry one way, by its name; None where that is not
+    known, or it may have none.
+    """
+    if any(word in device for word in ON_CARDS):
+        return None
+    return next((rate for name, rate in ONE_WAY_GBYTES_PER_S.items() if name in device), None)
+
+
+def bus_factor(operation: str, size: int) -> float | None:
+    """Return by what the bytes of an operation of `size` ranks are multiplied for its bus
+    bandwidth; None where that is not defined.
+    """
+    return {
+        "all_reduce": 2.0 * (size - 1) / size,
+        "reduce_scatter": (size - 1) / size,
+        "all_to_all": (size - 1) / size,
+        "all_gather": float(size - 1),
+    }.get(operation)
+
+
+def _slow_group(seen: Observations, unit: int) -> _SlowGroup | None:
+    """Return a group, if its devices have NVLinks and it transfers at the pace of PCIe."""
+    transfers, members = seen.transfers, seen.members
+    assert transfers is not None
+    ranks, size_bytes = transfers.members[unit], int(transfers.size_bytes[unit])
+    operation = transfers.kinds[int(transfers.kind[unit])].split()[1]
+    rows = members.rows_with(ranks)
+    if not rows or size_bytes < NETWORKS.min_scaled_bytes:
+        return None
+    factor = bus_factor(operation, len(ranks))
+    full = one_way_gbytes_per_s(members.devices[rows[0]])
+    time_ns = float(robust.median(transfers.transfer_ns[unit]))
+    if factor is None or full is None or not (time_ns > 0 and members.are_inside_a_host(ranks)):
+        return None
+    found = _SlowGroup(
+        unit=unit, gbytes_per_s=factor * size_bytes / time_ns, full_gbytes_per_s=full
+    )
+    lost_ns = float(transfers.total_ns[unit]) * (1.0 - 1.0 / found.ratio)
+    is_worth_it = lost_ns >= NVLINKS.min_step_share * float(np.median(seen.iteration_ns))
+    return found if found.ratio > 1.0 and is_worth_it else None
+
+
+def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
+    transfers, members = seen.transfers, seen.members
+    assert transfers is not None
+    ranks = transfers.members[slow.unit]
+    rows = members.rows_with(ranks)
+    time_ns = float(robust.median(transfers.transfer_ns[slow.unit]))
+    lost_ns = float(transfers.total_ns[slow.unit]) * (1.0 - 1.0 / slow.ratio)
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=rows,
+            cause=Cause.LINK,
+            owner=Owner.UNDECIDED,
+            slowdown=slow.ratio,
+            interval=(slow.ratio, slow.full_gbytes_per_s / slow.gbytes_per_s),
+            course=None,
+            q_value=0.0,
+            num_peers=0,
+            saved_ns=np.full(len(seen.iterations), lost_ns),
+            subject=f"communication inside host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
+            predicate=f"runs at {slow.gbytes_per_s:.3g} GB/s, no quicker than PCIe",
+            evidence=(
+                f"one {transfers.kinds[int(transfers.kind[slow.unit])]} takes "
+                f"{milliseconds(time_ns)}, counted from the last member's arrival; the NVLinks of "
+                f"{members.devices[rows[0]]} carry {slow.full_gbytes_per_s:.0f} GB/s one way, and "
+                "sound ones show a third of it and more",
+                NO_NVLINK,
+            ),
+            advice=NVLINK_ADVICE,
+            is_replayed=False,
+            is_bound=True,
+        ),
+    )
+
+
+def _search_inside(inquiry: Inquiry) -> Answer:
+    """Report the slowest group of ranks that nobody has named: others may wait for those."""
+    seen, transfers = inquiry.seen, inquiry.seen.transfers
+    if transfers is None or seen.members.device_kind == "cpu":
+        return Answer()
+    found = [
+        slow
+        for unit, ranks in enumerate(transfers.members)
+        if not inquiry.named[list(seen.members.rows_with(ranks))].any()
+        and (slow := _slow_group(seen, unit)) is not None
+    ]
+    if not found:
+        return Answer()
+    return Answer(findings=(_pcie_finding(seen, max(found, key=lambda one: one.ratio)),))
+
+
 NETWORK = CauseSpec(cause=Cause.LINK, search=_search)
+PACE_OF_PCIE = CauseSpec(cause=Cause.LINK, search=_search_inside)

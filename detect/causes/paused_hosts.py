@@ -11,6 +11,9 @@ Ranks of one TP group may wait for one of them where nobody records it. But whoe
 that one by noise at most, so the lead must change: most ranks of the host have it in some pass, and
 none has it most of the time.
 
+A host that loses a twentieth of all time is also told by the pauses of its ranks, each counted by
+itself: more than half of the ranks have some, so they are no single rank's.
+
 Example: 4 hosts of 4 ranks, 10 iterations. On host 2 passes of every rank take up to 1.6 times as
 long, in 6 iterations, others elsewhere never more than 1.02 times: p = 1e-5.
 
@@ -138,6 +141,8 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
     if other_hits * num_iterations > BURSTS.others_share * int(counts[row]) * num_others:
         return None
     by_chance = chance(int(counts[row]), num_iterations, other_hits, num_others)
+    if lost[row].mean() >= BURSTS.sure_host_share:
+        by_chance = min(by_chance, _chance_of_ranks(hits, host == row))
     q_value = min(1.0, by_chance * len(names))
     burst = Burst(
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
@@ -145,6 +150,17 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
     )  # fmt: skip
     lost_by_rank = np.where(hits, over, 0.0)[rows]
     return PausedHost(name=names[row], rows=rows, burst=burst, lost=lost_by_rank)
+
+
+def _chance_of_ranks(hits: Flags, own: Flags) -> float:
+    """Return the probability of so many pauses on a host's `own` ranks, (row,), each rank's `hits`,
+    (row, iteration), counted by itself.
+
+    Example: 9 pauses in 6 iterations of 8 ranks, none on the 8 of the other host: 3e-4, where 5
+    iterations with a pause beside none out of 6 are 0.03.
+    """
+    mine, others = hits[own], hits[~own]
+    return chance(int(mine.sum()), mine.size, int(others.sum()), others.size)
 
 
 def _over_quiet_passes(work: Work) -> Floats:

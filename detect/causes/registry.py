@@ -17,10 +17,10 @@ from detect.causes import (
     losses,
     memory,
     networks,
-    occupancy,
     optimizer,
     paused_hosts,
     spells,
+    unexplained,
 )
 from detect.causes.finding import CauseSpec
 
@@ -39,10 +39,12 @@ CAUSES: tuple[CauseSpec, ...] = (
     paused_hosts.PAUSED_HOSTS,
     spells.SPELLS_OF_DEVICES,
     bursts.BURST,
+    networks.PACE_OF_PCIE,
+    unexplained.STEP_CHANGE,
     imbalance.STAGES,
     imbalance.SEQUENCES,
     corruption.CORRUPTION,
-    occupancy.AWAITED,
+    unexplained.AWAITED,
 )
 
 POWER_WORDS = {spec.cause: spec.power_words for spec in CAUSES if spec.power_words}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
+from detect.causes.networks import bus_factor
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, steady
@@ -223,3 +224,52 @@ def test_connections_between_hosts_whose_clocks_are_off_accuse_nobody(job, excha
         by_one_clock = replace(sound, transfers=replace(sound.transfers, shortest_ns=spans))
         found = judge(by_one_clock, DetectorSettings()).findings
         assert ((0, 1, 2, 3) in [one.ranks for one in found]) is is_named
+
+
+def _on(device, seen):
+    """The same observations, on devices of that name."""
+    return replace(seen, members=replace(seen.members, devices=(device,) * len(seen.members)))
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "ms", "hosts", "is_slow"),
+    [
+        (H100, 10**8, 8.75, 8, True),  # 7/4 of 100 MB in 8.75 ms: 20 GB/s
+        (H100, 10**8, 0.5, 8, False),  # 350 GB/s
+        (H100, 10**8, 1.75, 8, False),  # 100 GB/s, a fifth and more of 450
+        ("NVIDIA A100-SXM4-80GB", 10**8, 8.75, 8, True),
+        ("NVIDIA H100 PCIe", 10**8, 8.75, 8, False),
+        ("NVIDIA H100 NVL", 10**8, 8.75, 8, False),
+        ("", 10**8, 8.75, 8, False),
+        (H100, 10**6, 8.75, 8, False),  # latency
+        (H100, -1, 8.75, 8, False),
+        (H100, 10**8, 8.75, 4, False),  # between hosts
+    ],
+)
+def test_a_group_of_one_host_that_runs_at_the_pace_of_pcie(
+    job, exchanging, device, size, ms, hosts, is_slow
+):
+    group = tuple(range(8))
+    timeline = job(layout=Layout(tp=8), hosts=hosts).timeline()
+    report = judge(_on(device, exchanging(timeline, [(group, size, ms)])), DetectorSettings())
+    found = [(one.ranks, one.owner) for one in report.findings if one.cause == Cause.LINK]
+    assert found == ([(group, Owner.UNDECIDED)] if is_slow else [])
+
+
+def test_a_slow_pace_that_costs_next_to_nothing_is_not_worth_a_word(job, exchanging):
+    timeline = job(layout=Layout(tp=8), microbatches=40).timeline()
+    seen = _on(H100, exchanging(timeline, [(tuple(range(8)), 10**8, 8.75)]))
+    assert float(np.median(seen.iteration_ns)) > 50 * 8.75e6 / 2
+    report = judge(seen, DetectorSettings())
+    assert not [one for one in report.findings if one.cause == Cause.LINK]
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [("all_reduce", 1.75), ("reduce_scatter", 0.875), ("all_gather", 7.0), ("send", None)],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(operation, factor):
+    assert bus_factor(operation, 8) == factor

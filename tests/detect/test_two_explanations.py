@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, Owner, Verdict
-from detect.causes.bursts import lone_pause, pair_burst
+from detect.causes.bursts import _over_place, lone_pause, pair_burst
 from detect.text import render_text
 from megascan.topology import Layout
 
@@ -115,18 +115,34 @@ def test_passes_that_follow_each_other_are_one_burst():
 
 
 def test_pauses_of_any_size_are_the_rows_that_has_them_alone():
+    def lone(value, places):
+        return lone_pause(_over_place(value, places), margin=0.02, rate=0.01)
+
     value = np.full((8, 6), 0.001)
     value[7] = [0.8, 0.3, 0.3, 0.3, 0.9, 0.9]
     one_place = np.zeros(8, dtype=np.int64)
-    found = lone_pause(value, one_place, rate=0.01)
+    found = lone(value, one_place)
     assert found is not None and found.row == 7 and found.is_sure
-    assert lone_pause(value, np.arange(8), rate=0.01) is None  # nobody else has to load
+    assert lone(value, np.arange(8)) is None  # nobody else has to load
     few = np.full((2, 6), 0.001)
     few[0, [0, 1, 4]] = 0.4
-    doubtful = lone_pause(few, one_place[:2], rate=0.01)
+    doubtful = lone(few, one_place[:2])
     assert doubtful is not None and not doubtful.is_sure
     few[1, [2, 3, 5]] = 0.4
-    assert lone_pause(few, one_place[:2], rate=0.01) is None
+    assert lone(few, one_place[:2]) is None
+
+
+def test_a_lone_collection_counts_wherever_the_rank_stands(job):
+    """No other rank has its stage and place in a TP group; collectors everywhere have as much to
+    do.
+    """
+
+    def collects(slot):
+        return 900.0 if (slot.rank, slot.iteration) == (3, 7) else 0.0
+
+    report = job(layout=Layout(tp=4, pp=2), iterations=6, gc_ms=collects).report()
+    (finding,) = report.findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.GC, Owner.UNDECIDED)
 
 
 @pytest.mark.parametrize(("ratio", "owner"), [(1.4, Owner.UNDECIDED), (2.5, Owner.NODE)])

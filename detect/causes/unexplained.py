@@ -1,0 +1,398 @@
+"""Say what the step itself shows where no other search has said why.
+
+Every other search looks at one kind of time, of one rank, host or link, against that of others. Two
+jobs are not healthy though none of them speaks.
+
+**All wait for one rank.** Six iterations on a loaded machine may leave each search without a name,
+while the sums are plain: one rank is busy 96 % of every iteration, and all the others wait for it.
+A rank's own time is what is left of an iteration without its waiting. It needs no passes, no
+modules and no CPU time. A rank is suspected when, in most iterations, every other rank waits longer
+than it does, and its own time lies far above that of its stage's others, further than those differ
+among themselves. Which of them, and that it is one, is then shown; why it is busy is not: the
+finding is undecided, and says what would decide.
+
+Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 %: own times 96, 72,
+53 and 48 %. Its peers' median is 53 %; 0.43 of an iteration is beyond 0.1, and beyond three times
+their spread.
+
+**The step became longer.** Some faults slow all ranks alike: the only TP group of a job, a busy
+host for which the others wait inside passes that nobody recorded in parts. Whoever is compared,
+nobody stands out; but iterations 1 to 5 took 104 ms, and those since take 260. The trace is then
+compared with its own earlier iterations. Log step times are split where they rise most, by the t of
+two samples, charged with the number of splits:
+
+    before                  since                rise = mean(since) - mean(before)
+    104 105 106 104   |   261 258 269 270        three quarters of one lie below those of the other
+
+Every kind of time is asked whether it rose there as well, by enough to explain it:
+
+    gaps of a host   on all its ranks, on none elsewhere     the host: nothing else holds back its
+                                                             launches since then
+    passes           of most ranks                           their data, or a device that all wait
+                                                             for inside their passes: undecided
+    nothing                                                  undecided, too
+
+Transfers that became slower have a search of their own (`detect.causes.links`).
+
+Example: on the 8 ranks of host 0 the gaps between operations grow from 0.1 to 0.4 ms an iteration,
+on the 8 of host 1 they stay at 0.1: 1 in (16 over 8) by chance. Host 0, though its ranks' passes
+are as long as those of the others, who wait for them in the all-gathers of FSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from detect.causes.device import HOST_ADVICE
+from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.observe.observations import Observations
+from detect.report import Cause, Finding, Owner
+from detect.stats import robust
+from detect.stats.residuals import stage_groups
+from detect.stats.search import Course
+from detect.text import counted, milliseconds, place, ranks_of, times
+from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
+from megascan.arrays import Floats, Integers
+from megascan.errors import listed
+
+LONGER_OR_ONE = (
+    "longer sequences since then, lower clocks of all, or one slow device that the others wait for "
+    "inside their passes: any of them would look like this"
+)
+ONE_OR_ALL = (
+    "all passes got as many tokens before and since, so no data are longer: lower clocks of all, "
+    "or one slow device that the others wait for inside their passes"
+)
+NOTHING_ELSE = (
+    "neither the gaps of one host nor the passes of ranks grew by enough to be why: what took the "
+    "time may not be recorded"
+)
+COMPARE = (
+    "compare the time before with the time since: megascan diff on two traces, or the timeline at "
+    "that iteration",
+    "look into what happened then: logs of scheduler, network and hosts (dmesg, NCCL, switch "
+    "ports), throttle reasons, a change of data or batch size",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Awaited:
+    """A rank for whom all others wait; shares of the median iteration."""
+
+    row: int
+    own_share: float
+    peers_share: float
+    """Of the other rows of its stage."""
+    least_waiting: float
+    most_waiting: float
+    """Of all other rows."""
+    num_hits: int
+    """Iterations in which it waits least by far."""
+    q_value: float
+    saved_ns: Floats
+    """(iteration,)"""
+    log_ratio: Floats
+    """(iteration,): its own time over its peers'."""
+    num_peers: int
+
+
+def awaited(seen: Observations) -> _Awaited | None:
+    """Return the rank for whom all others wait, if there is one."""
+    if seen.waiting_ns is None or len(seen.members) < 2:
+        return None
+    step_ns = float(np.median(seen.iteration_ns))
+    waiting = seen.waiting_ns
+    row = int(np.argmin(np.median(waiting, axis=1)))
+    others = np.arange(len(waiting)) != row
+    peers = others & (seen.members.stage == seen.members.stage[row])
+    gap = waiting[others].min(axis=0) - waiting[row]
+    hits = int((gap > OCCUPANCY.waiting_share * step_ns).sum())
+    if not peers.any() or hits < OCCUPANCY.mostly_share * len(gap):
+        return None
+    own = np.maximum(seen.iteration_ns - waiting, 1.0)
+    levels = np.median(own[peers], axis=1)
+    over = float(np.median(own[row])) - float(np.median(levels))
+    spread = float(np.nan_to_num(robust.spread(levels)))
+    if over < max(OCCUPANCY.least_share * step_ns, OCCUPANCY.spread_times * spread):
+        return None
+    typical = np.median(waiting[others], axis=1) / step_ns
+    chance = float(special.bdtrc(hits - 1, len(gap), 1.0 / len(waiting)))
+    return _Awaited(
+        row=row,
+        own_share=float(np.median(own[row])) / step_ns,
+        peers_share=float(np.median(levels)) / step_ns,
+        least_waiting=float(typical.min()),
+        most_waiting=float(typical.max()),
+        num_hits=hits,
+        q_value=min(1.0, chance * len(waiting)),
+        saved_ns=np.maximum(gap, 0.0),
+        log_ratio=np.log(own[row] / robust.median(own[peers], axis=0)),
+        num_peers=int(peers.sum()),
+    )
+
+
+def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
+    members, row = seen.members, found.row
+    effect = float(robust.median(found.log_ratio))
+    error = float(np.std(found.log_ratio) / np.sqrt(len(found.log_ratio)))
+    low, high = (effect + sign * SEARCH.interval_sigmas * error for sign in (-1, 1))
+    peers = counted(found.num_peers, "peer")
+    return build_finding(
+        seen,
+        Claim(
+            ranks=members.workers[row],
+            rows=(row,),
+            cause=Cause.UNKNOWN,
+            owner=Owner.UNDECIDED,
+            slowdown=float(np.exp(effect)),
+            interval=(float(np.exp(low)), float(np.exp(high))),
+            course=None,
+            q_value=found.q_value,
+            num_peers=found.num_peers,
+            saved_ns=found.saved_ns,
+            subject=f"{ranks_of(members, row)} ({place(members, row)})",
+            predicate=f"is busy for {found.own_share:.0%} of an iteration, its {peers} for "
+            f"{found.peers_share:.0%}, and all others wait for it, undecided why",
+            evidence=(
+                f"the other ranks wait {found.least_waiting:.0%} to {found.most_waiting:.0%} of an "
+                f"iteration; in {found.num_hits} of {len(found.log_ratio)} iterations each of them "
+                "waits longer than this one",
+                *_parts(seen, row),
+            ),
+            advice=(
+                "trace more iterations in a row (--continuous-trace-iterations 10) at granularity "
+                "full: whether its operations are slower, or more time lies between them, decides",
+                "or trace again with its host and a peer's exchanged: a fault of the hardware "
+                "moves with it, longer data or more work stay",
+            ),
+            is_replayed=False,
+        ),
+    )
+
+
+def _parts(seen: Observations, row: int) -> tuple[str, ...]:
+    """Say what of the rank's own time is computing, and what its peers compute."""
+    if not seen.busy_ns.any():
+        return ()
+    rows = next(rows for rows in stage_groups(seen.members) if row in rows)
+    computing = np.median(seen.busy_ns, axis=1)
+    peers = milliseconds(float(np.median(computing[rows[rows != row]])))
+    return (
+        f"it computes {milliseconds(float(computing[row]))} an iteration and its peers {peers}, "
+        f"in iterations of {milliseconds(float(np.median(seen.iteration_ns)))}",
+    )
+
+
+def _search_awaited(inquiry: Inquiry) -> Answer:
+    """Leave out whoever was named already, being why the others wait, and what is small."""
+    found = awaited(inquiry.seen)
+    if found is None or inquiry.named[found.row] or inquiry.slow[found.row]:
+        return Answer()
+    if robust.median(found.log_ratio) < np.log(inquiry.settings.min_slowdown):
+        return Answer()
+    return Answer(findings=(_awaited_finding(inquiry.seen, found),))
+
+
+AWAITED = CauseSpec(cause=Cause.UNKNOWN, search=_search_awaited)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepChange:
+    """Since when the step is longer, and by how much."""
+
+    course: Course
+    """Its effect is the rise of the log step."""
+    p_value: float
+    rise_ns: float
+    """Median step since then less that before."""
+
+    @property
+    def num_before(self) -> int:
+        """Number of iterations before it."""
+        return self.course.episodes[0][0]
+
+    def rise(self, value: Floats) -> Floats:
+        """Return by how much the median over iterations, the last axis of `value`, rose."""
+        before, since = value[..., : self.num_before], value[..., self.num_before :]
+        return np.asarray(robust.median(since, axis=-1) - robust.median(before, axis=-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Explanation:
+    """What rose at the same place as the step."""
+
+    cause: Cause
+    owner: Owner
+    rows: Integers
+    q_value: float
+    subject: str
+    predicate: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange | None:
+    """Return where the step (iteration,) rises most for good; None where it does not.
+
+    The later part has `settings.min_iterations` at least.
+    """
+    log_ns, length = np.log(np.maximum(iteration_ns, 1.0)), len(iteration_ns)
+    firsts = np.arange(CHANGES.min_before, length - settings.min_iterations + 1)
+    if not len(firsts):
+        return None
+    parts = [(log_ns[:first], log_ns[first:]) for first in firsts]
+    rises = np.array([since.mean() - before.mean() for before, since in parts])
+    within = [before.var() * len(before) + since.var() * len(since) for before, since in parts]
+    sigma = np.maximum(np.sqrt(np.array(within) / (length - 2)), CHANGES.step_noise_log)
+    errors = sigma * np.sqrt(1.0 / firsts + 1.0 / (length - firsts))
+    place = int(np.argmax(rises / errors))
+    rise, error = float(rises[place]), float(errors[place])
+    before, since = parts[place]
+    p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
+    is_apart = np.quantile(since, CHANGES.outer_share) > np.quantile(
+        before, 1.0 - CHANGES.outer_share
+    )
+    if rise < np.log(CHANGES.least_ratio) or p_value > settings.false_discovery_rate:
+        return None
+    if not is_apart:
+        return None
+    first = int(firsts[place])
+    active = np.arange(length) >= first
+    return StepChange(
+        course=Course(active, rise, error, 1.0, ((first, length - 1),)),
+        p_value=p_value,
+        rise_ns=float(np.median(iteration_ns[first:]) - np.median(iteration_ns[:first])),
+    )
+
+
+def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Explanation | None:
+    """Return the host on all of whose ranks the gaps between operations grew, as on none elsewhere.
+
+    Were all ranks alike, its k would be those whose gaps grew most by a chance of 1 in (all over
+    k).
+    """
+    names, host = np.unique(seen.members.hosts, return_inverse=True)
+    if len(names) < 2 or Cause.HOST not in seen.lost_ns:
+        return None
+    lost_ns = np.maximum(seen.lost(Cause.HOST), CHANGES.least_gap_ns)
+    rise = change.rise(np.log(lost_ns))
+    for number, name in enumerate(names.tolist()):
+        own = host == number
+        num_own, num_others = int(own.sum()), int((~own).sum())
+        if min(num_own, num_others) < HOSTS.min_ranks or not np.isfinite(rise).all():
+            continue
+        least = float(rise[own].min())
+        if least < np.log(CHANGES.gap_ratio) or rise[~own].max() > CHANGES.elsewhere_share * least:
+            continue
+        ratio = float(np.exp(np.median(rise[own])))
+        chance = len(names) / float(special.comb(num_own + num_others, num_own))
+        q_value = min(1.0, max(change.p_value, chance))
+        ranks = seen.members.ranks_of(np.flatnonzero(own))
+        return _Explanation(
+            cause=Cause.HOST,
+            owner=Owner.NODE if q_value <= rate else Owner.UNDECIDED,
+            rows=np.flatnonzero(own),
+            q_value=q_value,
+            subject=f"host {name} (ranks {listed(ranks)})",
+            predicate="holds back its ranks, for which all wait",
+            evidence=(
+                f"the gaps between operations are {times(ratio)} as long since then on the median "
+                f"of its {counted(num_own, 'rank')}, and "
+                f"{times(float(np.exp(least)))} at least; on the "
+                f"{num_others} others {times(float(np.exp(rise[~own].max())))} at most",
+            ),
+            advice=HOST_ADVICE,
+        )
+    return None
+
+
+def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | None:
+    """Return the ranks whose passes are longer since then by half of the step's rise or more."""
+    rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
+    rows = np.flatnonzero(rise >= CHANGES.explains_share * change.course.effect)
+    if len(rows) < HOSTS.min_ranks:
+        return None
+    members = seen.members
+    ratio = float(np.exp(np.median(rise[rows])))
+    return _Explanation(
+        cause=Cause.COMPUTE,
+        owner=Owner.UNDECIDED,
+        rows=rows,
+        q_value=min(1.0, change.p_value),
+        subject=f"{counted(len(rows), 'rank')} of {len(members)}",
+        predicate=f"compute {times(ratio)} slower than before",
+        evidence=(ONE_OR_ALL if seen.rules_data_out else LONGER_OR_ONE,),
+        advice=COMPARE,
+    )
+
+
+def _explanations(inquiry: Inquiry, change: StepChange) -> Iterator[_Explanation]:
+    """Yield what rose with the step, the host first: whoever waits for it has longer passes."""
+    seen = inquiry.seen
+    found = (
+        _host_that_lags(seen, change, inquiry.settings.false_discovery_rate),
+        _longer_passes(seen, change),
+    )
+    yield from (one for one in found if one is not None)
+    yield _Explanation(
+        cause=Cause.UNKNOWN,
+        owner=Owner.UNDECIDED,
+        rows=np.zeros(0, dtype=np.int64),
+        q_value=min(1.0, change.p_value),
+        subject="the step",
+        predicate=f"takes {times(float(np.exp(change.course.effect)))} as long as before, and "
+        "nobody stands out",
+        evidence=(NOTHING_ELSE,),
+        advice=COMPARE,
+    )
+
+
+def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -> Finding:
+    course, effect = change.course, change.course.effect
+    reach = SEARCH.interval_sigmas * course.standard_error
+    before, since = (
+        float(np.median(seen.iteration_ns[part])) for part in (~course.active, course.active)
+    )
+    return build_finding(
+        seen,
+        Claim(
+            ranks=seen.members.ranks_of(one.rows),
+            rows=tuple(one.rows.tolist()),
+            cause=one.cause,
+            owner=one.owner,
+            slowdown=float(np.exp(effect)),
+            interval=(float(np.exp(effect - reach)), float(np.exp(effect + reach))),
+            course=course,
+            q_value=one.q_value,
+            num_peers=len(seen.members) - len(one.rows),
+            saved_ns=np.where(course.active, np.maximum(seen.iteration_ns - before, 0.0), 0.0),
+            subject=one.subject,
+            predicate=one.predicate,
+            evidence=(
+                f"the step took {milliseconds(before)} before and takes {milliseconds(since)} "
+                "since then, on the median",
+                *one.evidence,
+            ),
+            advice=one.advice,
+            is_replayed=False,
+        ),
+    )
+
+
+def _search_changes(inquiry: Inquiry) -> Answer:
+    """Speak only where nobody was named; on CPUs, processes take time from each other by chance."""
+    seen = inquiry.seen
+    if inquiry.named.any() or seen.members.device_kind == "cpu":
+        return Answer()
+    change = step_change(seen.iteration_ns, inquiry.settings)
+    if change is None:
+        return Answer()
+    first = next(_explanations(inquiry, change))
+    return Answer(findings=(_change_finding(seen, change, first),))
+
+
+STEP_CHANGE = CauseSpec(cause=Cause.UNKNOWN, search=_search_changes)

@@ -1,0 +1,132 @@
+"""Steps that become longer inside the trace while no rank stands out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.unexplained import LONGER_OR_ONE, NOTHING_ELSE, ONE_OR_ALL, step_change
+from detect.detector import judge
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+SETTINGS = DetectorSettings()
+HOSTS_OF_FOUR = Layout(dp=8)
+
+
+def longer_from(seen, place, factor):
+    """The same observations, whose steps take `factor` times as long from a place in the window on
+    and whose passes do not show it.
+    """
+    since = np.arange(len(seen.iterations)) >= place
+    return replace(seen, iteration_ns=np.where(since, factor, 1.0) * seen.iteration_ns)
+
+
+def gaps_from(seen, place, factors):
+    """The same, with 0.1 ms of gaps on each row, so many times as long from that place on."""
+    since = np.arange(len(seen.iterations)) >= place
+    gaps_ns = np.where(since, np.asarray(factors)[:, None], 1.0) * 1e5
+    noise = np.exp(0.1 * np.random.default_rng(0).standard_normal(gaps_ns.shape))
+    return replace(seen, lost_ns={**seen.lost_ns, Cause.HOST: gaps_ns * noise})
+
+
+def told(report):
+    """Cause, owner and ranks of each finding."""
+    return [(one.cause, one.owner, one.ranks) for one in report.findings]
+
+
+def test_a_host_whose_gaps_grow_with_the_step_is_named(job):
+    """Its ranks' passes are as long as those of the others, who wait for them inside theirs."""
+    seen = observe(job(layout=Layout(dp=16), hosts=8).timeline())
+    slow = gaps_from(longer_from(seen, 12, 2.0), 12, [4.0] * 8 + [1.0] * 8)
+    report = judge(slow, SETTINGS)
+    assert told(report) == [(Cause.HOST, Owner.NODE, tuple(range(8)))]
+    (finding,) = report.findings
+    assert finding.first_iteration == seen.iterations[12] and finding.onset_in_trace
+    assert finding.slowdown == pytest.approx(2.0, rel=0.05)
+    assert finding.step_time_cost_ratio == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [[4.0] * 3 + [1.0] * 5, [4.0] * 8, [1.3] * 4 + [1.0] * 4, [4.0] * 5 + [1.0] * 3],
+    ids=["three of four", "both hosts", "a little", "one elsewhere, too"],
+)
+def test_gaps_that_are_not_one_hosts_name_nobody(job, factors):
+    seen = observe(job(layout=HOSTS_OF_FOUR, hosts=4).timeline())
+    report = judge(gaps_from(longer_from(seen, 12, 2.0), 12, factors), SETTINGS)
+    assert told(report) == [(Cause.UNKNOWN, Owner.UNDECIDED, ())]
+
+
+def test_four_ranks_against_four_may_be_chance(job):
+    seen = observe(job(layout=HOSTS_OF_FOUR, hosts=4).timeline())
+    slow = gaps_from(longer_from(seen, 12, 2.0), 12, [4.0] * 4 + [1.0] * 4)
+    assert told(judge(slow, SETTINGS)) == [(Cause.HOST, Owner.UNDECIDED, (0, 1, 2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [(None, LONGER_OR_ONE), (lambda rank: (4096, 4096), ONE_OR_ALL)]
+)
+def test_passes_of_all_that_become_longer_are_undecided(job, tokens, words):
+    def later(slot):
+        return 1.2 if slot.iteration >= 15 else 1.0
+
+    report = job(layout=Layout(tp=2, dp=2), work=later, tokens=tokens).report()
+    assert told(report) == [(Cause.COMPUTE, Owner.UNDECIDED, (0, 1, 2, 3))]
+    assert report.findings[0].first_iteration == 15
+    assert words in report.findings[0].evidence
+
+
+def test_a_step_that_nothing_explains_is_not_healthy(job):
+    seen = observe(job(layout=HOSTS_OF_FOUR).timeline())
+    report = judge(longer_from(seen, 12, 1.5), SETTINGS)
+    assert told(report) == [(Cause.UNKNOWN, Owner.UNDECIDED, ())]
+    assert report.verdict == Verdict.UNDECIDED and NOTHING_ELSE in report.findings[0].evidence
+
+
+def test_whoever_is_named_explains_the_step(job, slow):
+    """The other ranks wait for rank 3 from iteration 15 on: one finding, not two."""
+    report = job(layout=Layout(dp=4), work=slow(3, 1.5, first=15)).report()
+    assert told(report) == [(Cause.COMPUTE, Owner.NODE, (3,))]
+
+
+def test_processes_on_cpus_take_time_from_each_other(job):
+    seen = observe(job(layout=HOSTS_OF_FOUR, device="cpu").timeline())
+    assert judge(longer_from(seen, 12, 1.5), SETTINGS).findings == ()
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        [1.0] * 20,
+        [1.0] * 10 + [1.03] * 10,
+        [1.5] * 10 + [1.0] * 10,
+        [1.0] * 9 + [3.0] + [1.0] * 10,
+        [1.0] * 18 + [1.5] * 2,
+        [1.0, 1.4] * 10,
+        [1.0, 1.0, 1.0, 1.5] * 5,
+    ],
+    ids=["even", "a little", "quicker", "one spike", "too late", "to and fro", "checkpoints"],
+)
+def test_steps_that_do_not_rise_for_good(factors):
+    noise = np.exp(0.005 * np.random.default_rng(1).standard_normal(20))
+    assert step_change(np.array(factors) * noise * 1e8, SETTINGS) is None
+
+
+@pytest.mark.parametrize("num_before", [1, 3, 10])
+def test_a_rise_is_found_where_it_is(num_before):
+    factors = np.array([1.0] * num_before + [1.2] * 8)
+    noise = np.exp(0.005 * np.random.default_rng(2).standard_normal(len(factors)))
+    change = step_change(factors * noise * 1e8, SETTINGS)
+    assert change is not None and change.num_before == num_before
+    assert change.course.effect == pytest.approx(np.log(1.2), abs=0.01)
+
+
+def test_healthy_steps_seldom_rise_by_chance():
+    """Noise of 5 % an iteration: 1 % of windows at most, by the false-discovery rate."""
+    random = np.random.default_rng(3)
+    steps = 1e8 * np.exp(0.05 * random.standard_normal((2000, 20)))
+    assert sum(step_change(one, SETTINGS) is not None for one in steps) <= 20
