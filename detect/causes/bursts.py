@@ -394,12 +394,13 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
 
 
 def _others_pause(seen: Observations, burst: Burst) -> bool:
-    """Return whether others of the row's place, who load as it does, but on other hosts, wait about
-    as long now and then: ranks that load nothing do not show how usual that is.
+    """Return whether others who load as it does, but on other hosts, wait about as long now and
+    then: ranks that load nothing do not show how usual that is.
     """
-    places, loading = _places(seen), np.nan_to_num(seen.lost(Cause.LOADER))
+    loading, tp_rank = np.nan_to_num(seen.lost(Cause.LOADER)), seen.members.place["tp"]
     hosts = np.array(seen.members.hosts)
-    others = burst.others & (places == places[burst.row]) & (hosts != hosts[burst.row])
+    others = burst.others & (tp_rank == tp_rank[burst.row]) & (hosts != hosts[burst.row])
+    others &= np.isfinite(seen.lost(Cause.LOADER)).any(axis=1)
     own = float(np.median(loading[burst.row][burst.hits]))
     waits = loading[others] >= own / LOSSES.loader_ratio
     return bool(others.any() and waits.mean() >= BURSTS.shared_storage_share)

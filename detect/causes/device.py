@@ -101,7 +101,7 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     """
     effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
-    shows = optimizer_shows(optimizer, passes, row, sigmas=_needed_sigmas(seen, passes, row))
+    shows = optimizer_shows(optimizer, passes, row)
     shows &= not _waits(seen, optimizer, passes, row)
     shows &= not _is_replicas(seen, optimizer, passes, row)
     if shows or is_isolated(seen.members, passes, row):
@@ -127,32 +127,14 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     return f"{words}: longer data may be the reason as well as the device"
 
 
-def optimizer_shows(
-    optimizer: Floats, passes: Slowness, row: int, sigmas: float | None = None
-) -> bool:
-    """Return whether the optimizer of `row` is slower, too, as that of a slow device is, by so many
-    `sigmas` of sound ones, or what is needed whoever else is slow.
-    """
+def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
+    """Return whether the optimizer of `row` is slower, too, as that of a slow device is."""
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
         return False
     error = _optimizer_error(optimizer, passes.slow, row)
     least = DEVICE.optimizer_share * float(passes.effects[row])
-    return level >= max(least, (sigmas or DEVICE.sure_sigmas) * error)
-
-
-def _needed_sigmas(seen: Observations, passes: Slowness, row: int) -> float:
-    """Return by how many sigma a row's optimizer must stand out: less where nobody else is slow who
-    shares its data or exchanges with it inside passes, so that one optimizer is asked and not the
-    slowest of several, and where there are sound ones enough to tell the sigma.
-    """
-    members = seen.members
-    near = np.isin(members.ranks, members.layout.group(int(members.ranks[row]), "ep"))
-    near[mates_of(members, row)] = True
-    near[row] = False
-    is_alone = not (near & passes.slow).any()
-    knows = int((~passes.slow).sum()) >= DEVICE.min_sound
-    return DEVICE.alone_sigmas if is_alone and knows else DEVICE.sure_sigmas
+    return level >= max(least, DEVICE.sure_sigmas * error)
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:

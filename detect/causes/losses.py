@@ -222,6 +222,8 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     def doubt(suspect: Suspect) -> str:
         if suspect.row in at_place:
             return OF_PLACE
+        if len(seen.members) == 2 and len(seen.iterations) < inquiry.settings.min_iterations:
+            return FEW_OF_TWO
         return OF_ITS_STAGE if alone and not launches_slowly(seen, suspect.row) else ""
 
     def owner(suspect: Suspect) -> Owner:
@@ -288,6 +290,10 @@ OF_PLACE = (
 )
 
 
+FEW_OF_TWO = (
+    "two ranks in so few iterations: hosts of a job that can hardly keep up differ by as much, now "
+    "the one and now the other"
+)
 OF_ITS_STAGE = (
     "it is compared with other stages, whose devices have gaps of their own: how quickly its host "
     "launches (a trace with launch times), or a second replica, decides"
