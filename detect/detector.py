@@ -31,6 +31,7 @@ from detect.causes.unexplained import AWAITED
 from detect.observe.extract import observe
 from detect.observe.observations import (
     Observations,
+    cut,
     num_judgeable,
     one_row_a_worker,
     steady,
@@ -43,6 +44,10 @@ from megascan.arrays import Flags, Floats
 from megascan.probes import Probes
 from megascan.timeline import ShardedTimeline, Timeline
 
+ONE_ITERATION = (
+    "that is one iteration only, the last of so few that nothing else can be judged by them: trace "
+    "more of them in a row"
+)
 RANK_CAUSES = (Cause.COMPUTE, Cause.HOST, Cause.UNKNOWN)
 """Causes that make a rank's own passes longer than those of its peers."""
 
@@ -147,10 +152,9 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             f"{', the others are the run warming up' * is_warming}: a verdict needs "
             f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
-        inquiry = _inquiry(seen, settings)
-        wrong = CORRUPTION.search(inquiry)
-        # a slow clock or a starved device may name a node here; all else is undecided
-        found = COMPUTE.search(inquiry).findings if is_warming else ()
+        wrong = CORRUPTION.search(_inquiry(seen, settings))
+        found = _slow_at_first(seen, settings) if is_warming else ()
+        found = found or _slow_in_the_last(seen, settings)
         return _report(
             seen, settings, window=seen, findings=(*wrong.findings, *found),
             notes=(note, *wrong.notes),
@@ -186,6 +190,31 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         hides=tuple(answer.hides for _, answer in answers if answer.hides),
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
+    )
+
+
+def _slow_at_first(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
+    """Return who computes slowly in all of the run's first iterations: a slow clock or a starved
+    device may name a node, all else is undecided.
+    """
+    return COMPUTE.search(_inquiry(seen, settings)).findings
+
+
+def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
+    """Return who computes far slower in the last iteration alone, undecided: it has many passes,
+    and is the one that is least of a warm-up. On CPUs processes take each other's time by as much.
+
+    Example: of iterations 1 and 2, in which ranks compile and allocate for 35 to 48 ms a pass at
+    first, the second one shows rank 5 at 34.4 ms and the seven others at 26.9 to 27.5.
+    """
+    if not len(seen.iterations) or seen.members.device_kind == "cpu":
+        return ()
+    last = cut(seen, "iteration", np.arange(len(seen.iterations)) == len(seen.iterations) - 1)
+    found = COMPUTE.search(_inquiry(last, settings)).findings
+    return tuple(
+        replace(one, owner=Owner.UNDECIDED, evidence=(*one.evidence, ONE_ITERATION))
+        for one in found
+        if one.cause is Cause.COMPUTE and one.slowdown >= WINDOW.one_iteration_ratio
     )
 
 

@@ -122,6 +122,10 @@ class _Window:
     cpu_time_share: float = limit(
         0.9, "share", Origin.CONVENTION, "of passes with CPU time, from which on CPU time is used"
     )
+    one_iteration_ratio: float = limit(
+        1.1, "ratio", Origin.CONVENTION,
+        "by which a rank computes slower in a single iteration before it is worth a word",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,6 +180,8 @@ class When:
     @property
     def words(self) -> str:
         """Return the ending of a headline: "since iteration 45"."""
+        if self.first == self.last:
+            return f"in iteration {self.first}"
         if len(self.episodes) > 1:
             return f"on and off between iterations {self.first} and {self.last}"
         if self.begins and self.ends:

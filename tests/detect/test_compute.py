@@ -7,7 +7,7 @@ import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.searches import search_compute
-from detect.detector import _inquiry
+from detect.detector import ONE_ITERATION, _inquiry
 from detect.observe.extract import observe
 from detect.thresholds import POWER
 from megascan.topology import Layout
@@ -182,3 +182,28 @@ def test_eight_slow_ranks_are_found_in_a_short_window(job, together, slow):
     short = job(layout=Layout(tp=8, dp=4), iterations=3, microbatches=2, noise=0.01, work=hot)
     found = search_compute(_inquiry(observe(short.timeline()), DetectorSettings()))
     assert np.flatnonzero(found.slow_rows).tolist() == list(range(8, 16))
+
+
+@pytest.mark.parametrize(
+    ("factor", "device", "is_told"),
+    [(1.3, "cuda", True), (1.05, "cuda", False), (1.0, "cuda", False), (1.3, "cpu", False)],
+)
+def test_one_iteration_tells_who_is_far_slower(job, slow, factor, device, is_told):
+    report = job(
+        layout=Layout(dp=8), work=slow(5, factor), iterations=1, device=device
+    ).report()  # fmt: skip
+    found = [(one.ranks, one.cause, one.owner) for one in report.findings]
+    assert found == ([((5,), Cause.COMPUTE, Owner.UNDECIDED)] if is_told else [])
+    assert report.verdict == Verdict.UNDECIDED
+
+
+def test_who_is_slow_in_one_iteration_is_told_which(job):
+    """Iteration 1 takes each rank another time to compile."""
+
+    def work(slot):
+        compiles = 2.0 + slot.rank if slot.iteration == 1 else 1.0
+        return compiles * (1.3 if slot.rank == 5 else 1.0)
+
+    made = job(layout=Layout(dp=8), work=work, iterations=2, first_iteration=1)
+    (finding,) = made.report().findings
+    assert "in iteration 2;" in finding.headline and ONE_ITERATION in finding.evidence
