@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import _bursts_among, bursts
-from detect.causes.paused_hosts import in_turn
+from detect.causes.bursts import _bursts_among, _others_pause, bursts
+from detect.causes.paused_hosts import _pausing, in_turn
+from detect.causes.searches import Burst
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.thresholds import BURSTS
@@ -367,3 +368,37 @@ def test_rows_of_a_place_are_judged_as_if_all_others_were_known():
     assert (mine.q_value, mine.other_hits) == (alone.q_value, alone.other_hits)
     np.testing.assert_array_equal(mine.others, alone.others)
     np.testing.assert_array_equal(mine.excess, alone.excess)
+
+
+@pytest.mark.parametrize(
+    ("share", "elsewhere", "is_sure"),
+    [(0.3, 0, True), (0.05, 0, False), (0.3, 2, False)],
+    ids=["much is lost", "little is lost", "others pause, too"],
+)
+def test_pauses_of_a_hosts_ranks_are_counted_where_they_cost_much(share, elsewhere, is_sure):
+    """9 pauses of 7 ranks in 4 of 6 iterations: as iterations of a host they may be chance."""
+    over = np.zeros((16, 6))
+    over[[0, 1, 2, 3, 4, 5, 6, 1, 4], [0, 0, 1, 1, 2, 2, 3, 2, 3]] = share
+    over[[9, 11][:elsewhere], 5] = share
+    paused = _pausing(over, ["a", "b"], np.arange(16) // 8, rate=0.01)
+    assert paused is not None and paused.name == "a" and paused.burst.is_sure == is_sure
+
+
+@pytest.mark.parametrize(
+    ("others_wait", "is_shared"),
+    [((4, 5, 6, 7), True), ((1, 2, 3), False), ((4,), False)],
+    ids=["on another host", "on the same host", "rarely"],
+)
+def test_loaders_of_other_hosts_that_wait_as_long_share_the_storage(job, others_wait, is_shared):
+    """Four hosts of four ranks; those of the first two stages load."""
+    seen = observe(job(layout=Layout(dp=4, pp=4), hosts=4, iterations=10).timeline())
+    loading = np.full((16, 10), np.nan)
+    loading[:8], hits = 1e6, np.arange(10) % 3 == 0
+    loading[0, hits] = 60e6
+    loading[list(others_wait), 4] = 40e6
+    seen = replace(seen, lost_ns={**seen.lost_ns, Cause.LOADER: loading})
+    burst = Burst(
+        row=0, hits=hits, excess=np.where(hits, 0.1, 0.0), q_value=1e-4,
+        others=np.arange(16) != 0, other_hits=0,
+    )  # fmt: skip
+    assert _others_pause(seen, burst) == is_shared

@@ -60,6 +60,33 @@ def test_a_mate_slow_in_one_pass_only_waits_for_the_slower_one(job, slow, togeth
     assert found == {(3,): (Cause.COMPUTE, Owner.NODE)}
 
 
+@pytest.mark.parametrize(
+    ("factor", "named"), [(1.2, {(3,)}), (1.1, {(2,), (3,)})], ids=["as slow", "less slow"]
+)
+def test_a_mate_as_slow_with_a_quicker_optimizer_waits(job, slow, together, factor, named):
+    """Of TP mates whose passes are slow alike one waits for the other, in what is not recorded."""
+
+    def waits(slot):
+        of_mate = 1.04 if slot.name == "optimizer" else factor
+        return of_mate if slot.rank == 2 else 1.0
+
+    found = owners(job(layout=Layout(tp=2, dp=4), work=together(slow(3, 1.2), waits)).report())
+    assert {ranks for ranks, (_, owner) in found.items() if owner == Owner.NODE} == named
+
+
+@pytest.mark.parametrize(("quicker", "named"), [(0.985, set()), (1.0, {(3,)})])
+def test_another_slow_ranks_optimizer_shows_how_far_they_may_be_off(job, quicker, named):
+    """Both ranks of a TP group have longer data; no fault makes rank 2's optimizer quicker."""
+
+    def longer(slot):
+        if slot.name == "optimizer":
+            return {2: quicker, 3: 1.015}.get(slot.rank, 1.0)
+        return 1.07 if slot.rank in (2, 3) else 1.0
+
+    report = job(layout=Layout(tp=2, dp=2), work=longer, noise=0.002).report()
+    assert {one.ranks for one in report.findings if one.owner == Owner.NODE} == named
+
+
 def test_who_waits_for_a_hidden_exchange_of_tokens_is_not_named(job):
     """All ranks of an EP group wait for rank 1 inside their passes; rank 2's optimizer is a bit
     slower than others', but nothing like rank 1's.

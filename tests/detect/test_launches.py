@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
+from detect.causes.hosts import WANDERS
 from detect.detector import judge
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -48,6 +49,34 @@ def test_slow_launching_decides_that_lost_time_is_the_hosts(stages):
 
 def test_equal_launching_leaves_it_open(stages):
     assert owners(paced(stages, (), 1.0)) == [(Cause.HOST, Owner.UNDECIDED, (4, 5, 6, 7))]
+
+
+def scaled(seen, ranks, shares):
+    """The same observations, whose slow launching has such shares of itself, by iteration."""
+    slow = np.isin(seen.members.ranks, list(ranks))[:, None]
+    lead = np.log(1.8) * np.resize(shares, len(seen.iterations))
+    return replace(seen, launch_pace=paced(seen, (), 1.0).launch_pace + np.where(slow, lead, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("shares", "owner"),
+    [
+        ([1.0, 0.8, 1.2, 1.1, 0.9], Owner.NODE),
+        ([0.0] * 5 + [1.0] * 15, Owner.NODE),  # since the sixth iteration
+        ([1.7, 0.3, 0.2, 1.4, 1.8, 0.9, 0.1, 1.6], Owner.UNDECIDED),
+        ([1.0] * 15 + [0.0] * 5, Owner.UNDECIDED),  # it has ended
+    ],
+    ids=["steady", "since", "wanders", "until"],
+)
+def test_launching_that_comes_and_goes_is_the_load_of_others(job, shares, owner):
+    """Gaps of 2.5 % more: so little is the host's for its launching only."""
+    seen = observe(
+        job(layout=Layout(pp=4, dp=4), hosts=4, gap_ms=lost_by(range(4, 8), 16.0)).timeline()
+    )
+    report = judge(scaled(seen, range(4, 8), shares), DetectorSettings())
+    (finding,) = report.findings
+    assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, owner, (4, 5, 6, 7))
+    assert (WANDERS in finding.evidence) == (owner == Owner.UNDECIDED)
 
 
 def test_slow_launching_of_one_rank_is_not_the_hosts(stages):

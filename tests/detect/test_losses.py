@@ -166,6 +166,13 @@ def test_a_host_or_a_network_that_costs_next_to_nothing_has_no_name(job):
         assert undecided_if_no_gain(other) is other
 
 
+@pytest.mark.parametrize(("iterations", "owner"), [(3, Owner.UNDECIDED), (8, Owner.NODE)])
+def test_gaps_of_one_of_two_in_few_iterations_name_no_host(job, iterations, owner):
+    two = job(layout=Layout(dp=2), iterations=iterations)
+    (finding,) = two.but(gap_ms=lambda slot: 30.0 if slot.rank == 1 else 1.0).report().findings
+    assert (finding.cause, finding.ranks, finding.owner) == (Cause.HOST, (1,), owner)
+
+
 def test_a_stage_alone_may_have_gaps_of_its_own(job):
     """Undecided, unless its host launches slowly."""
     seen = observe(

@@ -109,7 +109,10 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     small = replace(found, slowdown=1.07, cost_is_replayed=True, step_time_cost_ratio=1.002)
     assert small.owner is Owner.NODE
     assert undecided_if_small_and_free(seen, small).owner is Owner.UNDECIDED
-    assert undecided_if_small_and_free(observe(made.timeline()), small).owner is Owner.NODE
+    longer = observe(made.timeline())
+    assert undecided_if_small_and_free(longer, small).owner is Owner.NODE
+    pair = replace(small, num_peers=1)  # who is the usual one of the two?
+    assert undecided_if_small_and_free(longer, pair).owner is Owner.UNDECIDED
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
     assert undecided_if_small_and_free(silent, small).owner is Owner.NODE
     for changes in (
