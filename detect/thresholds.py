@@ -601,6 +601,13 @@ class _Changes:
     explains_share: float = limit(
         0.5, "share of the rise", Origin.CONVENTION, "of the step by which what explains it grew"
     )
+    long_ratio: float = limit(
+        1.2, "ratio", Origin.CONVENTION, "to the usual step of an iteration that a note calls long"
+    )
+    lost_share: float = limit(
+        0.05, "share of all time", Origin.CONVENTION,
+        "lost in such iterations before the note is made",
+    )  # fmt: skip
     gap_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK,
         "by which the gaps between operations grow on each rank of a host that holds them back",

@@ -130,3 +130,19 @@ def test_healthy_steps_seldom_rise_by_chance():
     random = np.random.default_rng(3)
     steps = 1e8 * np.exp(0.05 * random.standard_normal((2000, 20)))
     assert sum(step_change(one, SETTINGS) is not None for one in steps) <= 20
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_said"), [(1.0, False), (1.3, False), (2.0, True)], ids=["even", "a bit", "twice"]
+)
+def test_iterations_that_take_far_longer_are_a_note_and_no_finding(job, factor, is_said):
+    """3 of 20: checkpoints take as long, and so does a rank for whom the others wait unseen."""
+    seen = observe(job(layout=HOSTS_OF_FOUR).timeline())
+    is_long = np.isin(np.arange(20), (4, 9, 15))
+    spiky = replace(seen, iteration_ns=np.where(is_long, factor, 1.0) * seen.iteration_ns)
+    report = judge(spiky, SETTINGS)
+    assert report.verdict == Verdict.HEALTHY
+    said = [note for note in report.notes if "usual step" in note]
+    assert len(said) == is_said
+    if is_said:
+        assert said[0].startswith("3 of 20 iterations take up to 2.0") and "13%" in said[0]
