@@ -41,7 +41,6 @@ are as long as those of the others, who wait for them in the all-gathers of FSDP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +70,6 @@ NOTHING_ELSE = (
     "neither the gaps of one host nor the passes of ranks grew by enough to be why: what took the "
     "time may not be recorded"
 )
-LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
 COMPARE = (
     "compare the time before with the time since: megascan diff on two traces, or the timeline at "
     "that iteration",
@@ -208,8 +206,6 @@ class StepChange:
     course: Course
     """Its effect is the rise of the log step."""
     p_value: float
-    rise_ns: float
-    """Median step since then less that before."""
 
     @property
     def num_before(self) -> int:
@@ -254,20 +250,14 @@ def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange 
     rise, error = float(rises[place]), float(errors[place])
     before, since = parts[place]
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
-    is_apart = np.quantile(since, CHANGES.outer_share) > np.quantile(
-        before, 1.0 - CHANGES.outer_share
-    )
-    if rise < np.log(CHANGES.least_ratio) or p_value > settings.false_discovery_rate:
-        return None
-    if not is_apart:
+    outer = CHANGES.outer_share
+    is_apart = np.quantile(since, outer) > np.quantile(before, 1.0 - outer)
+    is_sure = p_value <= settings.false_discovery_rate
+    if rise < np.log(CHANGES.least_ratio) or not (is_sure and is_apart):
         return None
     first = int(firsts[place])
-    active = np.arange(length) >= first
-    return StepChange(
-        course=Course(active, rise, error, 1.0, ((first, length - 1),)),
-        p_value=p_value,
-        rise_ns=float(np.median(iteration_ns[first:]) - np.median(iteration_ns[:first])),
-    )
+    course = Course(np.arange(length) >= first, rise, error, 1.0, ((first, length - 1),))
+    return StepChange(course=course, p_value=p_value)
 
 
 def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Explanation | None:
@@ -331,15 +321,8 @@ def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | Non
     )
 
 
-def _explanations(inquiry: Inquiry, change: StepChange) -> Iterator[_Explanation]:
-    """Yield what rose with the step, the host first: whoever waits for it has longer passes."""
-    seen = inquiry.seen
-    found = (
-        _host_that_lags(seen, change, inquiry.settings.false_discovery_rate),
-        _longer_passes(seen, change),
-    )
-    yield from (one for one in found if one is not None)
-    yield _Explanation(
+def _nothing_else(change: StepChange) -> _Explanation:
+    return _Explanation(
         cause=Cause.UNKNOWN,
         owner=Owner.UNDECIDED,
         rows=np.zeros(0, dtype=np.int64),
@@ -394,9 +377,11 @@ def _long_iterations(seen: Observations) -> str:
     is_long = iteration_ns > CHANGES.long_ratio * usual
     excess_ns = float((iteration_ns - usual)[is_long].sum())
     lost = excess_ns / max(float(iteration_ns.sum()), 1.0)
-    lost_ns = {cause: np.nan_to_num(seen.lost(cause)) for cause in LOST}
-    known_ns = float(lost_ns[Cause.GC].sum(axis=0)[is_long].sum())  # one rank after the other
-    known_ns += sum(float(one.max(axis=0)[is_long].sum()) for one in lost_ns.values())
+    known_ns = float(np.nan_to_num(seen.lost(Cause.GC))[:, is_long].sum())  # one after the other
+    known_ns += sum(
+        float(np.nan_to_num(seen.lost(cause)).max(axis=0)[is_long].sum())
+        for cause in (Cause.LOADER, Cause.HOST)
+    )
     if lost < CHANGES.lost_share or known_ns >= CHANGES.explains_share * excess_ns:
         return ""
     return (
@@ -416,8 +401,9 @@ def _search_changes(inquiry: Inquiry) -> Answer:
     if change is None:
         note = _long_iterations(seen)
         return Answer(notes=(note,) if note else ())
-    first = next(_explanations(inquiry, change))
-    return Answer(findings=(_change_finding(seen, change, first),))
+    rate = inquiry.settings.false_discovery_rate  # the host first: who waits has longer passes
+    why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
+    return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
 
 
 STEP_CHANGE = CauseSpec(cause=Cause.UNKNOWN, search=_search_changes)
