@@ -328,8 +328,8 @@ def _nothing_else(change: StepChange) -> _Explanation:
         rows=np.zeros(0, dtype=np.int64),
         q_value=min(1.0, change.p_value),
         subject="the step",
-        predicate=f"takes {times(float(np.exp(change.course.effect)))} as long as before, and "
-        "nobody stands out",
+        predicate=f"takes {times(float(np.exp(change.course.effect)))} as long as before, while "
+        "nobody stands out,",
         evidence=(NOTHING_ELSE,),
         advice=COMPARE,
     )
