@@ -588,9 +588,6 @@ class _Changes:
     least_ratio: float = limit(
         1.05, "ratio", Origin.CONVENTION, "of the step since then to that before, at least"
     )
-    min_before: int = limit(
-        1, "iterations", Origin.MATHEMATICS, "before a change: the noise is that of those since"
-    )
     step_noise_log: float = limit(
         0.005, "log", Origin.PHYSICS, "by which steps of a sound job vary at least"
     )
@@ -862,6 +859,9 @@ class _Links:
         0.1, "share", Origin.CONVENTION,
         "operations with less of an axis's transfer time say little about its links",
     )  # fmt: skip
+    min_before: int = limit(
+        1, "iterations", Origin.MATHEMATICS, "before a change: the noise is that of those since"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ from detect.stats import robust
 from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CHANGES, CONSEQUENCES, LINKS, NETWORKS, SEARCH
+from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -642,7 +642,7 @@ def _change(transfers: Transfers, units: Integers) -> _Change | None:
         log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
     level = robust.median(log_ns, axis=0)
     num = len(level)
-    splits = range(CHANGES.min_before, num - SEARCH.min_own_iterations + 1)
+    splits = range(LINKS.min_before, num - SEARCH.min_own_iterations + 1)
     if num < 2 * SEARCH.min_own_iterations or not np.isfinite(level).all():
         return None
     first = min(splits, key=lambda one: level[:one].var() * one + level[one:].var() * (num - one))

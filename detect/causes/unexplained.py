@@ -22,7 +22,7 @@ compared with its own earlier iterations. Log step times are split where they ri
 two samples, charged with the number of splits:
 
     before                  since                rise = mean(since) - mean(before)
-    104 105 106 104   |   261 258 269 270        three quarters of one lie below those of the other
+    104 105 106 104   |   261 258 269 270        most of one lie half of it below the other's
 
 Every kind of time is asked whether it rose there as well, by enough to explain it:
 
@@ -235,10 +235,11 @@ class _Explanation:
 def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange | None:
     """Return where the step (iteration,) rises most for good; None where it does not.
 
-    The later part has `settings.min_iterations` at least.
+    The later part has `settings.min_iterations` at least, the earlier one two: the first iteration
+    of a profile starts with empty queues, and is quicker than the rest.
     """
     log_ns, length = np.log(np.maximum(iteration_ns, 1.0)), len(iteration_ns)
-    firsts = np.arange(CHANGES.min_before, length - settings.min_iterations + 1)
+    firsts = np.arange(SEARCH.min_own_iterations, length - settings.min_iterations + 1)
     if not len(firsts):
         return None
     parts = [(log_ns[:first], log_ns[first:]) for first in firsts]
@@ -251,7 +252,8 @@ def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange 
     before, since = parts[place]
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     outer = CHANGES.outer_share
-    is_apart = np.quantile(since, outer) > np.quantile(before, 1.0 - outer)
+    highest = np.quantile(before, 1.0 - outer, method="higher")
+    is_apart = np.quantile(since, outer) - highest >= rise / 2
     is_sure = p_value <= settings.false_discovery_rate
     if rise < np.log(CHANGES.least_ratio) or not (is_sure and is_apart):
         return None

@@ -108,15 +108,25 @@ def test_processes_on_cpus_take_time_from_each_other(job):
         [1.0] * 18 + [1.5] * 2,
         [1.0, 1.4] * 10,
         [1.0, 1.0, 1.0, 1.5] * 5,
+        [1.0] + [1.4] * 19,
     ],
-    ids=["even", "a little", "quicker", "one spike", "too late", "to and fro", "checkpoints"],
+    ids=[
+        "even",
+        "a little",
+        "quicker",
+        "one spike",
+        "too late",
+        "to and fro",
+        "checkpoints",
+        "the first",
+    ],
 )
 def test_steps_that_do_not_rise_for_good(factors):
     noise = np.exp(0.005 * np.random.default_rng(1).standard_normal(20))
     assert step_change(np.array(factors) * noise * 1e8, SETTINGS) is None
 
 
-@pytest.mark.parametrize("num_before", [1, 3, 10])
+@pytest.mark.parametrize("num_before", [2, 3, 10])
 def test_a_rise_is_found_where_it_is(num_before):
     factors = np.array([1.0] * num_before + [1.2] * 8)
     noise = np.exp(0.005 * np.random.default_rng(2).standard_normal(len(factors)))
