@@ -152,8 +152,10 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
             f"{', the others are the run warming up' * is_warming}: a verdict needs "
             f"{WINDOW.min_iterations} at least, and 10 or more to see small slowdowns"
         )
-        wrong = CORRUPTION.search(_inquiry(seen, settings))
-        found = _slow_at_first(seen, settings) if is_warming else ()
+        inquiry = _inquiry(seen, settings)
+        wrong = CORRUPTION.search(inquiry)
+        # a slow clock or a starved device may name a node here; all else is undecided
+        found = COMPUTE.search(inquiry).findings if is_warming else ()
         found = found or _slow_in_the_last(seen, settings)
         return _report(
             seen, settings, window=seen, findings=(*wrong.findings, *found),
@@ -191,13 +193,6 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         unseen=tuple(sorted({rank for _, answer in answers for rank in answer.unseen})),
         notes=tuple(notes),
     )
-
-
-def _slow_at_first(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
-    """Return who computes slowly in all of the run's first iterations: a slow clock or a starved
-    device may name a node, all else is undecided.
-    """
-    return COMPUTE.search(_inquiry(seen, settings)).findings
 
 
 def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[Finding, ...]:
