@@ -52,6 +52,7 @@ from detect.causes.searches import (
     course_of,
     half_width,
     interval_of,
+    load_as_long,
     lost_share,
     mates_that_load,
     num_runs,
@@ -70,7 +71,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS
+from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 SHARED = (
@@ -371,17 +372,10 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     for reason, holds in (known | {MATE: burst.is_mates}).items():
         if holds:
             return (reason,)
-    if cause in (Cause.LOADER, Cause.GC):
-        usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
-        others = np.flatnonzero(burst.others)
-        is_shared = usual >= BURSTS.shared_storage_share or _others_pause(seen, burst)
-        if cause == Cause.LOADER and (
-            is_shared or others_load_as_long(seen, burst.row, others, burst.hits)
-        ):
-            return (STORAGE,)
-        is_first = int(seen.members.place["tp"][burst.row]) == 0
-        alone = is_first and mates_that_load(seen) is not None
-        return (OF_FIRST,) if cause == Cause.LOADER and alone else ()
+    if cause == Cause.GC:
+        return ()
+    if cause == Cause.LOADER:
+        return _doubt_of_loader(seen, burst)
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
@@ -393,6 +387,16 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]
 
 
+def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
+    usual = burst.other_hits / max(int(burst.others.sum()) * len(burst.hits), 1)
+    is_shared = usual >= BURSTS.shared_storage_share or _others_pause(seen, burst)
+    others = np.flatnonzero(burst.others)
+    if is_shared or others_load_as_long(seen, burst.row, others, burst.hits):
+        return (STORAGE,)
+    is_first = int(seen.members.place["tp"][burst.row]) == 0
+    return (OF_FIRST,) if is_first and mates_that_load(seen) is not None else ()
+
+
 def _others_pause(seen: Observations, burst: Burst) -> bool:
     """Return whether others who load as it does, but on other hosts, wait about as long now and
     then: ranks that load nothing do not show how usual that is.
@@ -402,8 +406,7 @@ def _others_pause(seen: Observations, burst: Burst) -> bool:
     others = burst.others & (tp_rank == tp_rank[burst.row]) & (hosts != hosts[burst.row])
     others &= np.isfinite(seen.lost(Cause.LOADER)).any(axis=1)
     own = float(np.median(loading[burst.row][burst.hits]))
-    waits = loading[others] >= own / LOSSES.loader_ratio
-    return bool(others.any() and waits.mean() >= BURSTS.shared_storage_share)
+    return load_as_long(own, loading[others])
 
 
 def _shows_in_attention(seen: Observations, burst: Burst) -> bool:

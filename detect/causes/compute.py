@@ -154,7 +154,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
     row, course = slow.suspect.row, slow.suspect.course
     cause, owner, reasons = _judge(inquiry, found, slow)
     low, high = slow.suspect.interval
-    high += LIMITS.hidden_share * course.effect
+    high *= float(np.exp(LIMITS.hidden_share * course.effect))
     share = 1.0 - float(np.exp(-course.effect))  # of its compute, spent above its peers
     excess = np.where(course.active, np.nan_to_num(seen.busy_ns[row]) * share, 0.0)
     is_bound = seen.mixes_communication or not seen.splits_tensor_groups
@@ -173,7 +173,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             cause=cause,
             owner=owner,
             slowdown=float(np.exp(course.effect)),
-            interval=(float(np.exp(low)), float(np.exp(high))),
+            interval=(low, high),
             course=course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,

@@ -61,13 +61,14 @@ from scipy import special
 
 from detect.causes.device import HOST_ADVICE, low_clocks
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
+from detect.causes.searches import load_as_long
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
-from detect.thresholds import BURSTS, HOSTS, LOSSES, PERSISTENCE, SEARCH, STARVATION
+from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
 from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
@@ -386,8 +387,7 @@ def _others_load_as_long(sides: _Sides) -> bool:
     if loading is None:
         loading = sides.seen.lost(Cause.LOADER)
     own = float(np.nanmedian(loading[sides.own]))
-    waits = np.nan_to_num(loading[~sides.own]) >= own / LOSSES.loader_ratio
-    return float(np.mean(waits)) >= BURSTS.shared_storage_share
+    return load_as_long(own, np.nan_to_num(loading[~sides.own]))
 
 
 def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:

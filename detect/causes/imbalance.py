@@ -40,6 +40,7 @@ from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import rank_correlation, t_tail
 from detect.stats.residuals import data_effects, deviations, stage_groups
+from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, percent, times
 from detect.thresholds import COMPUTE, IMBALANCE, SEARCH
 from megascan.arrays import Flags, Floats, Integers
@@ -203,10 +204,7 @@ def _heavy(
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
-        interval=(
-            float(np.exp(effect - SEARCH.interval_sigmas * error)),
-            float(np.exp(effect + SEARCH.interval_sigmas * error)),
-        ),
+        interval=interval_of_ratio(effect, error),
         p_value=t_tail(effect / error, max(len(logs) - 1, 1)),
         excess_forward_ns=float(forward[FORWARD] - backward[FORWARD]),
         excess_backward_ns=float(forward[BACKWARD] - backward[BACKWARD]),

@@ -50,7 +50,7 @@ from detect.observe.transfers import log_residuals
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
-from detect.stats.search import Course, SearchTask, Suspect, search
+from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
 from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
@@ -382,7 +382,6 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
     known = set(members.ranks.tolist())
     rows = tuple(members.row(rank) for rank in link.ranks if rank in known)
     slowdown = float(np.exp(link.course.effect))
-    reach = SEARCH.interval_sigmas * link.course.standard_error
     finding = build_finding(
         seen,
         Claim(
@@ -391,7 +390,7 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
             cause=Cause.LINK,
             owner=Owner.NODE if link.is_isolated and not is_parallel else Owner.UNDECIDED,
             slowdown=slowdown,
-            interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
+            interval=interval_of_ratio(link.course.effect, link.course.standard_error),
             course=link.course,
             q_value=link.q_value,
             num_peers=link.num_peers,
@@ -679,7 +678,6 @@ def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds:
     ranks = tuple(sorted({rank for unit in slower.units for rank in transfers.members[unit]}))
     is_inside = members.are_inside_a_host(ranks)
     slowdown, num = float(np.exp(slower.effect)), len(seen.iterations)
-    reach = SEARCH.interval_sigmas * slower.error
     rows = members.rows_with(ranks)
     active = np.arange(num) >= slower.first
     kind = transfers.kinds[int(transfers.kind[slower.units[0]])]
@@ -697,7 +695,7 @@ def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds:
             cause=Cause.LINK,
             owner=Owner.UNDECIDED,
             slowdown=slowdown,
-            interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
+            interval=interval_of_ratio(slower.effect, slower.error),
             course=Course(
                 active=active, effect=slower.effect, standard_error=slower.error, share=1.0,
                 episodes=((slower.first, num - 1),),

@@ -35,6 +35,7 @@ from detect.causes.finding import (
 from detect.causes.searches import (
     OF_FIRST,
     Loss,
+    load_as_long,
     lost_time,
     mates_that_load,
     others_load_as_long,
@@ -46,7 +47,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, LOSSES, OCCUPANCY, SEARCH
+from detect.thresholds import LOSSES, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -108,8 +109,7 @@ def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> s
     over = suspect.course.effect * float(np.median(seen.iteration_ns))
     if own < LOSSES.loader_ratio * (own - over):
         return SHARDS
-    waits = loading[others] >= own / LOSSES.loader_ratio
-    if float(np.mean(waits)) >= BURSTS.shared_storage_share:
+    if load_as_long(own, loading[others]):
         return WAIT_TOO
     on_gpu = seen.members.device_kind == "cuda"
     return WAIT_TOO if on_gpu and others_load_as_long(seen, suspect.row, others, active) else ""

@@ -131,7 +131,6 @@ def _groups(members: Members) -> list[Integers]:
 
 def _finding(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> Finding:
     row, course = slow.suspect.row, slow.suspect.course
-    low, high = slow.suspect.interval
     lost = np.where(course.active, kinds.memory_ns[row] * -np.expm1(-slow.effect), 0.0)
     factor = float(np.exp(slow.effect))
     return build_finding(
@@ -142,7 +141,7 @@ def _finding(seen: Observations, kinds: Boundness, slow: _SlowMemory) -> Finding
             cause=Cause.COMPUTE,
             owner=Owner.NODE if slow.is_confirmed else Owner.UNDECIDED,
             slowdown=factor,
-            interval=(float(np.exp(low)), float(np.exp(high))),
+            interval=slow.suspect.interval,
             course=course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,

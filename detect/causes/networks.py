@@ -61,8 +61,9 @@ from detect.causes.finding import (
 from detect.observe.observations import Observations, Transfers
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
+from detect.stats.search import interval_of_ratio
 from detect.text import counted, milliseconds, times
-from detect.thresholds import COSTS, LINKS, NETWORKS, NVLINKS, POWER, SEARCH
+from detect.thresholds import COSTS, LINKS, NETWORKS, NVLINKS, POWER
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
@@ -382,7 +383,6 @@ def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...]) -> f
 def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     is_one = len(slow.names) == 1
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
-    reach = SEARCH.interval_sigmas * split.error
     rows = seen.members.rows_with(slow.ranks)
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
     others = "on other rails" if slow.is_rail else "between other hosts"
@@ -394,7 +394,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             cause=Cause.LINK,
             owner=Owner.NODE if is_one else Owner.UNDECIDED,
             slowdown=slowdown,
-            interval=(slowdown * float(np.exp(-reach)), slowdown * float(np.exp(reach))),
+            interval=interval_of_ratio(split.effect, split.error),
             course=None,
             q_value=slow.q_value,
             num_peers=len(split.quick),
@@ -577,6 +577,8 @@ class _SlowGroup:
     """A group of one host that transfers at the pace of PCIe."""
 
     unit: int
+    time_ns: float
+    """Of one operation, counted from the last member's arrival."""
     gbytes_per_s: float
     full_gbytes_per_s: float
 
@@ -584,6 +586,10 @@ class _SlowGroup:
     def ratio(self) -> float:
         """Return how many times slower than the least of sound ones it is."""
         return NVLINKS.least_share * self.full_gbytes_per_s / self.gbytes_per_s
+
+    def lost_ns(self, transfers: Transfers) -> float:
+        """Return what it loses an iteration against the least of sound ones."""
+        return float(transfers.total_ns[self.unit]) * (1.0 - 1.0 / self.ratio)
 
 
 def one_way_gbytes_per_s(device: str) -> int | None:
@@ -622,11 +628,13 @@ def _slow_group(seen: Observations, unit: int) -> _SlowGroup | None:
     if factor is None or full is None or not (time_ns > 0 and members.are_inside_a_host(ranks)):
         return None
     found = _SlowGroup(
-        unit=unit, gbytes_per_s=factor * size_bytes / time_ns, full_gbytes_per_s=full
+        unit=unit,
+        time_ns=time_ns,
+        gbytes_per_s=factor * size_bytes / time_ns,
+        full_gbytes_per_s=full,
     )
-    lost_ns = float(transfers.total_ns[unit]) * (1.0 - 1.0 / found.ratio)
-    is_worth_it = lost_ns >= NVLINKS.min_step_share * float(np.median(seen.iteration_ns))
-    return found if found.ratio > 1.0 and is_worth_it else None
+    least_ns = NVLINKS.min_step_share * float(np.median(seen.iteration_ns))
+    return found if found.ratio > 1.0 and found.lost_ns(transfers) >= least_ns else None
 
 
 def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
@@ -634,8 +642,6 @@ def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
     assert transfers is not None
     ranks = transfers.members[slow.unit]
     rows = members.rows_with(ranks)
-    time_ns = float(robust.median(transfers.transfer_ns[slow.unit]))
-    lost_ns = float(transfers.total_ns[slow.unit]) * (1.0 - 1.0 / slow.ratio)
     return build_finding(
         seen,
         Claim(
@@ -648,14 +654,14 @@ def _pcie_finding(seen: Observations, slow: _SlowGroup) -> Finding:
             course=None,
             q_value=0.0,
             num_peers=0,
-            saved_ns=np.full(len(seen.iterations), lost_ns),
+            saved_ns=np.full(len(seen.iterations), slow.lost_ns(transfers)),
             subject=f"communication inside host {members.hosts[rows[0]]} (ranks {listed(ranks)})",
             predicate=f"runs at {slow.gbytes_per_s:.3g} GB/s, no quicker than PCIe",
             evidence=(
                 f"one {transfers.kinds[int(transfers.kind[slow.unit])]} takes "
-                f"{milliseconds(time_ns)}, counted from the last member's arrival; the NVLinks of "
-                f"{members.devices[rows[0]]} carry {slow.full_gbytes_per_s:.0f} GB/s one way, and "
-                "sound ones show a third of it and more",
+                f"{milliseconds(slow.time_ns)}, counted from the last member's arrival; the "
+                f"NVLinks of {members.devices[rows[0]]} carry {slow.full_gbytes_per_s:.0f} GB/s "
+                "one way, and sound ones show a third of it and more",
                 NO_NVLINK,
             ),
             advice=NVLINK_ADVICE,

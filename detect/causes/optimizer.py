@@ -162,7 +162,6 @@ def _is_awaited(slow: _SlowStep, waiting_ns: Floats) -> bool:
 
 def _finding(seen: Observations, slow: _SlowStep) -> Finding:
     course, members = slow.suspect.course, seen.members
-    low, high = slow.suspect.interval
     factor, peers = float(np.exp(course.effect)), counted(slow.num_peers, "peer")
     lost = np.where(course.active, slow.excess_ns, 0.0)
     doubt = _doubt(seen, slow)
@@ -177,7 +176,7 @@ def _finding(seen: Observations, slow: _SlowStep) -> Finding:
             cause=Cause.COMPUTE,
             owner=Owner.UNDECIDED if doubt else Owner.NODE,
             slowdown=factor,
-            interval=(float(np.exp(low)), float(np.exp(high))),
+            interval=slow.suspect.interval,
             course=course,
             q_value=slow.suspect.q_value,
             num_peers=slow.num_peers,

@@ -402,6 +402,14 @@ def stage_peers(seen: Observations) -> list[Integers]:
     return groups if smallest > 1 else [np.arange(len(seen.members))]
 
 
+def load_as_long(own_ns: float, others_ns: Floats) -> bool:
+    """Return whether `others_ns` (row, iteration) are about as long as `own_ns` now and then: then
+    what all of them load from may be slow.
+    """
+    waits = others_ns >= own_ns / LOSSES.loader_ratio
+    return bool(waits.size) and float(waits.mean()) >= BURSTS.shared_storage_share
+
+
 def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
     """Return whether loading itself takes the `others` about as long, and only their devices had
     less to wait for: then what all of them load from is slow.

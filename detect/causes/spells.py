@@ -39,9 +39,9 @@ from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import t_tail
-from detect.stats.search import Course, episodes_of
+from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, place, ranks_of, times
-from detect.thresholds import COMPUTE, SEARCH, SPELLS
+from detect.thresholds import COMPUTE, SPELLS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 ALONE = (
@@ -148,7 +148,6 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
     reasons = () if spell.is_confirmed else (ALONE,)
     if starved is not None:
         owner, reasons = starved[0], (starved[1],)
-    reach = SEARCH.interval_sigmas * spell.error
     share = np.where(active, -np.expm1(-effect), 0.0)
     factor, num_slow = float(np.exp(effect)), int(active.sum())
     return build_finding(
@@ -159,7 +158,7 @@ def _finding(seen: Observations, spell: _Spell) -> Finding:
             cause=Cause.COMPUTE if starved is None else Cause.HOST,
             owner=owner,
             slowdown=factor,
-            interval=(float(np.exp(effect - reach)), float(np.exp(effect + reach))),
+            interval=interval_of_ratio(effect, spell.error),
             course=Course(active, effect, spell.error, 1.0, episodes_of(active)),
             q_value=spell.q_value,
             num_peers=len(seen.members) - 1,

@@ -52,7 +52,7 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.stats.search import Course
+from detect.stats.search import Course, interval_of_ratio
 from detect.text import counted, milliseconds, place, ranks_of, times
 from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
 from megascan.arrays import Floats, Integers
@@ -138,7 +138,6 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
     members, row = seen.members, found.row
     effect = float(robust.median(found.log_ratio))
     error = float(np.std(found.log_ratio) / np.sqrt(len(found.log_ratio)))
-    low, high = (effect + sign * SEARCH.interval_sigmas * error for sign in (-1, 1))
     peers = counted(found.num_peers, "peer")
     return build_finding(
         seen,
@@ -148,7 +147,7 @@ def _awaited_finding(seen: Observations, found: _Awaited) -> Finding:
             cause=Cause.UNKNOWN,
             owner=Owner.UNDECIDED,
             slowdown=float(np.exp(effect)),
-            interval=(float(np.exp(low)), float(np.exp(high))),
+            interval=interval_of_ratio(effect, error),
             course=None,
             q_value=found.q_value,
             num_peers=found.num_peers,
@@ -339,7 +338,6 @@ def _nothing_else(change: StepChange) -> _Explanation:
 
 def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -> Finding:
     course, effect = change.course, change.course.effect
-    reach = SEARCH.interval_sigmas * course.standard_error
     before, since = (
         float(np.median(seen.iteration_ns[part])) for part in (~course.active, course.active)
     )
@@ -351,7 +349,7 @@ def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -
             cause=one.cause,
             owner=one.owner,
             slowdown=float(np.exp(effect)),
-            interval=(float(np.exp(effect - reach)), float(np.exp(effect + reach))),
+            interval=interval_of_ratio(effect, course.standard_error),
             course=course,
             q_value=one.q_value,
             num_peers=len(seen.members) - len(one.rows),
