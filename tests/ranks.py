@@ -69,9 +69,14 @@ def forget_early_variables() -> None:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the variables of a job: one thread a rank, this checkout."""
+    """Return the variables of a job: one thread a rank, this checkout, and nothing compiled.
+
+    Megatron-Core hands functions as small as a GELU to torch.compile, which takes each rank of a
+    test longer than all that it computes. Commands as users type them (`COMMAND`) compile.
+    """
     forget_early_variables()
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1"}
+    return {**os.environ, **own, **variables}
 
 
 def command_of(num_ranks: int, words: tuple[object, ...], python: str = "") -> list[str]:

@@ -190,7 +190,7 @@ def test_software_by_container_conda_or_venv(
     (checkout / "logs").mkdir()
     submit(
         *run,
-        MEGASCAN_PYTHON="",
+        MEGASCAN_PYTHON=echo,
         CONTAINER_IMAGE="registry.invalid#team/megascan:1",
         CONTAINER_MOUNTS="/data:/data",
     )
