@@ -15,8 +15,17 @@ counts for it there is the same for all ranks, h. Two measures of a module's own
 
     span − collective + h   = exact for the last to arrive; too short by what is hidden in the wait
                               of others, or behind a transfer that takes longer than that work
-    k · lead                = start to the launch of the first collective, times the usual ratio of
+    k · lead                = start to the launch of the first reduction, times the usual ratio of
                               the first measure to the lead; blind for what is slow only afterwards
+
+With sequence parallelism other collectives lie before the reduction. What the module stands still
+for (a gather of output gradients) is no part of it at all. A gather of its input begins beside
+compute: it was waited for only if the reduction begins as soon as it is over, and else hides no
+time and costs none.
+
+    mlp-backward   |waiting|── own compute ──|── weight gradients ──| waiting |
+    all_gather     |───────| |─ of inputs ─|
+    reduce_scatter         |── lead ─────────|─ wait ─── transfer ─|
 
 The larger one of their sums over an iteration counts. A device that is f times slower has f times
 the lead, so f comes out whatever h and k are, even where the transfer hides all weight gradients.
@@ -75,7 +84,7 @@ from megascan.arrays import (
     order_within,
     united,
 )
-from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import (
     MODEL_AXES,
@@ -95,6 +104,7 @@ LAYER_NAMES = {
     for name in names_of(CountsAs.LAYER, phases=[text])
 }
 _HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
+_NEVER = np.iinfo(np.int64).max
 
 
 def layer_spans(index: SpanIndex) -> Flags:
@@ -222,6 +232,8 @@ def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
     overlapped = equals(index.table, "kind", Kind.COLLECTIVE) & index.counts
     overlapped &= index.track == Track.OVERLAPPED
     overlapped &= model_parallel[group]
+    blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    blocking &= index.track != Track.OVERLAPPED
     name, names = codes(index.table, "name")
     marks = Entanglement(
         passes=outer,
@@ -229,6 +241,8 @@ def entangled_in(index: SpanIndex, outer: Flags, modules: Flags) -> Entangled:
         module_kind=name[modules],
         kinds=tuple(names),
         overlapped=overlapped,
+        reduces=overlapped & equals(index.table, "op", "all_reduce", "reduce_scatter"),
+        blocking=blocking,
         stand_in=numbers(index.table, "layer")[modules] >= 0 if index.is_sampled else None,
     )
     return entangled_by(index, marks)
@@ -346,6 +360,10 @@ class Entanglement:
     module_kind: Integers
     kinds: tuple[str, ...]
     overlapped: Flags
+    reduces: Flags
+    """Overlapped, and of what the module has computed so far."""
+    blocking: Flags
+    """Communication for which the module stands still."""
     stand_in: Flags | None = None
     """(module,): those that stand for others, which were not recorded; None where all were."""
 
@@ -362,8 +380,9 @@ class Entangled:
     owner: Integers
     """Number of the pass, -1 for none."""
     span_ns: Floats
+    """Without communication for which it stands still."""
     lead_ns: Floats
-    """Start to the launch of the first overlapped collective."""
+    """Compute before the launch of the first reduction, or of what overlaps it otherwise."""
     collective_ns: Floats
     unseen: Unseen | None
     """None where all modules were recorded."""
@@ -426,25 +445,72 @@ def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floa
 def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
     """Find the modules that hold the marked collectives, and the passes that hold them."""
     module = enclosing(spans, marks.modules, marks.overlapped)
-    inside = module >= 0
-    first = np.full(int(marks.modules.sum()), np.iinfo(np.int64).max)
-    np.minimum.at(first, module[inside], spans.start[marks.overlapped][inside])
+    awaited = ~_is_hidden(spans, marks, module)
+    inside = (module >= 0) & awaited
     busy_ns = spans.duration[marks.overlapped].astype(np.float64)
-    collective = np.zeros(len(first))
-    np.add.at(collective, module[inside], busy_ns[inside])
-    use = first < np.iinfo(np.int64).max
-    start, length = spans.start[marks.modules], spans.duration[marks.modules]
+    collective = np.bincount(
+        module[inside], weights=busy_ns[inside], minlength=int(marks.modules.sum())
+    )
+    first = _launch_of_first(spans, marks, module)
+    use = first < _NEVER
+    start, length = spans.start[marks.modules], spans.duration[marks.modules].astype(np.float64)
+    blocked_ns = spans.duration[marks.blocking].astype(np.float64)
+    length -= enclosed_time(spans, marks.modules, marks.blocking, blocked_ns)
+    others = marks.blocking.copy()
+    others[np.flatnonzero(marks.overlapped)[awaited]] = True
+    lead = first - start - _time_before(spans, marks.modules, others, first)
     return Entangled(
         row=spans.row[marks.modules][use],
         slot=spans.slot[marks.modules][use],
         kind=marks.module_kind[use],
         kinds=marks.kinds,
         owner=enclosing(spans, marks.passes, marks.modules)[use],
-        span_ns=length[use].astype(np.float64),
-        lead_ns=np.maximum(first - start, 1)[use].astype(np.float64),
+        span_ns=np.maximum(length[use], 1.0),
+        lead_ns=np.maximum(lead[use], 1.0),
         collective_ns=np.minimum(collective[use], length[use]),
         unseen=_unseen(spans, marks, module, np.flatnonzero(use)),
     )
+
+
+def _launch_of_first(spans: SpanTimes, marks: Entanglement, module: Integers) -> Integers:
+    """Return when each module launched its first reduction, (module,) ns; where it has none, the
+    first collective that overlaps it, and `_NEVER` where there is no such either.
+    """
+    first = np.full((2, int(marks.modules.sum())), _NEVER)
+    for row, which in enumerate((marks.reduces, marks.overlapped)):
+        of_them = which[marks.overlapped] & (module >= 0)
+        np.minimum.at(first[row], module[of_them], spans.start[marks.overlapped][of_them])
+    return np.asarray(np.where(first[0] < _NEVER, first[0], first[1]))
+
+
+def _is_hidden(spans: SpanTimes, marks: Entanglement, module: Integers) -> Flags:
+    """Return which overlapped collectives compute went on beside until after their end, (one,).
+
+    That is known of those before a reduction of the same `module`: it is launched at once by who
+    waited. Example: of 100 µs up to the reduction a gather takes the first 60; nobody waited. Had
+    it taken 99, somebody may have.
+    """
+    start, end = (times[marks.overlapped] for times in axis_of(spans))
+    order = np.argsort(start, kind="stable")
+    reductions = order[marks.reduces[marks.overlapped][order]]
+    if not len(reductions):
+        return np.zeros(len(start), dtype=bool)
+    place = np.searchsorted(start[reductions], start, side="right")
+    following = reductions[np.minimum(place, len(reductions) - 1)]
+    known = (place < len(reductions)) & (module == module[following]) & (module >= 0)
+    known &= ~marks.reduces[marks.overlapped]
+    rest = start[following] - end
+    return np.asarray(known & (rest > PASSES.last_reach_share * (start[following] - start)))
+
+
+def _time_before(spans: SpanTimes, modules: Flags, inner: Flags, until: Integers) -> Floats:
+    """Return for how long `inner` spans of each module lasted before a time of it, (module,) ns."""
+    owner = enclosing(spans, modules, inner)
+    start, length = spans.start[inner], spans.duration[inner]
+    within = owner >= 0
+    spent = np.clip(until[owner[within]] - start[within], 0, length[within])
+    spent_ns = np.bincount(owner[within], weights=spent, minlength=len(until))
+    return np.asarray(spent_ns, dtype=np.float64)
 
 
 def _unseen(

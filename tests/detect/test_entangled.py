@@ -26,25 +26,30 @@ class Spans:
 
 
 def own_ratios(ranks):
-    """`ranks` is (lead, collective, rest after it) each; own times over those of the last rank."""
-    rows, starts, lengths, kinds = [], [], [], []
-    for row, (lead, collective, rest) in enumerate(ranks):
+    """`ranks` is (lead, collective, rest after it) each; own times over those of the last rank.
+
+    With sequence parallelism also the time for which it stands still before all of that, and the
+    gather beside its lead.
+    """
+    recorded = []
+    for row, (lead, collective, rest, *more) in enumerate(ranks):
+        blocked, gather = more or (0, 0)
+        length = blocked + lead + collective + rest
         for number in range(PASSES):
             begin = number * 10_000
-            for kind, start, length in (
-                ("pass", begin, lead + collective + rest),
-                ("module", begin + 1, lead + collective + rest - 2),
-                ("collective", begin + lead, collective),
-            ):
-                rows.append(row)
-                starts.append(start)
-                lengths.append(length)
-                kinds.append(kind)
-    kind = np.array(kinds)
-    length = (np.array(lengths) * 10).astype(np.int64)
-    start = (np.array(starts) * 10).astype(np.int64)
+            recorded += [
+                (row, "pass", begin, length),
+                (row, "module", begin + 1, length - 2),
+                (row, "blocking", begin + 1, blocked),
+                (row, "gather", begin + 1 + blocked, gather),
+                (row, "collective", begin + blocked + lead, collective),
+            ]
+    recorded = [one for one in recorded if one[3]]
+    rows, kinds, starts, lengths = zip(*recorded, strict=True)
+    kind, length = np.array(kinds), (np.array(lengths) * 10).astype(np.int64)
     spans = Spans(
-        np.array(rows), np.zeros(len(rows), dtype=np.int64), start, length,
+        np.array(rows), np.zeros(len(rows), dtype=np.int64),
+        (np.array(starts) * 10).astype(np.int64), length,
         np.ones(len(rows), dtype=bool), (len(ranks), 1),
     )  # fmt: skip
     marks = Entanglement(
@@ -52,11 +57,13 @@ def own_ratios(ranks):
         modules=kind == "module",
         module_kind=np.zeros(len(ranks) * PASSES, dtype=np.int64),
         kinds=("module",),
-        overlapped=kind == "collective",
+        overlapped=(kind == "collective") | (kind == "gather"),
+        reduces=kind == "collective",
+        blocking=kind == "blocking",
     )
     phase = np.full(len(ranks) * PASSES, BACKWARD)
-    time_ns = length[kind == "pass"].astype(np.float64)
-    found = own_times(entangled_by(spans, marks), phase, time_ns)
+    stood_ns = np.repeat([10.0 * (more or (0, 0))[0] for _, _, _, *more in ranks], PASSES)
+    found = own_times(entangled_by(spans, marks), phase, length[kind == "pass"] - stood_ns)
     assert found.phases == (BACKWARD,)
     by_rank = found.time_ns.reshape(len(ranks), PASSES).mean(axis=1)
     return by_rank / by_rank[-1]
@@ -110,3 +117,29 @@ def test_a_tensor_group_without_an_equal_shows_its_slow_rank():
     lead, waits = 130, (100, 35, 30)  # here weight gradients (35) outlast the transfer (5)
     found = own_ratios([(lead, 5, 40.5), *[waits] * 7])
     assert found == pytest.approx([1.3, *[1] * 7], abs=0.002)
+
+
+def test_what_a_module_stands_still_for_is_no_part_of_it():
+    """Sequence parallelism: the partner waits in the gather of output gradients, too."""
+    slow, partner, sound = (150, 5, 150, 5, 0), (100, 110, 100, 155, 0), (100, 5, 100, 5, 0)
+    expected = [1.5, 1, 1, 1]
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.5])
+def test_a_gather_beside_compute_is_no_launch_and_costs_nothing(factor):
+    """It begins with the module; what tells a slow rank is when the reduction begins."""
+    lead = 100 * factor
+    slow, partner = (lead, 90, 0, 5, 10), (100, lead - 100 + 90, 0, 5, 10 + 20 * (factor - 1))
+    sound = (100, 90, 0, 5, 10)
+    expected = [factor, 1, 1, 1]
+    assert own_ratios([slow, partner, sound, sound]) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_gather_that_was_waited_for_makes_nobody_slow():
+    """The partner's reduction could only begin when the gather was over."""
+    slow, sound = (300, 5, 300, 5, 10), (100, 5, 100, 5, 10)
+    partner = (280, 25, 100, 5, 280)  # of the 280 it computed 100
+    first, second, *_ = own_ratios([slow, partner, sound, sound])
+    assert first == pytest.approx(3, rel=0.02)
+    assert second <= 1.02
