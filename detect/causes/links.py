@@ -74,6 +74,7 @@ IN_DOUBT_A_LITTLE = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
     "by as much"
 )
+BY_ONE_CLOCK = "; the span of whoever came last to it is longer by as much, by one clock"
 IN_DOUBT_NOW_AND_THEN = (
     "it comes and goes and costs the step nothing: messages that share a NIC find it free or "
     "taken, and one of them may be the unlucky one"
@@ -203,7 +204,7 @@ def _attribute(
     found = []
     while left:
         ranks = _culprits(units, compared, left, left[0])
-        if len(ranks) == 2:
+        if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
             ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, left[0])
         explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
         fine = compared & ~slow & (over < LINKS.fine_share * left[0].course.effect)
@@ -238,14 +239,37 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
 
     An operation's transfer is never above its shortest member's own span, which one clock measures:
     it is those it is compared with that clocks may make too short. Inside a host, where its members
-    meet hundreds of times an iteration, they do so by their typical error.
+    meet hundreds of times an iteration, they do so by their typical error. Where a slow link is all
+    that joins two clocks, their error is as long as its transfers; then spans by one clock decide
+    about what costs something.
     """
     if seen.alignment is None:
         return True
     actual, normal = _times(units, suspect)
     is_inside = seen.members.are_inside_a_host(units.members[suspect.row])
     error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
-    return actual - normal > LINKS.clock_errors * error_ns  # one of each end
+    if actual - normal > LINKS.clock_errors * error_ns:  # one of each end
+        return True
+    lost_ns = float(units.transfers.total_ns[_row_of(units, suspect)]) * (1.0 - normal / actual)
+    if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
+        return False
+    return _longer_by_one_clock(units, suspect) >= 0.5 * (actual - normal)
+
+
+def _longer_by_one_clock(units: _Units, suspect: Suspect) -> float:
+    """Return how much longer its members' shortest spans last than those of its like, ns; minus
+    infinity where that is not known.
+
+    Who comes last to an operation is in it for as long as the transfer lasts, by his own clock.
+    Example: messages of 1.1 ms, and one of 4.5 ms: 3.4 ms, however far clocks are off.
+    """
+    row, transfers = _row_of(units, suspect), units.transfers
+    if transfers.shortest_ns is None:
+        return -np.inf
+    alike = (transfers.kind == transfers.kind[row]) & (units.unit != suspect.row)
+    if not alike.any():
+        return -np.inf
+    return float(transfers.shortest_ns[row] - robust.median(transfers.shortest_ns[alike]))
 
 
 def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:
@@ -329,8 +353,9 @@ def _guilty_end(
     """Return the end of a pair that is to blame alone, or both where that is not shown.
 
     One end has another connection of the same way that is fine, the other has others and none is:
-    too little slower to be suspects, but slower. `over` is the log residual of each unit, NaN where
-    nothing is comparable.
+    too little slower to be suspects, but slower. Between hosts it need not have others: the fine
+    end's connections all run through the one port that it has. `over` is the log residual of each
+    unit, NaN where nothing is comparable.
     """
     least = LINKS.fine_share * worst.course.effect
     others = [
@@ -339,7 +364,7 @@ def _guilty_end(
         for rank in ranks
     ]  # fmt: skip
     is_fine = [bool((over[mine] < least).any()) for mine in others]
-    if is_fine[0] != is_fine[1] and others[is_fine.index(False)]:
+    if is_fine[0] != is_fine[1] and (others[is_fine.index(False)] or units.crosses[worst.row]):
         return (ranks[is_fine.index(False)],)
     return ranks
 
@@ -440,9 +465,11 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     if len(link.ranks) == 2 and not link.is_isolated:
         sentences.append(IN_DOUBT_ENDS)
     if seen.alignment is not None:
+        lost_ns, error_ns = link.actual_ns - link.normal_ns, seen.alignment.residual_p99_ns
+        by_one = lost_ns <= LINKS.clock_errors * error_ns
         sentences.append(
-            f"the loss is {milliseconds(link.actual_ns - link.normal_ns)} a transfer, clocks agree "
-            f"within {milliseconds(seen.alignment.residual_p99_ns)} (p99)"
+            f"the loss is {milliseconds(lost_ns)} a transfer, clocks agree within "
+            f"{milliseconds(error_ns)} (p99){BY_ONE_CLOCK if by_one else ''}"
         )
     return tuple(sentences)
 

@@ -142,6 +142,43 @@ def test_one_end_of_a_pair_is_told_by_what_its_other_connections_do():
     assert _guilty_end(units, np.array([0.0, 0.7, np.nan]), (0, 4), worst) == (0, 4)
 
 
+def test_an_end_without_other_connections_between_hosts_is_to_blame_beside_a_fine_one():
+    """Stages 1, 2 and 3 on a host each: what rank 4 sends to rank 0 is fine, rank 8 is the last."""
+    members = ((0, 4), (4, 8), (1, 5), (5, 9))
+    transfers = Transfers(
+        members=members, kinds=("p2p message of 9 MB",), kind=np.zeros(4, dtype=np.int64),
+        size_bytes=np.full(4, 9_000_000), transfer_ns=np.ones((4, 4)), total_ns=np.ones(4),
+        late_ns=np.zeros((10, 4)), quick_ns=np.zeros((10, 4)),
+    )  # fmt: skip
+    units = _Units(
+        members=members, unit=np.arange(4), transfers=transfers, crosses=np.ones(4, bool),
+        way=np.ones(4, dtype=np.int64),
+    )  # fmt: skip
+    course = Course(np.ones(4, bool), float(np.log(4.0)), 0.01, 1.0, ((0, 3),))
+    worst = Suspect(row=1, course=course, q_value=1e-6)
+    over = np.array([0.0, 1.4, 0.0, 0.0])
+    assert _guilty_end(units, over, (4, 8), worst) == (8,)
+    inside = replace(units, crosses=np.zeros(4, bool))
+    assert _guilty_end(inside, over, (4, 8), worst) == (4, 8)
+
+
+@pytest.mark.parametrize(("other_ms", "names"), [(1.1, [(4, 8)]), (4.0, [])])
+def test_a_slow_link_that_alone_joins_two_clocks_is_shown_by_one_clock(job, other_ms, names):
+    """Clocks agree within 5 ms: by them a message of 4.5 ms may be as quick as those of 1.1."""
+
+    def transfer(rank, peer, iteration):
+        return 4.5 if (rank, peer) == (4, 8) else 1.1
+
+    seen = observe(job(layout=Layout(dp=4, pp=4), hosts=4, transfer=transfer).timeline())
+    bad = replace(seen.alignment, residual_median_ns=2e6, residual_p99_ns=5e6)
+    shortest_ns = np.where(seen.transfers.shortest_ns > 4e6, 4.5e6, other_ms * 1e6)
+    blurred = replace(
+        seen, alignment=bad, transfers=replace(seen.transfers, shortest_ns=shortest_ns)
+    )
+    found = judge(blurred, DetectorSettings()).findings
+    assert [one.ranks for one in found if one.cause == Cause.LINK] == names
+
+
 def test_one_slow_rail_of_two_hosts_names_both_ends(job):
     """The same GPU of both hosts; their neighbours' rails are fine."""
 
