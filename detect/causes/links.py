@@ -47,7 +47,7 @@ from detect.causes.finding import (
 from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import log_residuals
-from detect.report import Cause, Finding, Owner
+from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
@@ -246,14 +246,18 @@ def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
     if seen.alignment is None:
         return True
     actual, normal = _times(units, suspect)
-    is_inside = seen.members.are_inside_a_host(units.members[suspect.row])
-    error_ns = seen.alignment.residual_median_ns if is_inside else seen.alignment.residual_p99_ns
+    error_ns = _clock_error_ns(seen.alignment, seen, units.members[suspect.row])
     if actual - normal > LINKS.clock_errors * error_ns:  # one of each end
         return True
     lost_ns = float(units.transfers.total_ns[_row_of(units, suspect)]) * (1.0 - normal / actual)
     if lost_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
         return False
     return _longer_by_one_clock(units, suspect) >= 0.5 * (actual - normal)
+
+
+def _clock_error_ns(clocks: ClockAgreement, seen: Observations, ranks: tuple[int, ...]) -> float:
+    is_inside = seen.members.are_inside_a_host(ranks)
+    return clocks.residual_median_ns if is_inside else clocks.residual_p99_ns
 
 
 def _longer_by_one_clock(units: _Units, suspect: Suspect) -> float:
@@ -465,11 +469,11 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     if len(link.ranks) == 2 and not link.is_isolated:
         sentences.append(IN_DOUBT_ENDS)
     if seen.alignment is not None:
-        lost_ns, error_ns = link.actual_ns - link.normal_ns, seen.alignment.residual_p99_ns
-        by_one = lost_ns <= LINKS.clock_errors * error_ns
+        lost_ns = link.actual_ns - link.normal_ns
+        by_one = lost_ns <= LINKS.clock_errors * _clock_error_ns(seen.alignment, seen, link.ranks)
         sentences.append(
             f"the loss is {milliseconds(lost_ns)} a transfer, clocks agree within "
-            f"{milliseconds(error_ns)} (p99){BY_ONE_CLOCK if by_one else ''}"
+            f"{milliseconds(seen.alignment.residual_p99_ns)} (p99){BY_ONE_CLOCK if by_one else ''}"
         )
     return tuple(sentences)
 
