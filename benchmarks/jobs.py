@@ -20,6 +20,7 @@ OF_FOUR: dict[str, tuple[str, ...]] = {
         *("--pipeline-model-parallel-size", "2"),
         *("--num-layers-per-virtual-pipeline-stage", "2"),
     ),
+    "TP2 SP DP2": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
 }
 OF_TWO: dict[str, tuple[str, ...]] = {
     "DP2": (),
@@ -29,6 +30,7 @@ OF_TWO: dict[str, tuple[str, ...]] = {
         *("--pipeline-model-parallel-size", "2"),
         *("--num-layers-per-virtual-pipeline-stage", "2"),
     ),
+    "TP2 SP": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
 }
 LAYOUTS = {2: OF_TWO, 4: OF_FOUR}
 """By the number of ranks; the first of each has its peers over the data-parallel axis."""
