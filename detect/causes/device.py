@@ -490,7 +490,12 @@ def _stage_peers(seen: Observations, row: int) -> Flags:
 
 
 def _loads_most(seen: Observations, row: int) -> bool:
-    """Return whether the rank's loading takes most of its TP group's."""
+    """Return whether the first rank of a TP group, which may load for all, loads longest in it.
+
+    Another rank's loading is its wait for what the first hands on.
+    """
+    if seen.members.place["tp"][row] != 0:
+        return False
     loading = np.nan_to_num(robust.median(seen.lost(Cause.LOADER), axis=1))
     mates = loading[mates_of(seen.members, row)]
     return bool(len(mates) and loading[row] > STARVATION.loads_most_ratio * mates.max())

@@ -38,6 +38,7 @@ from detect.observe.stalls import (
     Starved,
     collecting_time,
     contents_of,
+    launched_late,
     loading_time,
     starved,
 )
@@ -190,6 +191,7 @@ def _contents(index: SpanIndex, passes: Flags, samples: Samples) -> Contents:
         modules=modules,
         module_kind=layer * len(texts) + name[modules],
         module_ns=index.self_time(modules),
+        late_ns=launched_late(index, passes, modules),
         is_sampled=index.is_sampled,
     )
     return contents_of(index, pieces)

@@ -12,7 +12,9 @@ the rank's passes, times the pass's median ratio to such medians (a longer seque
 all modules of the pass alike). The rest of a pass (embedding, loss, norms) is the rank's own
 median, unless that is more than twice what a rank of its stage typically needs, in proportion to
 their modules. What the pass took beyond all this, it stood still. That needs no peers: a stage of
-one rank shows it, too.
+one rank shows it, too. A rest that is that long in the rank's typical pass is its device's own,
+where modules were launched long before in either phase: a host that is late each time is visibly
+so in one of them.
 
 Where modules of some layers only were recorded, in turns, the others take what is typical of them
 on their rank, times the same ratio: each of them is recorded in some iteration of the window.
@@ -79,6 +81,8 @@ class Pieces:
     modules: Flags
     module_kind: Integers
     module_ns: Floats
+    late_ns: Floats | None = None
+    """(pass,): how long the device waited for launches between modules; None if not recorded."""
     is_sampled: bool = False
 
 
@@ -95,6 +99,8 @@ class Contents:
     """What they should have taken, by what is typical of them."""
     unseen_ns: Floats
     """The same of modules that were not recorded."""
+    late_ns: Floats
+    """How long the device waited for launches between them; infinite where that is not known."""
 
 
 def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
@@ -127,6 +133,7 @@ def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
         ),
         expected_ns=expected + unseen_ns,
         unseen_ns=unseen_ns,
+        late_ns=np.full(num_passes, np.inf) if pieces.late_ns is None else pieces.late_ns,
     )
 
 
@@ -188,9 +195,12 @@ def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) 
     usual = _median_by(by_rank, rest[told])
     modules = _median_by(by_rank, expected[told])
     fewest = _lowest_by(by_stage, modules)
-    most = STALLS.max_rest_ratio * _lowest_by(by_stage, usual) * modules / np.maximum(fewest, 1.0)
+    least = _lowest_by(by_stage, usual) * modules / np.maximum(fewest, 1.0)
+    is_long = usual > STALLS.max_rest_ratio * least
+    is_late = is_long & (_median_by(by_rank, contents.late_ns[told]) >= 0.5 * (usual - least))
+    waits = np.isin(contents.row[told], contents.row[told][is_late])  # in passes of either phase
     result = np.zeros(len(rest))
-    result[told] = np.where(usual > most, most / STALLS.max_rest_ratio, usual)
+    result[told] = np.where(is_long & waits, least, usual)
     return result
 
 
@@ -214,17 +224,18 @@ def _median_by(key: Integers, values: Floats) -> Floats:
     return result
 
 
-def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats:
-    """Return for how long the device waited for launches between the layers of passes, (pass,) ns.
-
-    0 where launches were not recorded.
+def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats | None:
+    """Return for how long the device waited for launches between the layers of passes, (pass,) ns;
+    None where launches were not recorded.
     """
     start, end = axis_of(index)
     order = np.flatnonzero(layers)[np.argsort(start[layers], kind="stable")]
     owner = enclosing(index, passes, layers)[np.argsort(start[layers], kind="stable")]
     launch = numbers(index.table, "launch_ns")[order]
     lost = np.zeros(int(passes.sum()))
-    if len(order) < 2 or (launch == NOT_APPLICABLE).all():
+    if (launch == NOT_APPLICABLE).all():
+        return None
+    if len(order) < 2:
         return lost
     finished = np.maximum.accumulate(end[order])[:-1]
     launched = start[order][1:] + np.minimum(launch[1:], 0)

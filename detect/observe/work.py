@@ -185,13 +185,11 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
     if index.is_sampled:
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
-    late_ns = np.zeros(len(layers_ns))
-    if not index.is_cpu:
-        late_ns = launched_late(index, passes, layer_modules(index))
+    late_ns = None if index.is_cpu else launched_late(index, passes, layer_modules(index))
     return Gathers(
         layers_ns=layers_ns,
         holds=enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0,
-        late_ns=late_ns,
+        late_ns=np.zeros(len(layers_ns)) if late_ns is None else late_ns,
     )
 
 

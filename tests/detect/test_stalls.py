@@ -35,10 +35,11 @@ class Spans:
     shape: tuple[int, int]
 
 
-def stalls(module_ns, gap_ns, *, stage=None, num_turns=1):
+def stalls(module_ns, gap_ns, *, stage=None, num_turns=1, late_ns=None):
     """Stalled ns by (rank, pass) of passes made of modules (rank, pass, layer) and a gap each.
 
-    Of `num_turns` layers that follow one another one is recorded, another one in the next pass.
+    Of each gap `late_ns` (rank, pass) lay before the next module's launch; None: not recorded. Of
+    `num_turns` layers that follow one another one is recorded, another one in the next pass.
     """
     num_ranks, num_passes, num_layers = module_ns.shape
     rows, starts, lengths, is_pass, layers = [], [], [], [], []
@@ -76,6 +77,7 @@ def stalls(module_ns, gap_ns, *, stage=None, num_turns=1):
         modules=~passes,
         module_kind=np.array(layers)[~passes],
         module_ns=length[~passes].astype(np.float64),
+        late_ns=None if late_ns is None else late_ns.reshape(-1),
         is_sampled=num_turns > 1,
     )
     time_ns = length[passes].astype(np.float64)
@@ -134,6 +136,26 @@ def test_gaps_between_modules_in_every_pass_are_seen_by_the_peers(healthy):
     found = stalls(modules, rest)
     assert found[[0, 2, 3]].max() == 0
     assert found[1] == pytest.approx(6 * MODULE_NS, rel=0.1)
+
+
+def test_gaps_in_every_pass_are_the_devices_own_where_modules_were_launched_long_before(healthy):
+    """As when kernels that no span holds take the time; two thirds of a gap are enough."""
+    modules, rest = healthy
+    rest[1] += 6 * MODULE_NS
+    ahead = np.zeros_like(rest)
+    assert stalls(modules, rest, late_ns=ahead).max() == 0
+    late = ahead.copy()
+    late[1] = 4 * MODULE_NS
+    found = stalls(modules, rest, late_ns=late)
+    assert found[1] == pytest.approx(6 * MODULE_NS, rel=0.1)
+
+
+def test_a_pause_now_and_then_stalls_however_long_the_queue_was_again(healthy):
+    """A host that lost its core catches up before the next module that is recorded."""
+    modules, rest = healthy
+    rest[1, ::3] += 6 * MODULE_NS
+    found = stalls(modules, rest, late_ns=np.zeros_like(rest))
+    assert found[1, ::3] == pytest.approx(6 * MODULE_NS, rel=0.1)
 
 
 def test_a_rank_alone_in_its_stage_is_measured_by_its_own_modules(healthy):
