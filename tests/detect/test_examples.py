@@ -22,6 +22,13 @@ def test_a_slow_device_is_named_though_it_has_one_peer_only():
     assert finding.slowdown == pytest.approx(1.5, rel=0.03)
 
 
+def test_with_sequence_parallelism_the_slow_device_is_named_and_not_its_host():
+    """Its spinning kernels lie in no module's span; every module was launched 100 ms before."""
+    (finding,) = report_of("h100-tp2-sp-rank-1-slow").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((1,), Cause.COMPUTE, Owner.NODE)
+    assert finding.slowdown == pytest.approx(1.5, rel=0.03)
+
+
 def test_a_busy_host_is_not_taken_for_a_slow_device():
     (finding,) = report_of("h200-dp4-rank-2-busy-host").findings
     assert (finding.ranks, finding.cause, finding.owner) == ((2,), Cause.HOST, Owner.NODE)
