@@ -192,8 +192,19 @@ def test_where_others_load_as_long_storage_is_slow(job):
         job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0).timeline()
     )
     alike = replace(seen, loading_ns=np.full_like(seen.busy_ns, 5e7))
-    owners = [judge(one, DetectorSettings()).findings[0].owner for one in (seen, alike)]
-    assert owners == [Owner.NODE, Owner.UNDECIDED]
+    now_and_then = np.full_like(seen.busy_ns, 1e6)
+    now_and_then[1], now_and_then[3, ::4] = 5e7, 8e7
+    rarely = now_and_then.copy()
+    rarely[3, 4:] = 1e6
+    owners = [
+        judge(one, DetectorSettings()).findings[0].owner
+        for one in (seen, alike, *(replace(seen, loading_ns=ns) for ns in (now_and_then, rarely)))
+    ]
+    # a quarter of one rank's iterations is a twelfth of all three: the tenth is not reached
+    assert owners == [Owner.NODE, Owner.UNDECIDED, Owner.NODE, Owner.NODE]
+    now_and_then[2, ::4] = 8e7
+    often = replace(seen, loading_ns=now_and_then)
+    assert judge(often, DetectorSettings()).findings[0].owner == Owner.UNDECIDED
 
 
 def test_what_was_not_recorded_is_no_time_that_nobody_lost(job):
