@@ -26,7 +26,7 @@ from tests.whatif.jobs import LAYOUTS, simulated
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTION = ROOT.parent / "shared" / "data" / "whatif"
 UNEXPLAINED = 0.04
-"""Share of an iteration that no hop may explain: with sequence parallelism on real GPUs it is 0.036."""
+"""Share of an iteration that no hop may explain; with sequence parallelism on H100 it is 0.036."""
 
 
 def replays() -> dict[str, Callable[[], Replay]]:
