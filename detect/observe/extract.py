@@ -180,8 +180,9 @@ class _Passes:
             inside_ns = np.where(is_sharded, 0.0, stalled_ns)
             # no host is late with what waits for the communication beside it
             stalled_ns = np.maximum(stalled_ns - passes.beside_ns, 0.0)
-            if passes.gathers is not None:
-                stalled_ns = np.where(is_sharded, passes.gathers.late_ns, stalled_ns)
+            late_ns = passes.contents.late_ns
+            late_ns = np.where(np.isfinite(late_ns), late_ns, 0.0)
+            stalled_ns = np.where(is_sharded, late_ns, stalled_ns)
         paused = collecting.inside_ns > PASSES.max_pause_share * busy_ns
         shape = len(frame.ranks), len(frame.iterations)
         lost = summed(collecting.row, collecting.slot, collecting.lost_ns, shape)

@@ -357,7 +357,7 @@ def _joined_gathers(
     nothing = [np.zeros(len(one.time_ns)) for one in passes]
     return order.record(
         [
-            one or Gathers(layers_ns=zeros, holds=zeros > 0, late_ns=zeros)
+            one or Gathers(layers_ns=zeros, holds=zeros > 0)
             for one, zeros in zip(found, nothing, strict=True)
         ]
     )

@@ -72,7 +72,6 @@ from detect.observe.spans import (
     enclosed_time,
     enclosing,
 )
-from detect.observe.stalls import launched_late
 from detect.stats import robust
 from detect.thresholds import PACE, PASSES
 from megascan.arrays import (
@@ -169,8 +168,6 @@ class Gathers:
     layers_ns: Floats
     holds: Flags
     """Some parameters are gathered beside it."""
-    late_ns: Floats
-    """For how long the device waited for launches between its layers."""
 
 
 def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
@@ -185,11 +182,9 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
     if index.is_sampled:
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
-    late_ns = None if index.is_cpu else launched_late(index, passes, layer_modules(index))
     return Gathers(
         layers_ns=layers_ns,
         holds=enclosed_time(index, passes, gathers, np.ones(int(gathers.sum()))) > 0,
-        late_ns=np.zeros(len(layers_ns)) if late_ns is None else late_ns,
     )
 
 
