@@ -4,7 +4,9 @@
     python -m benchmarks.hogs cpu 5      a busy loop on core 5
     python -m benchmarks.hogs bursts 5   the same now and then
 
-Each says `hogging` when it is at work, and ends when its parent does.
+Each says `hogging` when it is at work, and ends when its parent does. Processes share a GPU by
+turns; `multiprocessors_kept` takes a part of it away all the time, from inside the process that is
+to be slow.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +32,62 @@ def gpu_hogged(device: int) -> Iterator[None]:
     """Another process multiplies matrices on this GPU while inside."""
     with _started([["gpu", str(device)]]):
         yield
+
+
+_KEEPER = """
+extern "C" __global__ void keep(int ns) {
+    extern __shared__ char room[];
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < ns);
+    if (ns < 0) room[0] = 1;  // so that the memory is used
+}
+"""
+_KEEPER_THREADS, _KEEPER_BYTES = 1024, 224 * 1024
+"""Of a block: nearly all shared memory of a Hopper's multiprocessor, so each block has its own."""
+_KEPT_NS = 50_000_000
+"""One after the other: who waits for the whole device, to free memory, waits so long."""
+
+
+@contextmanager
+def multiprocessors_kept(number: int, *, is_time: Callable[[], bool]) -> Iterator[None]:
+    """Keep so many multiprocessors of the current GPU idle while inside and `is_time()` says so.
+
+    A product of matrices finds no room on them, as on a chip with fewer of them. Kernels that need
+    no shared memory lose less.
+    """
+    import torch
+
+    kernel = torch.cuda._compile_kernel(_KEEPER, "keep")
+    kernel.set_shared_memory_config(_KEEPER_BYTES)
+    device, ended = torch.cuda.current_device(), threading.Event()
+
+    def keep() -> None:
+        torch.cuda.set_device(device)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        while not ended.is_set():
+            if not is_time():
+                ended.wait(0.01)
+                continue
+            kernel(
+                grid=(number, 1, 1),
+                block=(_KEEPER_THREADS, 1, 1),
+                args=[_KEPT_NS],
+                shared_mem=_KEEPER_BYTES,
+                stream=stream,
+            )
+            stream.synchronize()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

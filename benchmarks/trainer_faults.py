@@ -1,7 +1,8 @@
 """What is wrong with a rank of `benchmarks.trainers`, made from outside its trainer and tracer.
 
-A slow device burns more of its own CPU time by real matrix products, after every part of a layer,
-forward and backward, and after the optimizer's step. Everything else is what happens to jobs:
+A slow CPU burns more of its own time by real matrix products, after every part of a layer, forward
+and backward, and after the optimizer's step; a slow GPU has fewer multiprocessors. Everything else
+is what happens to jobs:
 another process on the core, a thread that holds the interpreter's lock, a late batch, a collector.
 """
 
@@ -18,7 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.hogs import core_hogged, core_hogged_in_bursts, gpu_hogged
+from benchmarks.hogs import (
+    core_hogged,
+    core_hogged_in_bursts,
+    gpu_hogged,
+    multiprocessors_kept,
+)
 
 LATE_S = 0.06
 """Of a batch whose storage is slow."""
@@ -40,6 +46,8 @@ class Fault:
     factor: float = 1.0
     slows_optimizer: bool = True
     comes_in_bursts: bool = False
+    num_kept: int = 0
+    """Multiprocessors of a GPU that do nothing, of an H100's 132; a profile would show why."""
     devices: tuple[str, ...] = ("cpu",)
 
 
@@ -59,6 +67,15 @@ FAULTS = {
         Fault(name="slow x1.3", causes=("compute",), factor=1.3),
         Fault(name="layers x1.3", causes=("compute",), factor=1.3, slows_optimizer=False),
         Fault(name="throttled x1.6", causes=("compute",), factor=1.6, comes_in_bursts=True),
+        Fault(name="13 SMs less", causes=("compute",), num_kept=13, devices=("gpu",)),
+        Fault(name="33 SMs less", causes=("compute",), num_kept=33, devices=("gpu",)),
+        Fault(
+            name="66 SMs less at times",
+            causes=("compute",),
+            num_kept=66,
+            comes_in_bursts=True,
+            devices=("gpu",),
+        ),
         SHARED,
         LOCK,
         LOADER,
@@ -86,6 +103,10 @@ class Disturbance:
         with ExitStack() as stack:
             if self.fault == SHARED and self.is_here:
                 stack.enter_context(self._sharer())
+            if self.fault.num_kept and self.is_here:
+                stack.enter_context(
+                    multiprocessors_kept(self.fault.num_kept, is_time=self._is_slow_now)
+                )
             if self.fault == LOCK and self.is_here:
                 stack.enter_context(_held_lock())
             if self.fault == BUSY:
@@ -97,6 +118,9 @@ class Disturbance:
 
     def _sharer(self) -> AbstractContextManager[None]:
         return core_hogged(1) if self._device.type == "cpu" else gpu_hogged(self._device.index)
+
+    def _is_slow_now(self) -> bool:
+        return not self.fault.comes_in_bursts or time.monotonic() % PERIOD_S <= BURST_S
 
     def burden(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Slow every part of each layer down, the model's ends, and the optimizer."""
@@ -142,7 +166,7 @@ class Disturbance:
 
     def _work(self, cost_ns: int) -> None:
         """Multiply matrices for the excess over so much CPU time."""
-        if self.fault.comes_in_bursts and time.monotonic() % PERIOD_S > BURST_S:
+        if not self._is_slow_now():
             return
         end_ns = time.thread_time_ns() + int(cost_ns * (self.fault.factor - 1))
         while time.thread_time_ns() < end_ns:

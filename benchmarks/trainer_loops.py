@@ -195,8 +195,10 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def _adam(run: Run, model: torch.nn.Module) -> torch.optim.Optimizer:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def _adam(
+    run: Run, model: torch.nn.Module, *, foreach: bool | None = None
+) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
     run.disturbance.burden(model, optimizer)
     return optimizer
 
@@ -322,7 +324,8 @@ def tensor(run: Run) -> None:
             **dict.fromkeys(("mixer.out", "mlp.down"), RowwiseParallel()),
         }
         parallelize_module(block, mesh["tp"], plan)
-    optimizer, replicas = _adam(run, model), mesh.get_group("dp")
+    optimizer = _adam(run, model, foreach=False)  # which cannot mix sharded and whole weights
+    replicas = mesh.get_group("dp")
     tracer = run.start(model=model, mesh=mesh)
     for number in run.numbers:
         with tracer.iteration(number):

@@ -63,7 +63,7 @@ JOBS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
 """The trainers that share a process group, and its ranks."""
 SIZES = {
     "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
-    "gpu": {"hidden": 4096, "heads": 32, "layers": 3, "sequence": 2048, "microbatches": 2},
+    "gpu": {"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048, "microbatches": 2},
 }
 HAS_STAGES, HAS_REPLICAS = ("pipeline", "megatron PP"), ("ddp", "fsdp", "hybrid", "tensor")
 
@@ -251,6 +251,7 @@ class Campaign:
                     for loop in loops
                     for case in cases_of(loop, num_ranks, self._given.device, seed)
                     for is_profiled in (False, True)[: 1 + self._given.profiles]
+                    if not (is_profiled and FAULTS[case.fault].num_kept)
                 ]
                 if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
                     yield wanted
@@ -278,7 +279,7 @@ class Campaign:
             process = subprocess.Popen(
                 [sys.executable, *words, str(folder / "plan.json")],
                 cwd=ROOT,
-                env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **os.environ, "OMP_NUM_THREADS": "1"},
+                env={**_connections(cases[0].loop), **os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
@@ -335,6 +336,11 @@ class Campaign:
         if verdict.exception() is None:
             self.rows.append(verdict.result())
             print(verdict.result().text(), flush=True)
+
+
+def _connections(loop: str) -> dict[str, str]:
+    """Return what Megatron tells its users to set; other trainers leave it alone."""
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if loop.startswith("megatron") else {}
 
 
 def _is_wanted(name: str, only: Sequence[str] | None) -> bool:

@@ -282,6 +282,16 @@ class PendingWork:
                 self._tracer.fail(error)
         return done
 
+    def is_done_here(self) -> None:
+        """Mark the end: the current stream has waited for the work."""
+        if self._watched or self._span.end is not None:
+            return
+        try:
+            self._span.end = self._tracer.mark()
+            self._span.arguments.pop("end_is_bound", None)
+        except Exception as error:
+            self._tracer.fail(error)
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._work, name)
 
@@ -551,7 +561,11 @@ def _all_reduce(
     work = dist.all_reduce(buffer, group=group, async_op=True)
     if work is None:
         raise RuntimeError("an asynchronous all-reduce returned no work")
-    reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(
-        lambda future: future.value()[0]
-    )
+
+    def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        if isinstance(work, PendingWork):  # a future's callback has a stream that waits for it
+            work.is_done_here()
+        return future.value()[0]
+
+    reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(first)
     return reduced
