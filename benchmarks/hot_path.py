@@ -60,6 +60,9 @@ class _Idle:
     def record(self, event: object = None) -> None:
         del event
 
+    def stream(self) -> int:
+        return 0
+
     def __getattr__(self, name: str) -> object:
         return getattr(TorchDevice, name)  # what a device says of tensors, in any version
 

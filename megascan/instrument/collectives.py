@@ -6,7 +6,8 @@ parallel, say) are told apart by their axis. A device mesh names its dimensions 
 examples and torchtitan do; several dimensions of data parallelism (replicated and sharded) are one
 axis to us.
 
-A synchronous collective is bracketed where it is executed. An asynchronous one is recorded from its
+A synchronous collective is bracketed where it is executed; it stands on the overlapped track where
+that is a stream of its own, as FSDP has them. An asynchronous one is recorded from its
 launch to its completion on the overlapped track, and the handle given to the caller is a stand-in
 that still does what the caller expects of it.
 
@@ -350,7 +351,7 @@ class Collectives:
                 pending.completes(result_of(call))
                 return pending
             end = tracer.mark_after(result_of(call))
-            tracer.add(Kind.COLLECTIVE, operation.name, begin, end, arguments)
+            tracer.add_collective(operation.name, begin, end, arguments, str(arguments["group"]))
             return result
 
         return around(tracer, original, enter, leave)
@@ -437,7 +438,8 @@ class Collectives:
         if works:
             works[-1] = self._follow(works[-1], name, begin, arguments, coalescing)
         else:
-            self._tracer.add(Kind.COLLECTIVE, name, begin, self._tracer.mark(), arguments)
+            group = str(arguments["group"])
+            self._tracer.add_collective(name, begin, self._tracer.mark(), arguments, group)
 
     def fail(self, error: Exception) -> None:
         """Stop tracing."""

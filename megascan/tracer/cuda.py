@@ -127,6 +127,9 @@ class TimedDevice(Protocol):
     def new_event(self) -> DeviceEvent:
         """Return an event that takes time."""
 
+    def stream(self) -> object:
+        """Return what tells the current stream from others, as cheaply as possible."""
+
     def record(self, event: DeviceEvent) -> None:
         """Record on the current stream, as cheaply as possible."""
 
@@ -283,7 +286,16 @@ class CudaTimer:
         self._complete: weakref.ref[torch.Tensor] | None = None
         self._version = 0
         self._narrowest_ns = 0
+        self._stream: object = None
         self.domain = f"{clock.domain}:{device.name}:{os.getpid()}"
+
+    def begin_iteration(self) -> None:
+        """Take the current stream for the one that training computes on."""
+        self._stream = self._device.stream()
+
+    def is_aside(self) -> bool:
+        """Tell whether the current stream is another one; FSDP has some for its collectives."""
+        return self._device.stream() != self._stream
 
     def mark(self) -> Mark:
         """Record an event on the current stream, and the host time of its launch."""
@@ -464,7 +476,8 @@ class TorchDevice:
         self._from = torch.zeros(1, device="cuda")
         self._to = torch.zeros(1).pin_memory()
         self._after: dict[str, torch.cuda.Stream] = {}
-        self.record = CurrentStream(torch.cuda.current_device()).record
+        streams = CurrentStream(torch.cuda.current_device())
+        self.stream, self.record = streams.identity, streams.record
         self._nvml = Nvml(self.name)
 
     def new_event(self) -> DeviceEvent:
@@ -510,6 +523,12 @@ class CurrentStream:
             torch._C, "_cuda_getCurrentRawStream", None
         )
         self._known: dict[int, torch.cuda.Stream] = {}
+
+    def identity(self) -> object:
+        """Return the handle of the stream on which the calling thread launches now."""
+        if self._handle_of is None:
+            return torch.cuda.current_stream(self._device)
+        return self._handle_of(self._device)
 
     def record(self, event: DeviceEvent) -> None:
         """Record on the stream on which the calling thread launches now."""

@@ -142,6 +142,12 @@ class Timer(Protocol):
     source: str
     domain: str
 
+    def begin_iteration(self) -> None:
+        """Take what the calling thread launches on (a GPU's current stream) for training's own."""
+
+    def is_aside(self) -> bool:
+        """Tell whether what is launched now runs next to training's own, on another stream."""
+
     def mark(self) -> Mark:
         """Mark now, where the work is executed."""
 
@@ -202,6 +208,13 @@ class CpuTimer:
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self.domain = clock.domain
+
+    def begin_iteration(self) -> None:
+        """Do nothing: there are no streams."""
+
+    def is_aside(self) -> bool:
+        """Tell that there are no streams."""
+        return False
 
     def mark(self) -> Mark:
         """Mark wall time and this thread's CPU time."""

@@ -335,6 +335,17 @@ class RecordingTracer(Tracer):
         self._spans.append(span)
         return span
 
+    def add_collective(
+        self, name: str, begin: Mark, end: Mark, arguments: Arguments, lane: str
+    ) -> None:
+        """Record a synchronous collective.
+
+        On a stream of its own (FSDP's) it goes on next to what is computed meanwhile.
+        """
+        span = self.add(Kind.COLLECTIVE, name, begin, end, arguments)
+        if self._timer.is_aside():
+            span.track, span.lane = Track.OVERLAPPED, lane
+
     def add_pending(
         self,
         work: AsyncWork,
@@ -467,6 +478,7 @@ class RecordingTracer(Tracer):
             self._first_iteration = number
             self._opened = self._timer.tie(self._last_tie)
             self._opened_s = time.monotonic()
+        self._timer.begin_iteration()
         for listener in self._listeners:
             listener.iteration_begins()
         self.layers.begin_iteration(self._config, number)

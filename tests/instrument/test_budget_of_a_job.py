@@ -13,11 +13,21 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = ("0.5%", "99%")
 
 TRAINER = """
-import sys
+import itertools, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 import megascan
 dist.init_process_group("gloo")
+LEAST_S = 10  # each of three decisions holds from a second later on, also on a quick machine
+
+def goes_on(iteration, lasts, begin):
+    if iteration % 100:
+        return True
+    ended = torch.tensor(iteration >= (2000 if lasts else 600)
+                         and time.monotonic() - begin > LEAST_S * lasts)
+    dist.broadcast(ended, 0)
+    return not ended
+
 for budget in sys.argv[2:]:
     layers = [torch.nn.Linear(4, 4), *(torch.nn.Identity() for _ in range(200))]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -25,10 +35,12 @@ for budget in sys.argv[2:]:
         enabled=True, directory=Path(sys.argv[1]) / budget, interval=4, window=2,
         budget_ratio=float(budget.removesuffix("%")) / 100)
     tracer = megascan.start(config, model=model)
-    # A decision holds from a second later on, so a quick machine needs many iterations for it.
-    for iteration in range(1, 2001 if budget == sys.argv[2] else 601):
+    begin = time.monotonic()
+    for iteration in itertools.count(1):
         with tracer.iteration(iteration):
             model(torch.ones(2, 4)).sum().backward()
+        if not goes_on(iteration, budget == sys.argv[2], begin):
+            break
     tracer.close()
 dist.destroy_process_group()
 """

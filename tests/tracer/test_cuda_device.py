@@ -80,6 +80,21 @@ def test_marks_are_taken_on_the_stream_that_is_current(timer):
     assert first[3] + first[4] < last[3]
 
 
+def test_a_collective_on_another_stream_runs_next_to_training(timer, make_tracer, read_rank_file):
+    tracer, path = make_tracer(timer=timer)
+    aside = torch.cuda.Stream()
+    with tracer.iteration(1):
+        for stream in (torch.cuda.current_stream(), aside):
+            with torch.cuda.stream(stream):
+                begin = tracer.mark()
+                torch.cuda._sleep(SLEEP_CYCLES)
+                arguments = {"op": "all_gather", "group": "dp@0", "size_bytes": 8}
+                tracer.add_collective("all_gather", begin, tracer.mark(), arguments, "dp@0")
+    tracer.close()
+    spans = read_rank_file(path).named("all_gather")
+    assert {Track(span["tid"]) for span in spans} == {Track.COMMUNICATION, Track.OVERLAPPED}
+
+
 def test_nothing_waits_for_the_device_inside_a_traced_iteration(timer, make_tracer):
     tracer, _ = make_tracer(timer=timer, interval=5, window=3)
     mode = torch.cuda.get_sync_debug_mode()

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from megascan.instrument.collectives import PendingWork
+from megascan.instrument.collectives import _all_reduce as reduce_bucket
 from megascan.instrument.megatron import BackwardSpans, Modules
 from megascan.instrument.place import Position
 from megascan.schema import Kind, Track
@@ -35,6 +37,10 @@ class Gpu:
         self.num_waits = 0
         self.query_ns = 1_000
         self.aside_ns = 2_000  # the way to an idle stream
+        self.current = "training's"
+
+    def stream(self):
+        return self.current
 
     def now_ns(self):
         return self.host_ns
@@ -272,6 +278,54 @@ def test_asynchronous_work_ends_on_its_own_stream_and_queues_in_its_lane(gpu):
     assert [round(record[4], -4) for record in records] == [5_000_000, 3_000_000, 8_000_000]
     assert records[1][5]["launch_ns"] == pytest.approx(-5_000_000, abs=5_000)
     assert records[2][5]["launch_ns"] == pytest.approx(0, abs=5_000)
+
+
+def test_a_collective_on_a_stream_of_its_own_runs_next_to_what_is_computed(
+    gpu, make_tracer, read_rank_file
+):
+    device = gpu()
+    tracer, path = make_tracer(timer=make_timer(device))
+    with tracer.iteration(1):
+        for device.current in ("training's", "the gathers'", "training's"):
+            begin = tracer.mark()
+            device.launch(2_000_000)
+            arguments = {"op": "all_gather", "group": "dp@0", "size_bytes": 8}
+            tracer.add_collective("all_gather", begin, tracer.mark(), arguments, "dp@0")
+    tracer.close()
+    tracks = [Track(span["tid"]) for span in read_rank_file(path).named("all_gather")]
+    assert tracks == [Track.COMMUNICATION, Track.OVERLAPPED, Track.COMMUNICATION]
+
+
+def test_ddp_s_reductions_end_where_their_future_has_waited(
+    gpu, make_tracer, read_rank_file, monkeypatch
+):
+    """Where no stream of ours may wait for them: only the reducer does, and that in C++."""
+    device = gpu(blocking=True)
+    tracer, path = make_tracer(timer=make_timer(device))
+    done = torch.futures.Future()
+    done.set_result([torch.ones(4)])
+    work = SimpleNamespace(wait=lambda: None, get_future=lambda: done)
+
+    def all_reduce(buffer, group, async_op):
+        arguments = {"op": "all_reduce", "group": "dp@0", "size_bytes": buffer.nbytes}
+        span, watched = tracer.add_pending(
+            work, Kind.COLLECTIVE, "all_reduce", tracer.mark(),
+            arguments=arguments, lane="dp@0", backend="nccl",
+        )  # fmt: skip
+        device.launch(3_000_000)
+        return PendingWork(work, tracer, span, watched, buffer)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    model = SimpleNamespace(process_group=None, gradient_as_bucket_view=False)
+    with tracer.iteration(1):
+        reduced = reduce_bucket(model, SimpleNamespace(buffer=lambda: torch.ones(4)))
+        device.launch(50_000_000)  # the optimizer
+    tracer.close()
+    assert torch.equal(reduced.value(), torch.ones(4))
+    (span,) = read_rank_file(path).named("all_reduce")
+    assert round(span["dur"]) == 3000
+    assert "end_is_bound" not in span["args"]
 
 
 @pytest.mark.parametrize(("backend", "blocking"), [("gloo", False), ("nccl", True)])
