@@ -1029,6 +1029,11 @@ class _Costs:
         "of the cost of all findings over that of a host's, above which those of other hosts count "
         "into what mending saves",
     )  # fmt: skip
+    exceptional_ratio: float = limit(
+        3.0, "ratio", Origin.CONVENTION,
+        "of an iteration to the median one, both without the finding, above which it is left out: "
+        "one that saves a checkpoint or evaluates says nothing of what a slow device costs",
+    )  # fmt: skip
     next_to_nothing_ratio: float = limit(
         1.001, "ratio", Origin.CONVENTION, "below which a finding is said to cost nothing"
     )

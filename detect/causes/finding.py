@@ -38,6 +38,7 @@ import numpy as np
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats.noise import Noise
+from detect.stats.robust import ordinary
 from detect.stats.search import Course, least_beyond_bursts
 from detect.text import confidence, percent, ranks_text
 from detect.thresholds import CONSEQUENCES, COSTS, ORDINARY, DetectorSettings
@@ -240,6 +241,7 @@ def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) ->
     first to the last iteration in which it holds; `saved_ns` (iteration,) is what each would gain.
     """
     holds = (seen.iterations >= within[0]) & (seen.iterations <= within[1])
+    holds = ordinary(seen.iteration_ns - saved_ns, holds)
     total = float(np.mean(seen.iteration_ns[holds]))
     if total <= 0:
         return 1.0

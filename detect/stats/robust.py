@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detect.thresholds import ROBUST
+from detect.thresholds import COSTS, ROBUST
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -64,6 +64,16 @@ def spread(values: Floats, axis: int | None = None) -> Floats:
     if axis is not None:
         centre = np.expand_dims(centre, axis)
     return ROBUST.mad_to_sigma * median(np.abs(values - centre), axis=axis)
+
+
+def ordinary(durations: Floats, counted: Flags) -> Flags:
+    """Return the counted iterations without exceptional ones, those that save a checkpoint, say.
+
+    Both are (iteration,); one that takes several times the median of those counted is left out.
+    Example: 52, 51 and 2,900 ms are two ordinary iterations and an exceptional one.
+    """
+    limit = COSTS.exceptional_ratio * np.median(durations[counted]) if counted.any() else 0.0
+    return counted & (durations <= limit) if counted.any() else counted
 
 
 def leave_one_out_median(values: Floats) -> Floats:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detect.report import Cause, Finding
+from detect.stats.robust import ordinary
 from detect.thresholds import COSTS, NETWORKS
 from detect.whatif.graph import Replay, sweep
 from megascan.arrays import Flags, Floats, Integers
@@ -98,7 +99,8 @@ def saved_by_fixing(
     host's delays scatter far more: with `hosts` the scatter is that of peers in another step. With
     `links` the transfers that `ranks` take part in (between them, when there are several) are
     brought to those of the other lanes as well. Ranks whose work cannot be told from theirs are
-    fixed with them. Counted are the steps `during` (step,) which they are slow, None for all.
+    fixed with them. Counted are the steps `during` (step,) which they are slow, None for all,
+    without exceptional ones (`stats.robust.ordinary`).
     Raises InputError for a rank that was not recorded.
 
         one rank computing 1.5x slower in a TP group of two: its group's passes take 1/1.5
@@ -126,9 +128,10 @@ def _saving(
     during: Flags | None,
     compared_with: str,
 ) -> Saving:
-    """Return what other weights save in the steps `during` (step,), None for all."""
+    """Return what other weights save in the ordinary steps of `during` (step,), None for all."""
     fixed = sweep(replay.graph, lambda node: weights[node][:, None, :])[0]
     counted = np.ones(len(replay.steps), dtype=bool) if during is None else during
+    counted = ordinary(fixed, counted)
     return Saving(
         ranks=ranks,
         step_s=float(replay.traced_s[counted].mean()),
@@ -340,10 +343,12 @@ class ReplayedCosts:
     ) -> tuple[Replay, Flags] | None:
         """Return the replay and its steps within these iterations; None where it tells nothing."""
         replay = self._get_replay() if ranks else None
-        if replay is None or _hidden_wait(replay, ranks) > COSTS.max_hidden_share:
+        if replay is None:
             return None
         during = (replay.steps >= within[0]) & (replay.steps <= within[1])
-        return (replay, during) if during.any() else None
+        if not during.any() or _hidden_wait(replay, ranks, during) > COSTS.max_hidden_share:
+            return None
+        return replay, during
 
     def _get_replay(self) -> Replay | None:
         if self._replay is None and not self._fails:
@@ -354,16 +359,19 @@ class ReplayedCosts:
         return self._replay
 
 
-def _hidden_wait(replay: Replay, ranks: tuple[int, ...]) -> float:
-    """Return the share of a step that ranks other than `ranks` spend between spans, of the stage
-    where it is largest: all of them, if they wait there; one alone does for reasons of its own.
+def _hidden_wait(replay: Replay, ranks: tuple[int, ...], during: Flags) -> float:
+    """Return the share of the steps `during` (step,) that ranks other than `ranks` spend between
+    spans, of the stage where it is largest: all of them, if they wait there; one alone does for
+    reasons of its own.
     """
     stage = replay.graph.stage
     gaps = np.array([node.optype == "host" for node in replay.graph.nodes])
     others = ~np.isin(replay.ranks, ranks)  # (stage, lane)
-    step_s = float(replay.traced_s.mean())
+    steps = ordinary(replay.traced_s, during)
+    step_s = float(replay.traced_s[steps].mean())
+    lost_s = replay.weights[:, :, steps].mean(axis=-1)  # (node, lane)
     shares = [
-        replay.weights[gaps & (stage == number)].sum(axis=0).mean(axis=-1)[others[number]] / step_s
+        lost_s[gaps & (stage == number)].sum(axis=0)[others[number]] / step_s
         for number in range(replay.graph.num_stages)
     ]
     return float(max((np.median(share) for share in shares if len(share)), default=0.0))
