@@ -524,10 +524,14 @@ def _explains(main: Finding, other: Finding) -> bool:
 def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
     """Return the same of findings that share ranks."""
     same = set(main.ranks) >= set(other.ranks)
+    no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
     if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
-        return same or minor or other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
+        return same or minor or no_slower
+    if other.cause == Cause.LINK and main.cause == Cause.STAGE_IMBALANCE:
+        # a stage of one rank whose device may be the slow one, and slows its transfers as well
+        return main.owner == Owner.UNDECIDED and same and other.slowdown <= main.slowdown
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
-        return same and other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
+        return same and no_slower
     both_links = main.cause == other.cause == Cause.LINK
     return both_links or (same and (main.cause, other.cause) in ONE_FAULT)
 

@@ -271,5 +271,8 @@ def _why_nobody_compares(seen: Observations) -> str:
     if layout.world_size > layout.pp or len(np.unique(seen.members.stage)) == 1:
         return " (of its peers' work nothing was recorded, or other work)"
     if seen.layers is None:
-        return " (one rank a stage, and no transformer layers traced: granularity full has them)"
+        return (
+            " (one rank a stage, and no transformer layers that are alike: granularity full traces "
+            "them, experts next to dense ones cannot be compared)"
+        )
     return " (one rank a stage, and their transformer layers cannot be compared)"

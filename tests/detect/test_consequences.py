@@ -47,6 +47,17 @@ def test_loading_slower_by_the_factor_of_computing_is_no_second_fault(finding):
     assert len(folded([worse, compute])) == 2
 
 
+def test_the_link_of_a_stage_that_may_be_a_slow_device_is_no_second_fault(finding):
+    stage = replace(finding, cause=Cause.STAGE_IMBALANCE, owner=Owner.UNDECIDED, slowdown=1.9)
+    link = replace(finding, step_time_cost_ratio=1.03)
+    [only] = folded([link, stage])
+    assert only.cause == Cause.STAGE_IMBALANCE
+    assert "the communication of rank 2 suffers with it" in only.evidence[-1]
+    slower, of_the_job = replace(link, slowdown=2.5), replace(stage, owner=Owner.JOB)
+    assert len(folded([slower, stage])) == 2
+    assert len(folded([link, of_the_job])) == 2
+
+
 def test_faults_of_one_rank_at_different_times_stay_two(finding):
     compute = replace(finding, cause=Cause.COMPUTE, last_iteration=6)
     later = replace(finding, cause=Cause.HOST, first_iteration=9)

@@ -51,7 +51,7 @@ def test_too_few_iterations_are_counted_as_they_were_traced(job):
     ("layout", "words"),
     [
         (Layout(), "the job has one rank"),
-        (Layout(pp=4), "one rank a stage, and no transformer layers traced"),
+        (Layout(pp=4), "one rank a stage, and no transformer layers that are alike"),
     ],
 )
 def test_why_nobody_can_be_compared(job, layout, words):
