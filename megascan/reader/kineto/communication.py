@@ -4,6 +4,8 @@ What describes an NCCL kernel, first found, first taken:
 
     its own arguments                torch 2.3 and newer: collective, group, ranks, elements
     `record_param_comms` around      torch 2.0 and newer: the same on the operator that launched it
+    those before `nccl:coalesced`    the messages of a batch that one kernel carries out: one event
+                                     each, with the kernel's times
     `nccl:all_to_all` around         the annotation of torch 1.8 and newer: the operation only
     its name                         ncclKernel_AllReduce_…; a `SendRecv` may be anything
 
@@ -52,6 +54,8 @@ _DEVICE_WORDS = (
 )
 """Kernels that communicate, and so may wait for other ranks: of NCCL and RCCL, and of libraries
 that write into each other's memory; nothing of the latter can be matched."""
+_BATCH = "nccl:coalesced"
+"""Torch's annotation around the launch of what was noted down before."""
 _A_PAIR = re.compile(r"[0-9]+\s*(?:->|<-)\s*([0-9]{1,9})")
 _MESSAGES = (SEND, RECV)
 _A_RANK = re.compile(r"[0-9]{1,9}")
@@ -64,7 +68,7 @@ _DESCRIBED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """Communication events by row of the profile's table.
+    """Communication events by row of the profile's table; messages of one batch share theirs.
 
     `channel` numbers what is counted together (group and operation, or peer and direction);
     `is_matchable` marks what may have a counterpart: messages, and collectives of known groups.
@@ -133,7 +137,7 @@ def _is_gloo(name: str) -> bool:
 def _described(host: Host, rows: Integers, covered: Flags) -> Communication:
     """Describe events by their collective's arguments: one look at each distinct set of them."""
     profile = host.profile
-    says = _describing(host, rows)
+    rows, says = _with_batches(host, rows, _describing(host, rows))
     events = profile.events.take(pa.array(says))
     keys = [pc.fill_null(events.column(name).cast(pa.string()), "") for name in _DESCRIBED]
     keys[0] = pc.if_else(pc.equal(keys[0], ""), _annotations(host, rows), keys[0])
@@ -164,6 +168,42 @@ def _describing(host: Host, rows: Integers) -> Integers:
     unsaid = np.asarray(pc.is_null(host.profile.events.column("Collective name")))[rows]
     around = host.enclosing(np.flatnonzero(_stated(host.profile)), rows)
     return np.where(unsaid & (around >= 0), around, rows)
+
+
+def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers, Integers]:
+    """Return the events `rows` and who describes each, one a message where a kernel carries out a
+    batch of them: those that its thread noted down since the batch before.
+
+        thread 1   send to 1, recv from 1, |── nccl:coalesced ──|      launches one SendRecv
+    """
+    profile = host.profile
+    names = pc.fill_null(profile.events.column("name"), "")
+    marks = np.flatnonzero(np.asarray(pc.equal(names, _BATCH)) & profile.of_category(ANNOTATION))
+    batch = host.enclosing(marks, rows)
+    launches = np.flatnonzero((says == rows) & (batch >= 0))
+    if not len(launches):
+        return rows, says
+    said = pc.fill_null(profile.events.column("Collective name").cast(pa.string()), "")
+    stated = np.asarray(pc.is_in(said, value_set=pa.array(_MESSAGES))) & _stated(profile)
+    stated[says] = False  # which has a kernel of its own
+    notes = np.flatnonzero(stated)
+    parts = {int(rows[place]): _noted(host, notes, marks, int(batch[place])) for place in launches}
+    counts = np.array([max(len(parts.get(int(row), ())), 1) for row in rows])
+    repeated = np.repeat(rows, counts)
+    told = [parts[int(row)] if len(parts.get(int(row), ())) else [own]
+            for row, own in zip(rows, says, strict=True)]  # fmt: skip
+    return repeated, np.concatenate([np.asarray(each, dtype=np.int64) for each in told])
+
+
+def _noted(host: Host, notes: Integers, marks: Integers, batch: int) -> Integers:
+    """Return those `notes` of messages that a batch carries out: of its thread, since the batch
+    before, one of the `marks`.
+    """
+    begin = host.start[batch]
+    earlier = marks[(host.thread[marks] == host.thread[batch]) & (host.start[marks] < begin)]
+    since = host.end[earlier].max(initial=np.iinfo(np.int64).min)
+    own = notes[host.thread[notes] == host.thread[batch]]
+    return np.asarray(own[(host.start[own] >= since) & (host.start[own] < begin)])
 
 
 def _annotations(host: Host, rows: Integers) -> pa.ChunkedArray:

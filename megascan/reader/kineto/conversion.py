@@ -254,7 +254,8 @@ def _communication(events: _Events, found: Communication, compute: Integers) -> 
 def _beside(events: _Events, rows: Integers, compute: Integers) -> Integers:
     """Return the track of communication: overlapped where something else runs at the same time."""
     start, end = events.start, events.end
-    order = rows[np.argsort(start[rows], kind="stable")]
+    own = np.unique(rows)  # messages of one batch are one event
+    order = own[np.argsort(start[own], kind="stable")]
     others = compute[np.argsort(start[compute], kind="stable")]
     hidden = Cover.of(start[others], end[others]).length_within(start[order], end[order]) > 0
     latest = np.maximum.accumulate(end[order]) if len(order) else end[order]

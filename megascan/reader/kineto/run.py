@@ -8,6 +8,7 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from megascan.errors import ConfigError, InputError
@@ -16,12 +17,17 @@ from megascan.parallel import Here, Workers
 from megascan.reader.kineto.conversion import Profiled, profiled_spans
 from megascan.reader.kineto.document import ProcessGroup, Profile, read_profile
 from megascan.reader.segments import Packed, Segment
-from megascan.schema import Granularity
+from megascan.schema import Granularity, Kind
+from megascan.timeline import codes, equals, numbers
 from megascan.topology import DEFAULT_ORDER, Layout
-from megascan.vocabulary import axis_of_group
+from megascan.vocabulary import axis_of_group, group_id
 
 _AXES = ("tp", "cp", "pp")
 """Whose sizes the descriptions of process groups tell; what they leave is data parallel."""
+
+_REDUCTIONS = "all_reduce", "reduce", "reduce_scatter", "all_gather"
+_LEAST_GRADIENT_BYTES = 1 << 16
+"""Of what is reduced or gathered; losses, norms and counts of tokens are smaller."""
 
 RUN_ID = "kineto"
 
@@ -30,17 +36,27 @@ def read_kineto(paths: Sequence[Path], workers: Workers | None = None) -> list[S
     """Read every rank's profiles as a segment of one run.
 
     Iteration is the number of `ProfilerStep#N` plus one, or is found. Parallel sizes come from the
-    descriptions of Megatron's process groups and of device meshes; without them all ranks count as
-    data parallel. A single file that does not say its rank is rank 0.
+    descriptions of Megatron's process groups and of device meshes, and from who sends to whom;
+    without these all ranks count as data parallel. A single file that does not say its rank is
+    rank 0.
 
     Raises InputError for damaged files, and for files of a folder that do not say their rank.
     """
     workers = workers or Here()
     profiles = _ranked(list(workers.results(read_profile, ((path,) for path in paths))))
-    layout = _layout(profiles)
-    place = partial(_segment, layout=layout)
-    parts = workers.results(place, ((profile,) for profile in profiles))
-    return _joined([segment for part in parts for segment in part.segments])
+    world_size = _world_size(profiles)
+    parts = workers.results(
+        partial(_segment, world_size=world_size), ((profile,) for profile in profiles)
+    )
+    segments = [segment for part in parts for segment in part.segments]
+    layout = _layout(profiles, world_size, segments)
+    return _joined([_placed(segment, layout) for segment in segments])
+
+
+def _placed(segment: Segment, layout: Layout) -> Segment:
+    header = segment.header
+    place = replace(header, layout=layout, coordinates=layout.coordinates(header.rank))
+    return replace(segment, header=place)
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
@@ -84,20 +100,25 @@ def _ranked(profiles: list[Profile]) -> list[Profile]:
     return [replace(unknown[0], rank=0, notes=(*unknown[0].notes, note))]
 
 
-def _layout(profiles: Sequence[Profile]) -> Layout:
+def _world_size(profiles: Sequence[Profile]) -> int:
     said = {profile.world_size for profile in profiles if profile.world_size}
     if len(said) > 1:
         raise InputError(
             f"{profiles[0].path.parent}: profiles of world sizes {sorted(said)} are mixed; put "
             "each job into a folder of its own"
         )
-    world_size = said.pop() if said else 1 + max(profile.rank for profile in profiles)
+    return said.pop() if said else 1 + max(profile.rank for profile in profiles)
+
+
+def _layout(profiles: Sequence[Profile], world_size: int, segments: Sequence[Segment]) -> Layout:
     groups = {
         group.id: group
         for profile in profiles
         for group in profile.groups.values()
         if axis_of_group(group.id) in (*_AXES, "ep", "expt_tp")
     }
+    if not groups:
+        groups = {group.id: group for group in pipelines_of(segments, world_size)}
     sizes = {axis: _largest(groups.values(), axis) for axis in _AXES}
     num_replicas, rest = divmod(world_size, sizes["tp"] * sizes["cp"] * sizes["pp"])
     if rest:
@@ -108,6 +129,56 @@ def _layout(profiles: Sequence[Profile]) -> Layout:
         return _ordered(replace(dense, ep=experts, etp=inside), list(groups.values()))
     except ConfigError:  # a grid of experts that does not fit in a stage
         return _ordered(dense, list(groups.values()))
+
+
+def pipelines_of(segments: Sequence[Segment], world_size: int) -> list[ProcessGroup]:
+    """Return the pipelines of a job whose groups have no such names, by who sends to whom.
+
+    Stages send to their neighbours (the last to the first where stages are interleaved) and reduce
+    next to nothing between them; ranks that exchange parts of a sequence in a ring reduce gradients
+    as well. Nothing is returned unless every rank is in one, all are equally long, and nothing
+    large is reduced between two stages.
+
+        0 <-> 1, 2 <-> 3, gradients reduced by {0, 2} and {1, 3}      pipelines {0, 1} and {2, 3}
+    """
+    whose = {rank: {rank} for rank in range(world_size)}
+    pairs = {(segment.header.rank, peer) for segment in segments for peer in _partners(segment)}
+    for rank, peer in pairs:
+        if peer >= world_size:
+            return []
+        both = whose[rank] | whose[peer]
+        whose.update(dict.fromkeys(both, both))
+    found = sorted({tuple(sorted(members)) for members in whose.values()})
+    if len(found[0]) < 2 or len({len(members) for members in found}) > 1:
+        return []
+    place = {rank: number for members in found for number, rank in enumerate(members)}
+    steps = {abs(place[rank] - place[peer]) for rank, peer in pairs}
+    reduced = {ranks for segment in segments for ranks in _reducing(segment)}
+    if not steps <= {1, len(found[0]) - 1} or any(
+        len(set(ranks) & set(members)) > 1 for ranks in reduced for members in found
+    ):
+        return []
+    return [ProcessGroup(group_id("pp", members), members) for members in found]
+
+
+def _partners(segment: Segment) -> set[int]:
+    """Return the ranks that this one exchanges messages with."""
+    messages = equals(segment.spans, "kind", Kind.P2P)
+    peers = numbers(segment.spans, "peer")[messages]
+    return set(peers[peers >= 0].tolist())
+
+
+def _reducing(segment: Segment) -> set[tuple[int, ...]]:
+    """Return the members of the groups over which this rank reduces or gathers more than a loss or
+    a norm; all ranks where a profile does not say which or how much.
+    """
+    spans, header = segment.spans, segment.header
+    large = equals(spans, "kind", Kind.COLLECTIVE) & equals(spans, "op", *_REDUCTIONS)
+    size = numbers(spans, "size_bytes")
+    code, names = codes(spans, "group")
+    large &= (size < 0) | (size >= _LEAST_GRADIENT_BYTES)
+    everybody = tuple(range(header.world_size))
+    return {header.groups.get(names[one], everybody) for one in np.unique(code[large])}
 
 
 def _largest(groups: Iterable[ProcessGroup], axis: str) -> int:
@@ -127,9 +198,9 @@ def _ordered(layout: Layout, groups: Sequence[ProcessGroup]) -> Layout:
     return layout
 
 
-def _segment(profile: Profile, layout: Layout) -> Packed:
+def _segment(profile: Profile, world_size: int) -> Packed:
     profiled = profiled_spans(profile)
-    header = _run_header(profile, profiled, layout)
+    header = _run_header(profile, profiled, Layout(dp=world_size))
     window = WindowRecord(
         run_id=RUN_ID,
         window=0,
