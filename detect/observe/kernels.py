@@ -64,7 +64,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     layers = _layers(index, kernels, seen.members)
     alone = layers is not None and len(np.unique(seen.members.stage)) == len(seen.members)
     alike = replace(kernels, sequence=_shared(kernels, len(seen.members))) if alone else compared
-    others_share = 1.0 - robust.median(_share(index, compared), axis=1)
+    others_share = 1.0 - robust.median(_share(index, alike), axis=1)
     lost: dict[Cause, Floats] = dict(seen.lost_ns)
     lost.pop(Cause.GC, None)  # is not recorded
     return replace(

@@ -383,6 +383,14 @@ class Collectives:
         arguments["size_bytes"] = size_bytes
         return arguments
 
+    def described(self, operation: str, group: ProcessGroup, size_bytes: int) -> Arguments | None:
+        """Return the arguments of a collective of this group; None where it is not to be recorded.
+
+        It then has a number of its own, so the caller records it.
+        """
+        name = self._name_if_wanted(group)
+        return None if name is None else self._describe(operation, name, size_bytes)
+
     def _follow(
         self, work: AsyncWork, name: str, begin: Mark, arguments: Arguments, keep: object
     ) -> PendingWork:

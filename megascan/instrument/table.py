@@ -176,21 +176,25 @@ def install(
         tracer.listen(GarbageCollections(tracer))
     installation = Installation()
     installation.undo_full.append(modules.remove)
+    collectives = Collectives(tracer, position, groups)
     wanted = places(
         Passes(tracer, position, backward_spans, updates),
         modules,
         PointToPoint(tracer, position, groups),
-        Collectives(tracer, position, groups),
+        collectives,
         host=CheckpointSaves(tracer),
         updates=updates,
     )
     if models:
+        from megascan.instrument.functional import FunctionalCollectives
         from megascan.instrument.plain_torch import Batches, Exchanges, WatchedModels
 
+        functional = FunctionalCollectives(tracer, position, collectives)
+        tracer.listen(functional)
         watched = WatchedModels(tracer, position, backward_spans, models)
         tracer.listen(watched)
         exchanges = Exchanges(tracer, position, groups)
-        wanted += plain_places(watched, exchanges, Batches(tracer))
+        wanted += [*plain_places(watched, exchanges, Batches(tracer)), *functional.places()]
     if not tracer.full:
         wanted = [place for place in wanted if place.granularity is Granularity.BASE]
     installation.install(wanted)

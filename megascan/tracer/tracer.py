@@ -336,14 +336,21 @@ class RecordingTracer(Tracer):
         return span
 
     def add_collective(
-        self, name: str, begin: Mark, end: Mark, arguments: Arguments, lane: str
+        self,
+        name: str,
+        begin: Mark,
+        end: Mark,
+        arguments: Arguments,
+        lane: str,
+        *,
+        is_beside: bool = False,
     ) -> None:
-        """Record a synchronous collective.
+        """Record a finished collective; one that `is_beside` something else overlaps it.
 
-        On a stream of its own (FSDP's) it goes on next to what is computed meanwhile.
+        So it does on a stream of its own (FSDP's), next to what is computed meanwhile.
         """
         span = self.add(Kind.COLLECTIVE, name, begin, end, arguments)
-        if self._timer.is_aside():
+        if is_beside or self._timer.is_aside():
             span.track, span.lane = Track.OVERLAPPED, lane
 
     def add_pending(

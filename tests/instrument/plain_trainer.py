@@ -1,6 +1,7 @@
-"""A trainer on plain PyTorch: DDP, FSDP2, or a pipeline of torch.distributed.
+"""A trainer on plain PyTorch: DDP, FSDP2, a pipeline of torch.distributed, or tensor parallelism.
 
-torchrun … plain_trainer.py ddp|fsdp|pipeline --losses FILE [--slow RANK --slow-from I] [--trace …]
+torchrun … plain_trainer.py ddp|fsdp|pipeline|tensor --losses FILE [--slow RANK --slow-from I]
+                            [--trace …]
 torchrun … plain_trainer.py --plan FILE    several jobs, a line of arguments each
 """
 
@@ -116,9 +117,37 @@ class Pipeline:
         return sum(loss.item() for loss in losses)
 
 
+class Tensor:
+    """Every layer is split over all ranks by DTensor."""
+
+    def __init__(self) -> None:
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        self.mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        self.network = self.model = Network()
+        for layer in self.network.layers:
+            plan = {"inner": ColwiseParallel(), "outer": RowwiseParallel()}
+            parallelize_module(layer, self.mesh, plan)
+        self.random = torch.Generator().manual_seed(0)
+
+    def step(self) -> float:
+        losses = []
+        for _ in range(NUM_MICROBATCHES):
+            samples = torch.randn(BATCH, WIDTH, generator=self.random)
+            labels = torch.randint(CLASSES, (BATCH,), generator=self.random)
+            loss = cross_entropy(self.model(samples), labels)
+            loss.backward()
+            losses.append(loss.item())
+        return sum(losses)
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["ddp", "fsdp", "pipeline"])
+    parser.add_argument("kind", choices=["ddp", "fsdp", "pipeline", "tensor"])
     parser.add_argument("--losses", type=Path, required=True)
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--slow", type=int, default=-1)
@@ -129,8 +158,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    job = Pipeline() if options.kind == "pipeline" else DataParallel(options.kind)
-    optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-3)
+    kinds = {"pipeline": Pipeline, "tensor": Tensor}
+    job = kinds[options.kind]() if options.kind in kinds else DataParallel(options.kind)
+    optimizer = torch.optim.AdamW(job.model.parameters(), lr=1e-3, foreach=False)
     config = megascan.TraceConfig.from_arguments(options)
     tracer = megascan.start(config, model=job.model, mesh=job.mesh)
     losses = []

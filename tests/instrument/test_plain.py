@@ -1,4 +1,6 @@
-"""Plain PyTorch on two gloo ranks: DDP, FSDP2 and a pipeline, by hooks and collectives alone."""
+"""Plain PyTorch on two gloo ranks: DDP, FSDP2, a pipeline and tensor parallelism, by hooks and
+collectives alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests import ranks
 
 TRAINER = Path(__file__).with_name("plain_trainer.py")
 ROOT = TRAINER.parents[2]
-KINDS = ("ddp", "fsdp", "pipeline")
+KINDS = ("ddp", "fsdp", "pipeline", "tensor")
 NUM_MICROBATCHES, NUM_LAYERS = 2, 4
 EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
 
@@ -99,14 +101,14 @@ def test_layers_lie_in_their_pass(run):
 def test_optimizer_and_data_once_each(run):
     for rank in range(2):
         assert len(run.of(rank, "optimizer")) == 1
-        num_batches = 0 if run.kind == "pipeline" else NUM_MICROBATCHES
+        num_batches = NUM_MICROBATCHES if run.kind in ("ddp", "fsdp") else 0
         assert len(run.of(rank, "batch-generator")) == num_batches
 
 
 def test_gradients_travel_over_a_data_parallel_group(run):
     sums = Counter(span["name"] for span in run.spans[0] if span["cat"] == "collective")
-    if run.kind == "pipeline":
-        assert not sums
+    if run.kind in ("pipeline", "tensor"):
+        assert not [span for span in run.spans[0] if span["args"].get("group", "").startswith("dp")]
         return
     wanted = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}[run.kind]
     assert set(sums) == wanted
@@ -120,11 +122,35 @@ def test_gradients_travel_over_a_data_parallel_group(run):
         assert {span["tid"] for span in run.spans[0] if span["name"] == "all_reduce"} == {4}
 
 
+def test_what_dtensor_communicates_lies_in_its_layer(run):
+    """Forward the sum of `outer`'s parts, backward of `inner`'s input, which the first needs not."""
+    if run.kind != "tensor":
+        return
+    for rank in range(2):
+        sums = run.of(rank, "all_reduce")
+        places = Counter((one["args"]["microbatch"], one["args"]["phase"]) for one in sums)
+        assert places == {
+            (microbatch, phase): number
+            for microbatch in range(NUM_MICROBATCHES)
+            for phase, number in (("forward", NUM_LAYERS), ("backward", NUM_LAYERS - 1))
+        }
+        assert {(one["args"]["group"], one["tid"]) for one in sums} == {("tp@0", 2)}
+        for name in ("layer", "layer-backward"):
+            for layer in run.of(rank, name):
+                end = layer["ts"] + layer["dur"]
+                inside = [one for one in sums if layer["ts"] <= one["ts"] < end]
+                is_first = name == "layer-backward" and layer["args"]["layer"] == 1
+                assert len(inside) == (0 if is_first else 1)
+                assert all(one["ts"] + one["dur"] <= end + 0.001 for one in inside)
+
+
 def test_the_layout_is_that_of_the_mesh(run):
     layout = run.headers[0]["layout"]
     if run.kind == "pipeline":
         assert (layout["pp"], layout["dp"]) == (2, 1)
         assert [header["coordinates"]["pp"] for header in run.headers] == [0, 1]
+    elif run.kind == "tensor":
+        assert (layout["tp"], layout["dp"]) == (2, 1)
     else:
         assert (layout["pp"], layout["dp"]) == (1, 2)
 

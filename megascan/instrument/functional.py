@@ -1,0 +1,198 @@
+"""Functional collectives of torch: what DTensor communicates, torchtitan's tensor parallelism, say.
+
+    funcol.all_reduce(x) ──► a tensor that is not there yet ──► wait_tensor ──► y = x + it
+    └── begin                                                            end ──┘
+
+The result is waited for by its first use, through `wait_tensor`: the span lasts from the call
+until then. Where it is waited for in another layer or pass, it stands on the overlapped track, with
+an end that is a bound: nobody knows how long it was waited for. Code that is being compiled is
+passed over: what is put around a function would break its graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from megascan.instrument.collectives import (
+    Collectives,
+    argument_reader,
+    size_bytes_of,
+)
+from megascan.instrument.place import Call, Function, Place, Position
+from megascan.tracer import Arguments, IterationListener, Mark, RecordingTracer
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+MODULE = "torch.distributed._functional_collectives"
+FUNCTIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+"""Functions by their names in torch, old ones and new ones, and what they do."""
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A collective that has been launched."""
+
+    operation: str
+    begin: Mark
+    arguments: Arguments
+    place: tuple[object, ...]
+    waited: Mark = None
+    """When its own call waited for it, where it did."""
+
+
+@dataclass(eq=False)
+class FunctionalCollectives(IterationListener):
+    """Wraps the functions of `FUNCTIONS` and `wait_tensor`."""
+
+    tracer: RecordingTracer
+    position: Position
+    collectives: Collectives
+    _under_way: list[_Begun] = field(default_factory=list)
+    _pending: dict[int, _Begun] = field(default_factory=dict)
+    """By the storage of the result."""
+
+    def iteration_begins(self) -> None:
+        """Forget what nobody has waited for, and calls that ended with an exception."""
+        self._under_way.clear()
+        self._pending.clear()
+
+    def places(self) -> list[Place]:
+        """Return what is to be wrapped."""
+        return [
+            *(
+                Place(module=MODULE, attribute=name, wrap=self._wrap(operation))
+                for name, operation in FUNCTIONS.items()
+            ),
+            Place(module=MODULE, attribute="wait_tensor", wrap=self._wrap_wait),
+        ]
+
+    def _wrap(self, operation: str) -> Callable[[Function], Function]:
+        return lambda original: self._launching(operation, original)
+
+    def _launching(self, operation: str, original: Function) -> Function:
+        group_of = argument_reader(original, "group")
+        tracer = self.tracer
+
+        @functools.wraps(original)
+        def traced(*positional: object, **named: object) -> object:
+            if _is_compiling() or not tracer.active or self._under_way:  # of another of them
+                return original(*positional, **named)
+            begun = None
+            try:
+                group = process_group(group_of(Call(positional, named)))
+                begun = self._begin(operation, group, positional[0] if positional else None)
+            except Exception as error:
+                tracer.fail(error)
+            if begun is None:
+                return original(*positional, **named)
+            self._under_way.append(begun)
+            try:
+                result = original(*positional, **named)
+            finally:
+                self._under_way.clear()
+            try:
+                self._launched(begun, result)
+            except Exception as error:
+                tracer.fail(error)
+            return result
+
+        return traced
+
+    def _begin(self, operation: str, group: ProcessGroup | None, payload: object) -> _Begun | None:
+        if group is None:
+            return None
+        arguments = self.collectives.described(operation, group, size_bytes_of(payload))
+        if arguments is None:
+            return None
+        begin = self.tracer.mark_before(payload)
+        return _Begun(operation, begin, arguments, self._place())
+
+    def _place(self) -> tuple[object, ...]:
+        position = self.position
+        return position.phase, position.slot, position.layer
+
+    def _launched(self, begun: _Begun, result: object) -> None:
+        elem = getattr(result, "elem", None)
+        if begun.waited is not None:
+            self._add(begun, begun.waited)
+        elif elem is None:  # complete when it returns
+            self._add(begun, self.tracer.mark_after(result))
+        else:
+            self._pending[_storage(elem)] = begun
+
+    def _wrap_wait(self, original: Function) -> Function:
+        tracer = self.tracer
+
+        @functools.wraps(original)
+        def traced(tensor: torch.Tensor) -> object:
+            result = original(tensor)
+            if _is_compiling() or not tracer.active:
+                return result
+            try:
+                self._waited(tensor, result)
+            except Exception as error:
+                tracer.fail(error)
+            return result
+
+        return traced
+
+    def _waited(self, tensor: torch.Tensor, result: object) -> None:
+        if self._under_way:
+            self._under_way[-1].waited = self.tracer.mark_after(result)
+            return
+        begun = self._pending.pop(_storage(tensor), None) if self._pending else None
+        if begun is not None:
+            self._add(begun, self.tracer.mark_after(result))
+
+    def _add(self, begun: _Begun, end: Mark) -> None:
+        arguments = begun.arguments
+        is_beside = begun.place != self._place()
+        if is_beside:
+            arguments["end_is_bound"] = 1
+        lane = str(arguments["group"])
+        self.tracer.add_collective(
+            begun.operation, begun.begin, end, arguments, lane, is_beside=is_beside
+        )
+
+
+def _is_compiling() -> bool:
+    import torch
+
+    return torch.compiler.is_compiling()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def process_group(given: object) -> ProcessGroup | None:
+    """Return the group that a functional collective is given: itself, its name, a mesh or one
+    dimension of it; None for lists of ranks, which have no group that could be named.
+    """
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(given, ProcessGroup):
+        return given
+    if isinstance(given, DeviceMesh):
+        return given.get_group()
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], DeviceMesh):
+        return given[0].get_group(given[1])
+    if isinstance(given, str):
+        from torch._C import _distributed_c10d
+
+        resolve: Callable[[str], ProcessGroup] = vars(_distributed_c10d)["_resolve_process_group"]
+        return resolve(given)
+    return None

@@ -1,0 +1,154 @@
+"""Functional collectives: what is recorded of them, and what compiled code and callers see."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as funcol  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from megascan.instrument.collectives import Collectives  # noqa: E402
+from megascan.instrument.functional import FunctionalCollectives, process_group  # noqa: E402
+from megascan.instrument.place import Installation, Position  # noqa: E402
+from megascan.schema import Phase, Track  # noqa: E402
+
+
+def _all_gather(*arguments):
+    """By the name that this version of torch has for it."""
+    return getattr(funcol, "all_gather_single", funcol.all_gather_tensor)(*arguments)
+
+
+def _reduce_scatter(*arguments):
+    return getattr(funcol, "reduce_scatter_single", funcol.reduce_scatter_tensor)(*arguments)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A job of one rank."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group(
+        "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class PairGroups:
+    """The only rank's group counts as one of two, or nothing would be recorded of it."""
+
+    def name(self, group):
+        return "tp@0"
+
+    def num_members(self, name):
+        return 2
+
+    def is_data_parallel(self, name):
+        return False
+
+
+@pytest.fixture
+def traced(make_tracer, read_rank_file):
+    """Trace what a function does; its collectives, as (name, phase, track, bound)."""
+
+    def trace(act):
+        tracer, path = make_tracer()
+        position = Position()
+        functional = FunctionalCollectives(
+            tracer, position, Collectives(tracer, position, PairGroups())
+        )
+        tracer.listen(functional)
+        installation = Installation()
+        installation.install(functional.places())
+        try:
+            with tracer.iteration(1):
+                act(position)
+        finally:
+            installation.remove()
+        tracer.close()
+        assert tracer._failed is False
+        spans = [one for one in read_rank_file(path).spans if one["cat"] == "collective"]
+        return [
+            (one["name"], one["args"].get("phase", ""), Track(one["tid"]),
+             one["args"].get("end_is_bound", 0))
+            for one in spans
+        ]  # fmt: skip
+
+    return trace
+
+
+def test_a_result_ends_its_span_when_it_is_first_used(world, traced):
+    def act(position):
+        position.phase = Phase.FORWARD
+        result = funcol.all_reduce(torch.ones(4), "sum", world)
+        assert torch.equal(result + 1, torch.full((4,), 2.0))
+        assert torch.equal(result + 2, torch.full((4,), 3.0))  # waited for once
+
+    assert traced(act) == [("all_reduce", "forward", Track.COMMUNICATION, 0)]
+
+
+def test_what_waits_in_its_own_call_is_complete_when_it_returns(world, traced):
+    """A gather along another dimension than the first is put together before it returns."""
+
+    def act(position):
+        assert torch.equal(_all_gather(torch.ones(2, 3), 1, world) + 0, torch.ones(2, 3))
+
+    assert [one[0] for one in traced(act)] == ["all_gather"]
+
+
+def test_a_result_that_another_pass_waits_for_overlaps_it(world, traced):
+    def act(position):
+        position.phase = Phase.FORWARD
+        result = _reduce_scatter(torch.ones(4), "sum", 0, world)
+        position.phase = Phase.BACKWARD
+        result + 1
+
+    assert [one[0::2] for one in traced(act)] == [("reduce_scatter", Track.OVERLAPPED)]
+
+
+def test_a_result_that_nobody_uses_in_its_iteration_is_not_recorded(world, traced):
+    kept = []
+    assert traced(lambda _: kept.append(funcol.all_reduce(torch.ones(4), "sum", world))) == []
+    assert torch.equal(kept[0] + 1, torch.full((4,), 2.0))
+
+
+def test_a_call_that_fails_leaves_nothing_behind(world, traced):
+    def act(position):
+        with pytest.raises(Exception, match="nonsense"):
+            funcol.all_reduce(torch.ones(4), "nonsense", world)
+        funcol.all_reduce(torch.ones(4), "sum", world) + 1
+
+    assert [one[0] for one in traced(act)] == ["all_reduce"]
+
+
+def test_compiled_code_is_left_whole(world, traced):
+    def act(position):
+        @torch.compile(backend="eager", fullgraph=True)
+        def doubled(x):
+            return funcol.all_reduce(x, "sum", world) * 2
+
+        assert torch.equal(doubled(torch.ones(4)), torch.full((4,), 2.0))
+
+    assert traced(act) == []
+
+
+def test_groups_as_callers_give_them(world):
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    assert process_group(world) is world
+    assert process_group(mesh) is mesh.get_group()
+    assert process_group((mesh, 0)) is mesh.get_group(0)
+    assert process_group(world.group_name) is world
+    assert process_group([0]) is None
+    assert process_group(None) is None
+
+
+def test_functions_are_put_back(world, traced):
+    before = funcol.all_reduce, funcol.wait_tensor
+    traced(lambda position: None)
+    assert (funcol.all_reduce, funcol.wait_tensor) == before
+    assert sys.modules["torch.distributed._functional_collectives"] is funcol
