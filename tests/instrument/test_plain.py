@@ -123,7 +123,7 @@ def test_gradients_travel_over_a_data_parallel_group(run):
 
 
 def test_what_dtensor_communicates_lies_in_its_layer(run):
-    """Forward the sum of `outer`'s parts, backward of `inner`'s input, which the first needs not."""
+    """Forward the sum of `outer`'s parts, backward that of `inner`'s input but for the first."""
     if run.kind != "tensor":
         return
     for rank in range(2):
