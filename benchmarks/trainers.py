@@ -130,6 +130,8 @@ def cases_of(loop: str, num_ranks: int, device: str, seed: int) -> list[Case]:
 def _is_possible(fault: Fault, loop: str, num_ranks: int) -> bool:
     if fault == HEAVY:
         return loop in HAS_STAGES
+    if fault.num_kept:  # where all streams share a queue, what keeps them would stop it
+        return not _connections(loop)
     if fault == LONG:
         return loop in HAS_REPLICAS[:3] or (num_ranks > 2 and loop != "pipeline")
     return True
