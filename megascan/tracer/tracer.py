@@ -457,6 +457,8 @@ class RecordingTracer(Tracer):
             self._switch.close()
         for listener in self._listeners:
             listener.tracing_ends()
+        # They know models and process groups, and a group that outlives torch aborts the process.
+        self._listeners.clear()
         try:
             self._close_writer()
         except Exception as error:
