@@ -232,6 +232,10 @@ class _Starvation:
     host_bound_share: float = limit(
         0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
     )
+    slower_share: float = limit(
+        0.4, "share of the slowdown", Origin.BENCHMARK,
+        "by which a starved device's host launches more slowly than the others, if that is why",
+    )  # fmt: skip
     loads_most_ratio: float = limit(
         2.0, "ratio", Origin.CONVENTION, "a rank that loads longer than its TP group's others"
     )

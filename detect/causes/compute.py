@@ -229,7 +229,8 @@ def _judge(
 ) -> tuple[Cause, Owner, tuple[str, ...]]:
     """Return cause and owner, with the sentences that carry them."""
     seen = inquiry.seen
-    starved = starvation(seen, slow.suspect.row, slow.suspect.course.active)
+    course = slow.suspect.course
+    starved = starvation(seen, slow.suspect.row, course.active, course.effect)
     if starved is not None:
         return Cause.HOST, starved[0], (starved[1],)
     clock = _slow_clock(seen, found, slow)

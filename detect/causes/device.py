@@ -422,8 +422,13 @@ def launches_slowly(seen: Observations, row: int) -> bool:
     return bool(known.any() and level[row] - others[known].max() >= PACE.slow_log)
 
 
-def starvation(seen: Observations, row: int, active: Flags) -> tuple[Owner, str] | None:
-    """Return owner and sentence where the device waits for its host; None where it does not."""
+def starvation(
+    seen: Observations, row: int, active: Flags, effect: float = 0.0
+) -> tuple[Owner, str] | None:
+    """Return owner and sentence where the device waits for its host; None where it does not.
+
+    `effect` is by how much longer its work takes, log; 0 where that is not known.
+    """
     if seen.starved_share is None:
         return None
     own = float(robust.median(seen.starved_share[row][active]))
@@ -440,7 +445,7 @@ def starvation(seen: Observations, row: int, active: Flags) -> tuple[Owner, str]
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
-    doubt = _doubt(seen, row, num_others=len(others))
+    doubt = _doubt(seen, row, num_others=len(others)) or _hosts_doubt(seen, row, active, effect)
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
@@ -459,6 +464,27 @@ def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
             "trace of all ranks decides"
         )
     return ""
+
+
+def _hosts_doubt(seen: Observations, row: int, active: Flags, effect: float) -> str:
+    """Return that a starved device's host is hardly slower than the hosts of its peers, which are
+    ahead; empty where it is slower by a good part of `effect`, or nobody knows.
+
+    Whoever is a little slower falls behind until its device waits, the others then wait for it, and
+    its work looks slower by all that the device stands still. Example: hosts that take 106 and
+    100 ms to launch an iteration of 30 ms: one device computes 3.5 times as long as the other.
+    """
+    if seen.held_pace is None or not effect:
+        return ""
+    pace = robust.median(seen.held_pace[:, active], axis=1)
+    over = float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
+    if not np.isfinite(over) or over >= STARVATION.slower_share * effect:
+        return ""
+    return (
+        f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
+        "theirs are nearly as slow, or are held back, and a host that is a little slower than all "
+        "others is the one that its device waits for"
+    )
 
 
 def _are_incomplete(seen: Observations) -> bool:

@@ -529,7 +529,8 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
         return same or minor or no_slower
     if other.cause == Cause.LINK and main.cause == Cause.STAGE_IMBALANCE:
         # a stage of one rank whose device may be the slow one, and slows its transfers as well
-        return main.owner == Owner.UNDECIDED and same and other.slowdown <= main.slowdown
+        slower = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
+        return main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= slower
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
         return same and no_slower
     both_links = main.cause == other.cause == Cause.LINK

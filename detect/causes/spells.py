@@ -143,7 +143,7 @@ def _slow(own: Floats, change: Floats, phase: Integers) -> Flags:
 
 def _finding(seen: Observations, spell: _Spell) -> Finding:
     row, active, effect = spell.row, spell.active, spell.effect
-    starved = starvation(seen, row, active)
+    starved = starvation(seen, row, active, effect)
     owner = Owner.NODE if spell.is_confirmed else Owner.UNDECIDED
     reasons = () if spell.is_confirmed else (ALONE,)
     if starved is not None:

@@ -38,16 +38,16 @@ from detect.observe.observations import (
     Observations,
     Work,
 )
-from detect.observe.spans import WORK_NAMES, SpanIndex, unmatched_time
+from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, unmatched_time
 from detect.observe.stalls import starved
-from detect.observe.work import LAYER_NAMES
+from detect.observe.work import LAYER_NAMES, launch_pace, put_quick_steps
 from detect.report import Cause
 from detect.stats import robust
 from detect.thresholds import KERNELS
 from megascan.arrays import Flags, Floats, Integers, combine, group_lengths, group_starts
 from megascan.errors import listed
-from megascan.schema import Kind, Phase, Track
-from megascan.timeline import codes, equals
+from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
+from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import is_bound_by_memory, is_copy, multiplies_matrices
 
 
@@ -81,6 +81,7 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         unmatched_ns=unmatched_time(index),
         tells_passes=False,
         starved_share=None if index.is_cpu else starved(index, both).share(),
+        held_pace=None if index.is_cpu else _held_pace(index, compute),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
     )
 
@@ -154,6 +155,27 @@ def _boundness(
     )
     memory_ns = index.summed(moving, index.self_time(moving))
     return Boundness(memory=memory, matrix=matrix, memory_ns=np.nan_to_num(memory_ns))
+
+
+def _held_pace(index: SpanIndex, kernels: Flags) -> Floats | None:
+    """Return log times from the launch of a kernel to that of the next one over those of all ranks,
+    (row, iteration); None where launches were not recorded.
+    """
+    rows = np.flatnonzero(kernels)
+    launch = numbers(index.table, "launch_ns")[rows]
+    rows, launch = rows[launch != NOT_APPLICABLE], launch[launch != NOT_APPLICABLE]
+    if not len(rows):
+        return None
+    num_passes = 2
+    backward = equals(index.table, "phase", Phase.BACKWARD)[rows]
+    cell = num_passes * (index.row * index.shape[1] + index.slot)[rows] + backward
+    at = axis_of(index)[0][rows] + launch
+    order = np.lexsort((at, cell))
+    step_ns = np.maximum(np.diff(at[order]), 1)
+    same = np.flatnonzero(np.diff(cell[order]) == 0)
+    log_ns = np.full((*index.shape, num_passes), np.nan)
+    put_quick_steps(log_ns.reshape(-1), cell[order][same], step_ns[same].astype(float))
+    return launch_pace(log_ns)
 
 
 def _sequences(kernels: _Kernels, stage: Integers) -> Integers:

@@ -409,6 +409,8 @@ class Observations:
     launch_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: log of the time that a host takes from launch to launch over what all take for the
     same step. None where launches were not recorded."""
+    held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """The same however far a host is ahead of its device, which may hold it back."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
     mixes_communication: bool = False

@@ -49,7 +49,8 @@ that of the next one of the pass, takes every host of the job as long:
 
 A host that is far ahead of its device is held back by it once the queue is full. So only launches
 count that are less ahead than a full queue lasts, and of each kind the quicker ones (a quarter of
-them is quicker than the value taken).
+them is quicker than the value taken). What all launches say (`log_held_ns`) accuses nobody: it may
+acquit a host that is hardly slower than those ahead of it.
 
 Limit: kernels that a module launches in one stage only lengthen its step there; the median over the
 kinds of steps is taken, and only kinds that more than half of the ranks have.
@@ -684,6 +685,8 @@ class Launches:
     """From which module to which, in which pass; texts, for codes of names differ by shard."""
     log_ns: Floats
     """(row, iteration, kind); NaN where a rank has no such step."""
+    log_held_ns: Floats
+    """The same of hosts that may be held back as well, whose queue may be full."""
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
@@ -701,23 +704,25 @@ def launches_of(index: SpanIndex) -> Launches | None:
     apart = np.abs(np.diff(numbers(index.table, "layer")[modules]))
     use = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & (step_ns > 0)
     use &= (launch[1:] != NOT_APPLICABLE) & (launch[:-1] != NOT_APPLICABLE)
-    use &= -launch[1:] < PACE.most_lead_ns
     use &= apart <= 1  # where layers take turns in being recorded, neighbours only
     if not use.any():
         return None
     found, number = np.unique(kind[use].astype(np.int64), return_inverse=True)
     cell = (index.row * index.shape[1] + index.slot)[modules][1:][use]
-    log_ns = np.full((*index.shape, len(found)), np.nan)
-    _fill(log_ns.reshape(-1), cell * len(found) + number.reshape(-1), step_ns[use].astype(float))
+    place, step_ns = cell * len(found) + number.reshape(-1), step_ns[use].astype(float)
+    own = -launch[1:][use] < PACE.most_lead_ns
+    log_ns, log_held_ns = np.full((2, *index.shape, len(found)), np.nan)
+    put_quick_steps(log_ns.reshape(-1), place[own], step_ns[own])
+    put_quick_steps(log_held_ns.reshape(-1), place, step_ns)
     steps = [(texts[pair // len(texts)], texts[pair % len(texts)]) for pair in found // 2]
     kinds = [
         f"{first} > {second}{', backward' if is_backward else ''}"
         for (first, second), is_backward in zip(steps, found % 2, strict=True)
     ]
-    return Launches(tuple(kinds), log_ns)
+    return Launches(tuple(kinds), log_ns, log_held_ns)
 
 
-def _fill(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
+def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
     """Put the log of the quicker of the steps of one place there."""
     order = order_within(place, time_ns)
     first = group_starts(place[order])
@@ -725,13 +730,13 @@ def _fill(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
     log_ns[place[order][first]] = np.log(time_ns[order][quick])
 
 
-def launch_pace(launches: Launches) -> Floats | None:
-    """Return log times between launches over those of all ranks, (row, iteration).
+def launch_pace(log_ns: Floats) -> Floats | None:
+    """Return log times between launches over those of all ranks, (row, iteration), of those by
+    kind of step (row, iteration, kind).
 
     0.7 is a host that takes twice as long as is usual in the job. None where ranks have no step in
     common.
     """
-    log_ns = launches.log_ns
     usual = 2 * np.isfinite(log_ns).any(axis=1).sum(axis=0) > len(log_ns)
     if not usual.any():
         return None

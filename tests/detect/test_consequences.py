@@ -53,7 +53,7 @@ def test_the_link_of_a_stage_that_may_be_a_slow_device_is_no_second_fault(findin
     [only] = folded([link, stage])
     assert only.cause == Cause.STAGE_IMBALANCE
     assert "the communication of rank 2 suffers with it" in only.evidence[-1]
-    slower, of_the_job = replace(link, slowdown=2.5), replace(stage, owner=Owner.JOB)
+    slower, of_the_job = replace(link, slowdown=2.6), replace(stage, owner=Owner.JOB)
     assert len(folded([slower, stage])) == 2
     assert len(folded([link, of_the_job])) == 2
 
