@@ -445,7 +445,9 @@ def starvation(
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
-    doubt = _doubt(seen, row, num_others=len(others)) or _hosts_doubt(seen, row, active, effect)
+    doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
+        seen, row, active, effect
+    )
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
@@ -466,15 +468,18 @@ def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
     return ""
 
 
-def _hosts_doubt(seen: Observations, row: int, active: Flags, effect: float) -> str:
+def hardly_slower_host(seen: Observations, row: int, active: Flags, effect: float) -> str:
     """Return that a starved device's host is hardly slower than the hosts of its peers, which are
-    ahead; empty where it is slower by a good part of `effect`, or nobody knows.
+    ahead; empty where it is slower by a good part of `effect` (log), where nobody knows, and where
+    the device is not starved: then its host stops now and then, whatever its pace.
 
     Whoever is a little slower falls behind until its device waits, the others then wait for it, and
     its work looks slower by all that the device stands still. Example: hosts that take 106 and
     100 ms to launch an iteration of 30 ms: one device computes 3.5 times as long as the other.
     """
-    if seen.held_pace is None or not effect:
+    if seen.held_pace is None or seen.starved_share is None or not effect:
+        return ""
+    if not robust.median(seen.starved_share[row][active]) >= STARVATION.starved_share:
         return ""
     pace = robust.median(seen.held_pace[:, active], axis=1)
     over = float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import (
+    hardly_slower_host,
     host_advice,
     hosts_are_all_late,
     is_host_bound,
@@ -47,7 +48,7 @@ from detect.stats import robust
 from detect.stats.residuals import stage_groups
 from detect.stats.search import Suspect
 from detect.text import milliseconds, percent, place, ranks_of
-from detect.thresholds import LOSSES, OCCUPANCY, SEARCH
+from detect.thresholds import COSTS, LOSSES, OCCUPANCY, SEARCH
 from megascan.arrays import Flags, Floats, Integers
 
 
@@ -224,7 +225,10 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             return OF_PLACE
         if len(seen.members) == 2 and len(seen.iterations) < inquiry.settings.min_iterations:
             return FEW_OF_TWO
-        return OF_ITS_STAGE if alone and not launches_slowly(seen, suspect.row) else ""
+        if alone and not launches_slowly(seen, suspect.row):
+            return OF_ITS_STAGE
+        slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
+        return hardly_slower_host(seen, suspect.row, suspect.course.active, slower)
 
     def owner(suspect: Suspect) -> Owner:
         if doubt(suspect):

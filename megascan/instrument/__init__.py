@@ -10,6 +10,7 @@ running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer
     megatron.py     passes, modules, messages, optimizer, garbage collections of Megatron-Core
     collectives.py  process groups by id, layout of a device mesh; torch.distributed's collectives;
                     the gradient reduction of DDP
+    functional.py   torch's functional collectives, which DTensor communicates by
     plain_torch.py  models of plain PyTorch, through hooks
     updates.py      finished gradients and the optimizer's step, whoever wrote the trainer
     starting.py     `start`, the one call a trainer makes; what all ranks agree on first

@@ -229,6 +229,25 @@ def test_a_starved_rank_beside_groups_that_lack_ranks_is_undecided(job):
     assert starvation(cut(seen, "row", np.array([0, 2, 3])), 2, active)[0] == Owner.UNDECIDED
 
 
+def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
+    """Its peers' hosts are ahead, and would not be for long if its own were twice as slow."""
+    seen = observe(
+        job(
+            layout=Layout(dp=4), launch_lead_ns=lambda rank: 1000 if rank == 3 else 10**8
+        ).timeline()
+    )  # fmt: skip
+    active, effect = np.ones(20, dtype=bool), np.log(3.0)
+    pace = np.zeros((4, 20))
+    pace[3] = np.log(1.05)
+    owner, why = starvation(replace(seen, held_pace=pace), 3, active, effect)
+    assert owner is Owner.UNDECIDED and "1.05x the time of its peers'" in why
+    pace[3] = np.log(2.5)
+    assert starvation(replace(seen, held_pace=pace), 3, active, effect)[0] is Owner.NODE
+    pace[3] = np.nan  # nobody knows
+    assert starvation(replace(seen, held_pace=pace), 3, active, effect)[0] is Owner.NODE
+    assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
+
+
 @pytest.mark.parametrize(("loading_ms", "waits", "is_found"), [
     (240.0, True, True),
     (240.0, False, False),  # nobody waits for it

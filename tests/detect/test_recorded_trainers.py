@@ -1,4 +1,4 @@
-"""Runs of other people's trainers (`benchmarks.trainers`, gloo) that were judged wrongly once.
+"""Runs of other people's trainers (`benchmarks.trainers`: gloo, two H100) judged wrongly once.
 
 What was planted is in each file's name; the files do not say it.
 """
@@ -61,3 +61,40 @@ def test_a_tp_rank_whose_layers_take_longer_is_not_healthy(report_of):
 def test_a_throttled_stage_is_not_put_down_to_the_job(report_of):
     findings = report_of("megatron-pp2-rank-1-throttled").findings
     assert not [one for one in findings if one.owner is Owner.JOB]
+
+
+def test_fsdp_s_collectives_run_next_to_its_layers(report_of):
+    """On streams of their own; as a part of the passes they made this 12 times as long, at no cost.
+
+    Another process uses GPU 0 by turns: 2.1 times as long.
+    """
+    (finding,) = report_of("h100-fsdp-rank-0-shared").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((0,), Cause.COMPUTE, Owner.NODE)
+    assert 1.9 < finding.slowdown < 2.4
+    assert finding.step_time_cost_ratio > 1.1
+
+
+def test_a_checkpoint_among_the_iterations_does_not_make_a_slow_device_cheap(report_of):
+    """Two iterations of ten take three seconds, the others 118 ms, healthy ones 52 ms."""
+    (finding,) = report_of("h100-hybrid-rank-1-shared").findings
+    assert (finding.ranks, finding.owner) == ((1,), Owner.NODE)
+    assert finding.cost_is_replayed
+    assert 1.9 < finding.step_time_cost_ratio < 2.4
+
+
+def test_the_host_that_is_a_little_slower_is_not_to_blame_for_all_waiting(report_of):
+    """A healthy job of DTensor on hosts that take five times as long as the devices: one is 6 %
+    slower than the other, falls behind, and its device looks 5 times slower.
+    """
+    report = report_of("h100-tensor-healthy")
+    assert not named(report)
+    (finding,) = report.findings
+    assert finding.cause is Cause.HOST
+    assert any("from launch to launch its host takes 1.0" in one for one in finding.evidence)
+
+
+def test_a_stage_on_a_shared_gpu_has_no_slow_link_besides(report_of):
+    """The kernels that transfer get their turns on the device as seldom as all others."""
+    report = report_of("h100-megatron-pp2-rank-0-shared")
+    assert not named(report)
+    assert [(one.cause, one.ranks) for one in report.findings] == [(Cause.STAGE_IMBALANCE, (0,))]
