@@ -306,7 +306,8 @@ def test_ddp_s_reductions_end_where_their_future_has_waited(
     done.set_result([torch.ones(4)])
     work = SimpleNamespace(wait=lambda: None, get_future=lambda: done)
 
-    def all_reduce(buffer, group, async_op):
+    def all_reduce(buffer, op, group, async_op):
+        assert op == torch.distributed.ReduceOp.SUM
         arguments = {"op": "all_reduce", "group": "dp@0", "size_bytes": buffer.nbytes}
         span, watched = tracer.add_pending(
             work, Kind.COLLECTIVE, "all_reduce", tracer.mark(),
@@ -317,6 +318,7 @@ def test_ddp_s_reductions_end_where_their_future_has_waited(
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
     model = SimpleNamespace(process_group=None, gradient_as_bucket_view=False)
     with tracer.iteration(1):
         reduced = reduce_bucket(model, SimpleNamespace(buffer=lambda: torch.ones(4)))
