@@ -167,6 +167,7 @@ class Groups:
         return dict(self._members)
 
 
+ALL_TO_ALL = "all_to_all"
 _NOWHERE = sys.maxsize
 """Position of a parameter that a function does not have."""
 
@@ -196,8 +197,8 @@ OPERATIONS = (
     Operation("_reduce_scatter_base", "reduce_scatter", "input", "output", True),
     Operation("all_gather", "all_gather", "tensor"),
     Operation("reduce_scatter", "reduce_scatter", "input_list"),
-    Operation("all_to_all_single", "all_to_all", "input", "output"),
-    Operation("all_to_all", "all_to_all", "input_tensor_list"),
+    Operation("all_to_all_single", ALL_TO_ALL, "input", "output"),
+    Operation("all_to_all", ALL_TO_ALL, "input_tensor_list"),
     Operation("broadcast", "broadcast", "tensor", "tensor"),
     Operation("reduce", "reduce", "tensor"),
     Operation("gather", "gather", "tensor"),
@@ -315,10 +316,18 @@ class Collectives:
     gathering of parameters.
     """
 
-    def __init__(self, tracer: RecordingTracer, position: Position, groups: Groups) -> None:
+    def __init__(
+        self,
+        tracer: RecordingTracer,
+        position: Position,
+        groups: Groups,
+        *,
+        knows_experts: bool = True,
+    ) -> None:
         self._tracer = tracer
         self._position = position
         self._groups = groups
+        self._knows_experts = knows_experts
         self._coalescing: list[_Coalescing] = []
 
     def wrap(self, operation: Operation) -> Callable[[Function], Function]:
@@ -333,6 +342,7 @@ class Collectives:
 
         def enter(call: Call) -> bool:
             group = cast("ProcessGroup | None", group_of(call))
+            self.note_exchange(operation.name)
             if operation.coalesces and self._note_down(operation, group, payload_of(call), call):
                 return False
             name = self._name_if_wanted(group)
@@ -356,6 +366,13 @@ class Collectives:
             return result
 
         return around(tracer, original, enter, leave)
+
+    def note_exchange(self, operation: str) -> None:
+        """Let an exchange of all with all end the knowledge of tokens where nobody says which ranks
+        share experts: a router may send some of them more than others.
+        """
+        if operation == ALL_TO_ALL and not self._knows_experts:
+            self._tracer.note_tokens(0)
 
     def _note_down(
         self, operation: Operation, group: ProcessGroup | None, payload: object, call: Call

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from megascan.instrument.collectives import (
+    ALL_TO_ALL,
     Collectives,
     argument_reader,
     size_bytes_of,
@@ -35,7 +36,7 @@ FUNCTIONS = {
     "all_gather_single": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
+    "all_to_all_single": ALL_TO_ALL,
 }
 """Functions by their names in torch, old ones and new ones, and what they do."""
 
@@ -111,6 +112,7 @@ class FunctionalCollectives(IterationListener):
         return traced
 
     def _begin(self, operation: str, group: ProcessGroup | None, payload: object) -> _Begun | None:
+        self.collectives.note_exchange(operation)
         if group is None:
             return None
         arguments = self.collectives.described(operation, group, size_bytes_of(payload))

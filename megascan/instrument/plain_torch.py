@@ -18,7 +18,7 @@ called forward, one to an earlier rank backward. Both ends of a message name it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.instrument.collectives import (
@@ -118,9 +118,11 @@ class WatchedModels(IterationListener):
         position, open_marks = self._position, list[Mark]()
         self._open_forwards.append(open_marks)
 
-        def begin() -> None:
+        def begin(positional: tuple[object, ...], named: dict[str, object]) -> None:
             if not torch.is_grad_enabled():  # an evaluation
                 return
+            if chunk == 0:
+                self._tracer.note_tokens(num_tokens(positional, named))
             position.slot = (self._num_forwards[chunk], chunk)
             self._num_forwards[chunk] += 1
             position.phase = Phase.FORWARD
@@ -134,7 +136,19 @@ class WatchedModels(IterationListener):
                 self._await_gradient(output, position.slot)
             position.phase = None
 
-        self._handles += self._hook(model, lambda _: begin(), end)
+        def before(
+            _: torch.nn.Module, inputs: tuple[object, ...], named: dict[str, object]
+        ) -> None:
+            self._guarded(lambda: begin(inputs, named))
+
+        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            del inputs
+            self._guarded(lambda: end(output))
+
+        self._handles += [
+            model.register_forward_pre_hook(before, with_kwargs=True),
+            model.register_forward_hook(after),
+        ]
 
     def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
         """Learn from an output's gradient which microbatch the backward under way belongs to."""
@@ -212,7 +226,17 @@ class WatchedModels(IterationListener):
                 self._record_layer(began, source, _first_tensor(output))
             position.phase, position.layer = phase, None
 
-        self._layer_handles += self._hook(layer, begin, end)
+        def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+            self._guarded(lambda: begin(inputs))
+
+        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            del inputs
+            self._guarded(lambda: end(output))
+
+        self._layer_handles += [
+            layer.register_forward_pre_hook(before),
+            layer.register_forward_hook(after),
+        ]
 
     def _record_layer(
         self, began: Mark, source: torch.Tensor | None, result: torch.Tensor | None
@@ -225,23 +249,6 @@ class WatchedModels(IterationListener):
         self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
         if result is not None and result.grad_fn is not None and source is not result:
             self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
-
-    def _hook(
-        self,
-        module: torch.nn.Module,
-        begin: Callable[[tuple[object, ...]], None],
-        end: Callable[[object], None],
-    ) -> list[RemovableHandle]:
-        """Call `begin` with a module's inputs and `end` with its output, while tracing is on."""
-
-        def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-            self._guarded(lambda: begin(inputs))
-
-        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            del inputs
-            self._guarded(lambda: end(output))
-
-        return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Call it if tracing is on; an error of ours stops tracing, never training."""
@@ -268,6 +275,37 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
         return list(model)
     lists = [part for part in inside if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential)]
     return [layer for part in lists for layer in cast("Sequence[torch.nn.Module]", part)] or inside
+
+
+_SAYS_NOTHING = ("label", "target", "position")
+"""Parts of the names of arguments that have a number for every token, whatever the tokens are."""
+
+
+def num_tokens(positional: Sequence[object], named: Mapping[str, object]) -> int:
+    """Return how many tokens a call of a model gets, 0 where its arguments may say more of its
+    length: a mask, where documents end, tensors inside of others.
+
+        (batch, sequence)              its elements, of whole numbers
+        (batch, sequence, hidden)      those of all but its last dimension
+    """
+    import torch
+
+    others = {name: one for name, one in named.items() if not _is_said(name)}
+    given = [one for one in (*positional, *others.values()) if not _is_plain(one)]
+    tokens = given[0] if len(given) == 1 else None
+    if not isinstance(tokens, torch.Tensor) or tokens.is_nested:
+        return 0
+    if tokens.is_floating_point() and tokens.ndim > 1:
+        return tokens.numel() // max(tokens.shape[-1], 1)
+    return tokens.numel()
+
+
+def _is_said(name: str) -> bool:
+    return any(word in name for word in _SAYS_NOTHING)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _inside_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:

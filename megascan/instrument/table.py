@@ -176,7 +176,7 @@ def install(
         tracer.listen(GarbageCollections(tracer))
     installation = Installation()
     installation.undo_full.append(modules.remove)
-    collectives = Collectives(tracer, position, groups)
+    collectives = Collectives(tracer, position, groups, knows_experts=not models)
     wanted = places(
         Passes(tracer, position, backward_spans, updates),
         modules,

@@ -17,7 +17,7 @@ from tests import ranks
 TRAINER = Path(__file__).with_name("plain_trainer.py")
 ROOT = TRAINER.parents[2]
 KINDS = ("ddp", "fsdp", "pipeline", "tensor")
-NUM_MICROBATCHES, NUM_LAYERS = 2, 4
+NUM_MICROBATCHES, NUM_LAYERS, BATCH = 2, 4, 96
 EVERY = ("--trace-interval", "6", "--continuous-trace-iterations", "6")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
@@ -40,6 +40,12 @@ class Run:
         )
         events = [json.loads(path.read_text()) for path in sorted(self.trace.glob("*.json"))]
         self.headers = [rank_events[0]["args"] for rank_events in events]
+        self.tokens = [
+            event["args"]["tokens"]
+            for rank_events in events
+            for event in rank_events
+            if event["name"] == "megascan_window"
+        ]
         self.spans = [
             [event for event in rank_events if event["ph"] == "X"] for rank_events in events
         ]
@@ -82,6 +88,11 @@ def test_every_microbatch_passes_forward_and_backward_once(run):
             spans = run.of(rank, name)
             assert [span["args"]["microbatch"] for span in spans] == [*range(NUM_MICROBATCHES)]
             assert {span["args"]["phase"] for span in spans} == {name}
+
+
+def test_windows_tell_how_many_samples_a_pass_gets(run):
+    size = BATCH // NUM_MICROBATCHES if run.kind == "pipeline" else BATCH
+    assert run.tokens == [[size, size]] * len(run.tokens) and run.tokens
 
 
 def test_layers_lie_in_their_pass(run):

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from megascan.instrument.collectives import Collectives  # noqa: E402
 from megascan.instrument.functional import FunctionalCollectives, process_group  # noqa: E402
 from megascan.instrument.place import Installation, Position  # noqa: E402
+from megascan.instrument.plain_torch import num_tokens  # noqa: E402
 from megascan.schema import Phase, Track  # noqa: E402
 
 
@@ -152,3 +153,38 @@ def test_functions_are_put_back(world, traced):
     traced(lambda position: None)
     assert (funcol.all_reduce, funcol.wait_tensor) == before
     assert sys.modules["torch.distributed._functional_collectives"] is funcol
+
+
+@pytest.mark.parametrize(("knows_experts", "is_known"), [(True, True), (False, False)])
+def test_an_exchange_of_all_with_all_may_hold_more_for_some(
+    world, make_tracer, read_rank_file, knows_experts, is_known
+):
+    """Where nobody says which ranks share experts, equal tokens are no equal work."""
+    tracer, path = make_tracer()
+    collectives = Collectives(tracer, Position(), PairGroups(), knows_experts=knows_experts)
+    with tracer.iteration(1):
+        tracer.note_tokens(2048)
+        collectives.note_exchange("all_reduce")
+        collectives.note_exchange("all_to_all")
+    tracer.close()
+    assert read_rank_file(path).windows[0]["tokens"] == ([2048, 2048] if is_known else [])
+
+
+IDS, HIDDEN = torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "count"),
+    [
+        ((IDS,), {}, 16),
+        ((HIDDEN,), {}, 16),
+        ((), {"input_ids": IDS, "labels": IDS, "position_ids": IDS, "use_cache": False}, 16),
+        ((IDS,), {"attention_mask": IDS}, 0),  # of padded documents, maybe
+        ((IDS, torch.tensor([0, 3, 8])), {}, 0),  # where documents end
+        (({"input_ids": IDS},), {}, 0),
+        ((torch.ones(7),), {}, 7),
+        ((), {}, 0),
+    ],
+)
+def test_tokens_of_a_call(positional, named, count):
+    assert num_tokens(positional, named) == count
