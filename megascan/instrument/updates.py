@@ -111,15 +111,41 @@ class Updates(IterationListener):
             self._tracer.add(Kind.OPTIMIZER, name, begin, self._tracer.mark(), {})
 
     def _step_begins(
-        self, optimizer: torch.optim.Optimizer, positional: object, named: object
-    ) -> None:
-        del optimizer, positional, named
+        self,
+        optimizer: torch.optim.Optimizer,
+        positional: tuple[object, ...],
+        named: dict[str, object],
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Begin a step, behind its closure if it has one: Lightning's forward and backward."""
+        del optimizer
         if not self._tracer.active:
-            return
+            return None
         try:
             self._begin(OPTIMIZER)
         except Exception as error:
             self._tracer.fail(error)
+            return None
+        if callable(closure := named.get("closure")):
+            return positional, {**named, "closure": self._before_step(closure)}
+        own, *rest = positional
+        if rest and callable(rest[0]):
+            return (own, self._before_step(rest[0]), *rest[1:]), named
+        return None
+
+    def _before_step(self, closure: Function) -> Function:
+        """Return a closure after which the step begins anew."""
+
+        def evaluated(*positional: object, **named: object) -> object:
+            result = closure(*positional, **named)
+            try:
+                marks = self._open[OPTIMIZER]
+                if len(marks) == 1 and self._tracer.active:
+                    marks[0] = self._tracer.mark()
+            except Exception as error:
+                self._tracer.fail(error)
+            return result
+
+        return evaluated
 
     def _step_ends(
         self, optimizer: torch.optim.Optimizer, positional: object, named: object
