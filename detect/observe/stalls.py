@@ -290,17 +290,26 @@ class Collections:
 
 
 def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
-    """Return what garbage collection costs."""
+    """Return what garbage collection costs.
+
+    A device that has launches left stands still later than its host begins to collect, often in
+    another pass:
+
+        host    pass 1, pass 2, |── gc ──────────────────| launches the rest of pass 3
+        device    pass 0 |pass 1 |pass 2 |pass 3 · · · · · · rest|      it stands still in pass 3
+    """
     lost = index.duration[gc].astype(np.float64)
     start, end = axis_of(index)
     outside = np.zeros(len(lost))
+    cover: _Cover | None = None
     if not index.is_cpu:
         on_device = _on_device(index)
         if index.is_sampled:
             outside = _Cover(start, end, on_device).idle(start[gc], end[gc])
         if index.frame.has_parts:
             busy = on_device & ~equals(index.table, "name", *CONTAINERS)
-            lost = _Cover(start, end, busy).idle(start[gc], end[gc])
+            cover = _Cover(start, end, busy)
+            lost = cover.idle(start[gc], end[gc])
     first = np.searchsorted(end[passes], start[gc], side="right")
     last = np.maximum(np.searchsorted(start[passes], end[gc]), first)
     before = np.searchsorted(index.row[passes], index.row[gc])
@@ -311,8 +320,32 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
         outside_ns=outside,
         first=first - before,
         last=last - before,
-        inside_ns=enclosed_time(index, passes, gc, lost),
+        inside_ns=enclosed_time(index, passes, gc, lost)
+        if cover is None
+        else _idle_beside(cover, (start[passes], end[passes]), (start[gc], end[gc]), first, last),
     )
+
+
+def _idle_beside(
+    cover: _Cover,
+    passes: tuple[Integers, Integers],
+    collections: tuple[Integers, Integers],
+    first: Integers,
+    last: Integers,
+) -> Floats:
+    """Return how long the device stood still in each pass during collections, (pass,) ns; those
+    `first` to `last` - 1 lie beside each. Both come as (begins, ends).
+    """
+    count = last - first
+    which = np.repeat(np.arange(len(count)), count)
+    one = (
+        np.repeat(first, count) + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    )
+    inside = np.zeros(len(passes[0]))
+    low = np.maximum(passes[0][one], collections[0][which])
+    high = np.minimum(passes[1][one], collections[1][which])
+    np.add.at(inside, one, cover.idle(low, high))
+    return inside
 
 
 def within_stalls(collecting: Collections, stalled_ns: Floats) -> Collections:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detect import Cause, Verdict
+from aggregate import build_timeline
+from benchmarks.grounds.yard import cases, write
+from detect import Cause, Owner, Verdict, detect
 from detect.observe.extract import observe
+from megascan.reader import read_trace
 from megascan.topology import Layout
 
 
@@ -59,3 +62,21 @@ def test_across_stages_only_large_differences_of_loading_count(job):
     )
     assert not [one for one in small.findings if one.cause == Cause.LOADER]
     assert [one.ranks for one in large.findings if one.cause == Cause.LOADER] == [(2,)]
+
+
+def test_a_collection_stops_a_device_that_runs_ahead_in_a_later_pass(tmp_path):
+    """One rank collects in each iteration; its device stands still once its queue is empty.
+
+    That time is the collector's alone: named as its host's besides, a node would be to blame.
+    """
+    (case,) = [one for one in cases(208) if one.name.startswith("gc-small-")]
+    write(case, tmp_path)
+    timeline = build_timeline(read_trace(tmp_path))
+    seen, report = observe(timeline), detect(timeline)
+    row = seen.members.row(case.planted[0].ranks[0])
+    collected, lost = (seen.lost(cause)[row] for cause in (Cause.GC, Cause.HOST))
+    paused = collected > 1e7
+    assert paused.any()
+    assert (lost[paused] < 0.2 * collected[paused]).all()
+    assert not [one for one in report.findings if one.owner is Owner.NODE]
+    assert Cause.GC in {one.cause for one in report.findings}
