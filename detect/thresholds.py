@@ -728,6 +728,10 @@ class _Bursts:
         "the same where the pauses of ranks are counted, not the iterations of their host: pauses "
         "of sound hosts meet several ranks at once, and cost less",
     )  # fmt: skip
+    one_rank_share: float = limit(
+        0.7, "share of what a host's ranks lose", Origin.BENCHMARK,
+        "that one of them may have; where pauses meet whichever rank there is it was half at most",
+    )  # fmt: skip
     most_of_host_share: float = limit(
         0.5, "share of its ranks", Origin.CONVENTION, "that pause before it is the host that stalls"
     )

@@ -11,6 +11,8 @@ Ranks of one TP group may wait for one of them where nobody records it. But whoe
 that one by noise at most, so the lead must change: most ranks of the host have it in some pass, and
 none has it most of the time.
 
+A rank that has most of the pauses has them for reasons of its own (a collector, a logger).
+
 A host that loses a twentieth of all time is also told by the pauses of its ranks, each counted by
 itself: more than half of the ranks have some, so they are no single rank's.
 
@@ -135,6 +137,10 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
         return None
     if lost[row].mean() < BURSTS.least_host_share:
         return None
+    lost_by_rank = np.where(hits, over, 0.0)[rows]
+    by_rank = lost_by_rank.sum(axis=1)
+    if by_rank.max() > BURSTS.one_rank_share * by_rank.sum():  # a rank's own doing
+        return None
     others, counts = np.arange(len(names)) != row, (lost > 0).sum(axis=1)
     num_iterations, other_hits = lost.shape[1], int(counts[others].sum())
     num_others = int(others.sum()) * num_iterations
@@ -148,7 +154,6 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
-    lost_by_rank = np.where(hits, over, 0.0)[rows]
     return PausedHost(name=names[row], rows=rows, burst=burst, lost=lost_by_rank)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from detect import Cause, Owner
 from detect.causes.hosts import _Channel, _Channels, _Place, _share_their_data, _Sides, _tests
+from detect.causes.paused_hosts import _pausing
 from detect.observe.extract import observe
 from detect.stats import robust
 from megascan.topology import Layout
@@ -48,6 +49,17 @@ def test_pauses_that_meet_ranks_of_one_host_unequally_are_the_hosts(job):
     assert (finding.cause, finding.owner, finding.ranks) == (Cause.HOST, Owner.NODE, (4, 5, 6, 7))
     spared = stages.but(gap_ms=lambda slot: 0.0 if slot.rank == 4 else pauses(slot))
     assert not any(len(one.ranks) == 4 for one in spared.report().findings)
+
+
+def test_a_rank_that_pauses_for_reasons_of_its_own_is_not_its_host():
+    """Rank 3 has a collector's pauses; ranks 0 and 2 have paused once each, by chance."""
+    hosts, names = np.repeat([0, 1], 4), ["n0", "n1"]
+    over = np.zeros((8, 20))
+    over[3, :12], over[0, 15], over[2, 17] = 0.3, 0.06, 0.06
+    assert _pausing(over, names, hosts, rate=0.01) is None
+    over[0, :6], over[2, 4:9] = 0.3, 0.3  # now this one, now that one
+    paused = _pausing(over, names, hosts, rate=0.01)
+    assert paused is not None and paused.name == "n0" and paused.burst.is_sure
 
 
 def test_hot_host_is_one_finding(job):
