@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
+from detect.causes.compute import _is_estimated_in_one
 from detect.causes.searches import search_compute
 from detect.detector import ONE_ITERATION, _inquiry
 from detect.observe.extract import observe
@@ -207,3 +210,20 @@ def test_who_is_slow_in_one_iteration_is_told_which(job):
     made = job(layout=Layout(dp=8), work=work, iterations=2, first_iteration=1)
     (finding,) = made.report().findings
     assert "in iteration 2;" in finding.headline and ONE_ITERATION in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("by_phase", "optimizer", "is_estimated"),
+    [
+        ((np.nan, 2.0), 0.001, True),
+        ((np.nan, 2.0), 1.5, False),  # the optimizer, which waits for nobody, is slow as well
+        ((0.0, 2.0), 0.001, False),  # known in both: `_one_sided` looks at that
+        ((2.0, np.nan), 0.001, False),  # forward is no estimate here
+    ],
+)
+def test_one_estimated_pass_with_a_quick_optimizer_tells_nothing(by_phase, optimizer, is_estimated):
+    """Backward 7.8 times as long on a mate of a slow NVLink, its forward unknown."""
+    seen = SimpleNamespace(entangled_phases=(1,))
+    suspect = SimpleNamespace(course=SimpleNamespace(effect=2.0))
+    slow = SimpleNamespace(by_phase=by_phase, optimizer=optimizer, suspect=suspect)
+    assert _is_estimated_in_one(seen, slow) is is_estimated
