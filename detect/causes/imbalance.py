@@ -91,6 +91,8 @@ class HeavyStage:
     layer_ratio: float
     """Of its transformer layers against those of the other stages; NaN when not traced."""
     num_replicas: int
+    """Ranks of the stage whose times are known."""
+    num_ranks: int
     replica_spread: float
     saved_ns: Floats
     """(iteration,) if the work were spread evenly over the stages."""
@@ -110,6 +112,13 @@ class HeavyStage:
             for one in (IMBALANCE.least_late_backward, IMBALANCE.most_late_backward)
         )
         return self.ratio >= IMBALANCE.least_late_ratio and low <= self.excess_backward_ns <= high
+
+    @property
+    def who_agrees(self) -> str:
+        """Return how many of the stage's ranks are compared: "all 4", "3 of 4"."""
+        if self.num_replicas == self.num_ranks:
+            return f"all {self.num_ranks}"
+        return f"{self.num_replicas} of {self.num_ranks}"
 
     @property
     def is_multiplied(self) -> bool:
@@ -194,6 +203,7 @@ def _heavy(
     if not np.isfinite(effect) or effect <= 0:
         return None
     by_replica = robust.median(own.sum(axis=0), axis=1)
+    by_replica = by_replica[np.isfinite(by_replica)]  # a collector may have paused all of one's
     replica_spread = float(np.log(by_replica.max() / by_replica.min()))
     if replica_spread > IMBALANCE.replicas_agree_share * effect and len(by_replica) > 1:
         return None
@@ -213,6 +223,7 @@ def _heavy(
         layer_ratio=layer_ratio,
         layers_are_normal=layer_ratio < normal,
         num_replicas=len(by_replica),
+        num_ranks=own.shape[1],
         replica_spread=replica_spread,
         saved_ns=_saved(seen, total, others),
     )
@@ -535,7 +546,7 @@ def _stage_evidence(heavy: HeavyStage) -> tuple[str, ...]:
     sentences = []
     if heavy.num_replicas > 1:
         sentences.append(
-            f"all {heavy.num_replicas} ranks of the stage agree within "
+            f"{heavy.who_agrees} ranks of the stage agree within "
             f"{percent(float(np.exp(heavy.replica_spread)))}, so no single device is the reason"
         )
     sentences.append(
