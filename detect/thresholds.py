@@ -739,6 +739,10 @@ class _Bursts:
         0.1, "share of the iterations", Origin.BENCHMARK,
         "in which other loaders have to wait as well: their storage is slow, one and all",
     )  # fmt: skip
+    one_loader_share: float = limit(
+        0.3, "share of its iterations", Origin.BENCHMARK,
+        "in which a single other loader takes as long: two slow ones load from one storage",
+    )  # fmt: skip
     least_uneven_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
         "that pauses inside passes last on the mean where microbatches vary in length, as what a "

@@ -411,8 +411,9 @@ def load_as_long(own_ns: float, others_ns: Floats) -> bool:
 
 
 def others_load_as_long(seen: Observations, row: int, others: Integers, active: Flags) -> bool:
-    """Return whether loading itself takes the `others` about as long, then or now and then, and
-    only their devices had less to wait for: then what all of them load from is slow.
+    """Return whether loading itself takes the `others` about as long, then or now and then, or a
+    single one of another host more often, and only their devices had less to wait for: then what
+    all of them load from is slow.
 
     Example: 950 ms in the iterations in which its device waits, and of 16 other loaders, none of
     which holds up its device, some take 500 to 1,200 ms in half of theirs.
@@ -421,7 +422,13 @@ def others_load_as_long(seen: Observations, row: int, others: Integers, active: 
         return False
     own, theirs = float(robust.median(seen.loading_ns[row][active])), seen.loading_ns[others]
     then = float(robust.median(theirs[:, active]))
-    return then * LOSSES.loader_ratio > own or load_as_long(own, np.nan_to_num(theirs))
+    if then * LOSSES.loader_ratio > own or load_as_long(own, np.nan_to_num(theirs)):
+        return True
+    hosts = np.array(seen.members.hosts)
+    elsewhere = hosts[others] != hosts[row]
+    compared = np.nan_to_num(theirs[elsewhere] if elsewhere.any() else theirs)
+    of_one = (compared >= own / LOSSES.loader_ratio).mean(axis=1).max()
+    return bool(of_one >= BURSTS.one_loader_share)
 
 
 def mates_that_load(seen: Observations) -> Integers | None:

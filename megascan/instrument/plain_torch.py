@@ -141,13 +141,9 @@ class WatchedModels(IterationListener):
         ) -> None:
             self._guarded(lambda: begin(inputs, named))
 
-        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            del inputs
-            self._guarded(lambda: end(output))
-
         self._handles += [
             model.register_forward_pre_hook(before, with_kwargs=True),
-            model.register_forward_hook(after),
+            model.register_forward_hook(self._after(end)),
         ]
 
     def _await_gradient(self, output: object, slot: tuple[int, int]) -> None:
@@ -229,13 +225,9 @@ class WatchedModels(IterationListener):
         def before(_: torch.nn.Module, inputs: tuple[object, ...]) -> None:
             self._guarded(lambda: begin(inputs))
 
-        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            del inputs
-            self._guarded(lambda: end(output))
-
         self._layer_handles += [
             layer.register_forward_pre_hook(before),
-            layer.register_forward_hook(after),
+            layer.register_forward_hook(self._after(end)),
         ]
 
     def _record_layer(
@@ -249,6 +241,17 @@ class WatchedModels(IterationListener):
         self._tracer.add(Kind.COMPUTE, name, began, now, arguments)
         if result is not None and result.grad_fn is not None and source is not result:
             self._backward_spans.watch(_LAYER_BACKWARD, arguments, source, result)
+
+    def _after(
+        self, end: Callable[[object], None]
+    ) -> Callable[[torch.nn.Module, tuple[object, ...], object], None]:
+        """Return a hook that calls `end` with a module's output, while tracing is on."""
+
+        def after(_: torch.nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            del inputs
+            self._guarded(lambda: end(output))
+
+        return after
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Call it if tracing is on; an error of ours stops tracing, never training."""

@@ -207,6 +207,26 @@ def test_where_others_load_as_long_storage_is_slow(job):
     assert judge(often, DetectorSettings()).findings[0].owner == Owner.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("hosts", "often", "owner"),
+    [
+        (4, 3, Owner.UNDECIDED),  # in every third iteration, on another host
+        (1, 3, Owner.UNDECIDED),  # the job has one host: that tells nothing
+        (4, 5, Owner.NODE),  # in every fifth
+    ],
+)
+def test_one_other_loader_that_often_takes_as_long_speaks_for_the_storage(job, hosts, often, owner):
+    """Rank 7 loads as long as rank 1, whose device alone waits: a twentieth of all others."""
+    slow = job(
+        layout=Layout(dp=8), hosts=hosts, loading_ms=lambda slot: 6.0 if slot.rank == 1 else 1.0
+    )
+    seen = observe(slow.timeline())
+    loading = np.full_like(seen.busy_ns, 1e6)
+    loading[1], loading[7, ::often] = 5e7, 8e7
+    (finding,) = judge(replace(seen, loading_ns=loading), DetectorSettings()).findings
+    assert (finding.ranks, finding.owner) == ((1,), owner)
+
+
 def test_what_was_not_recorded_is_no_time_that_nobody_lost(job):
     """Rank 2's file ends in the middle: what it lost then is not known."""
     timeline = job(layout=Layout(dp=3), gap_ms=lambda slot: 5.0).timeline()
