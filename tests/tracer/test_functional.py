@@ -127,7 +127,10 @@ def test_a_call_that_fails_leaves_nothing_behind(world, traced):
     assert [one[0] for one in traced(act)] == ["all_reduce"]
 
 
-def test_compiled_code_is_left_whole(world, traced):
+def test_compiled_code_is_left_whole(world, traced, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr("torch._dynamo.config.disable", False)  # of tests before this one
+
     def act(position):
         @torch.compile(backend="eager", fullgraph=True)
         def doubled(x):
