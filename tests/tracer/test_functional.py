@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,8 @@ from megascan.instrument.functional import FunctionalCollectives, process_group 
 from megascan.instrument.place import Installation, Position  # noqa: E402
 from megascan.instrument.plain_torch import num_tokens  # noqa: E402
 from megascan.schema import Phase, Track  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 
 
 def _all_gather(*arguments):
@@ -127,18 +132,49 @@ def test_a_call_that_fails_leaves_nothing_behind(world, traced):
     assert [one[0] for one in traced(act)] == ["all_reduce"]
 
 
-def test_compiled_code_is_left_whole(world, traced, monkeypatch):
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
-    monkeypatch.setattr("torch._dynamo.config.disable", False)  # of tests before this one
+COMPILED = """
+import sys
+import torch, torch.distributed as dist, torch.distributed._functional_collectives as funcol
+from megascan.instrument.functional import FunctionalCollectives
+from megascan.instrument.place import Installation, Position
 
-    def act(position):
-        @torch.compile(backend="eager", fullgraph=True)
-        def doubled(x):
-            return funcol.all_reduce(x, "sum", world) * 2
+class Everything:  # a tracer and its collectives
+    active = True
+    def note_exchange(self, operation): pass
+    def described(self, operation, group, size_bytes): return {"group": "tp@0"}
+    def mark_before(self, tensor): return 0
+    mark_after = mark_before
+    def add_collective(self, operation, *_, **__): print("recorded", operation)
+    def fail(self, error): raise error
 
-        assert torch.equal(doubled(torch.ones(4)), torch.full((4,), 2.0))
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+everything = Everything()
+Installation().install(FunctionalCollectives(everything, Position(), everything).places())
 
-    assert traced(act) == []
+def doubled(x):
+    return funcol.all_reduce(x, "sum", dist.group.WORLD) * 2
+
+compiled = torch.compile(doubled, backend="eager", fullgraph=True)
+print("compiled", compiled(torch.ones(2)).tolist())
+print("eager", doubled(torch.ones(2)).tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_compiled_code_is_left_whole(tmp_path):
+    """In a process of its own: other tests may have told torch not to compile."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables.pop("TORCHDYNAMO_DISABLE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, tmp_path / "store"],
+        env=variables, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "compiled [2.0, 2.0]",
+        "recorded all_reduce",
+        "eager [2.0, 2.0]",
+    ]
 
 
 def test_groups_as_callers_give_them(world):
