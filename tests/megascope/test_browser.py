@@ -170,13 +170,17 @@ def kept_picture(tab: Any, name: str) -> None:
 
 
 def is_painted(tab: Any, selector: str) -> bool:
-    """Whether a canvas has more than one colour."""
-    return bool(tab.locator(selector).first.evaluate(
-        "one => { const g = new OffscreenCanvas(one.width, one.height).getContext('2d');"
-        " g.drawImage(one, 0, 0); const d = g.getImageData(0, 0, one.width, one.height).data;"
-        " return new Set(Array.from({length: d.length / 4}, (_, i) => d.slice(4 * i, 4 * i + 3)"
-        ".join())).size > 1 }"
-    ))  # fmt: skip
+    """Whether a canvas gets more than one colour within five seconds; it is there before that."""
+    for _ in range(100):
+        if tab.locator(selector).first.evaluate(
+            "one => { const g = new OffscreenCanvas(one.width, one.height).getContext('2d');"
+            " g.drawImage(one, 0, 0); const d = g.getImageData(0, 0, one.width, one.height).data;"
+            " return new Set(Array.from({length: d.length / 4}, (_, i) => d.slice(4 * i, 4 * i + 3)"
+            ".join())).size > 1 }"
+        ):  # fmt: skip
+            return True
+        tab.wait_for_timeout(50)
+    return False
 
 
 def test_a_prompt_shows_tokens_probabilities_strips_attention_lens_and_pca(
