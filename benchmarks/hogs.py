@@ -63,9 +63,9 @@ def multiprocessors_kept(number: int, *, is_time: Callable[[], bool]) -> Iterato
 
     kernel = torch.cuda._compile_kernel(_KEEPER, "keep")
     kernel.set_shared_memory_config(_KEEPER_BYTES)
-    device, ended = torch.cuda.current_device(), threading.Event()
+    device = torch.cuda.current_device()
 
-    def keep() -> None:
+    def keep(ended: threading.Event) -> None:
         torch.cuda.set_device(device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         while not ended.is_set():
@@ -81,7 +81,15 @@ def multiprocessors_kept(number: int, *, is_time: Callable[[], bool]) -> Iterato
             )
             stream.synchronize()
 
-    thread = threading.Thread(target=keep)
+    with alongside(keep):
+        yield
+
+
+@contextmanager
+def alongside(act: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Have a thread act while inside, until the event that it is given is set."""
+    ended = threading.Event()
+    thread = threading.Thread(target=act, args=(ended,))
     thread.start()
     try:
         yield

@@ -2,8 +2,8 @@
 
 A slow CPU burns more of its own time by real matrix products, after every part of a layer, forward
 and backward, and after the optimizer's step; a slow GPU has fewer multiprocessors. Everything else
-is what happens to jobs:
-another process on the core, a thread that holds the interpreter's lock, a late batch, a collector.
+is what happens to jobs: another process on the core, a thread that holds the interpreter's lock, a
+late batch, a collector.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.hogs import (
+    alongside,
     core_hogged,
     core_hogged_in_bursts,
     gpu_hogged,
@@ -209,21 +210,14 @@ def _parts(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [child for layer in layers for child in layer.children()] + ends
 
 
-@contextmanager
-def _held_lock() -> Iterator[None]:
+def _held_lock() -> AbstractContextManager[None]:
     """A thread of this process holds the interpreter's lock in C calls, a third of the time."""
-    record, ended = {str(number): number * 0.5 for number in range(30_000)}, threading.Event()
+    record = {str(number): number * 0.5 for number in range(30_000)}
 
-    def log() -> None:
+    def log(ended: threading.Event) -> None:
         while not ended.is_set():
             begin = time.perf_counter()
             json.dumps(record)
             ended.wait(2 * (time.perf_counter() - begin))
 
-    thread = threading.Thread(target=log)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return alongside(log)

@@ -140,8 +140,11 @@ def _worth_saying(slow: SlowRow) -> bool:
 
 def _one_sided(slow: SlowRow) -> bool:
     """Return whether one pass alone is slow, and the optimizer, which is no part of it, is not."""
-    agrees = slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect
-    return _in_one_pass(slow) and not agrees
+    return _in_one_pass(slow) and not _optimizer_agrees(slow)
+
+
+def _optimizer_agrees(slow: SlowRow) -> bool:
+    return slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect
 
 
 def _is_estimated_in_one(seen: Observations, slow: SlowRow) -> bool:
@@ -151,8 +154,8 @@ def _is_estimated_in_one(seen: Observations, slow: SlowRow) -> bool:
     Example: backward 7.8 times as long next to a slow NVLink, optimizer 1.001, forward unknown.
     """
     known = np.flatnonzero(np.isfinite(slow.by_phase))
-    agrees = slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect
-    return len(known) == 1 and int(known[0]) in seen.entangled_phases and not agrees
+    is_estimated = len(known) == 1 and int(known[0]) in seen.entangled_phases
+    return is_estimated and not _optimizer_agrees(slow)
 
 
 def _in_one_pass(slow: SlowRow) -> bool:

@@ -72,8 +72,9 @@ def ordinary(durations: Floats, counted: Flags) -> Flags:
     Both are (iteration,); one that takes several times the median of those counted is left out.
     Example: 52, 51 and 2,900 ms are two ordinary iterations and an exceptional one.
     """
-    limit = COSTS.exceptional_ratio * np.median(durations[counted]) if counted.any() else 0.0
-    return counted & (durations <= limit) if counted.any() else counted
+    if not counted.any():
+        return counted
+    return counted & (durations <= COSTS.exceptional_ratio * np.median(durations[counted]))
 
 
 def leave_one_out_median(values: Floats) -> Floats:

@@ -188,11 +188,11 @@ def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers,
     stated[says] = False  # which has a kernel of its own
     notes = np.flatnonzero(stated)
     parts = {int(rows[place]): _noted(host, notes, marks, int(batch[place])) for place in launches}
-    counts = np.array([max(len(parts.get(int(row), ())), 1) for row in rows])
-    repeated = np.repeat(rows, counts)
-    told = [parts[int(row)] if len(parts.get(int(row), ())) else [own]
-            for row, own in zip(rows, says, strict=True)]  # fmt: skip
-    return repeated, np.concatenate([np.asarray(each, dtype=np.int64) for each in told])
+    told = [
+        noted if len(noted := parts.get(row, notes[:0])) else np.array([own])
+        for row, own in zip(rows.tolist(), says.tolist(), strict=True)
+    ]
+    return np.repeat(rows, [len(each) for each in told]), np.concatenate(told)
 
 
 def _noted(host: Host, notes: Integers, marks: Integers, batch: int) -> Integers:
