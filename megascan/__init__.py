@@ -6,6 +6,7 @@ importing megascan costs nothing.
 
     vocabulary.py schema.py        every name, kind and column of a trace: start reading here
     tracer/ instrument/            record spans in a training job; rankfile.py writes them
+    launch.py callbacks.py         for scripts and trainers that own their loop
     reader/ timeline.py            read them back; aggregate/ and detect/ take it from there
     export/ viewer.py              timelines for Perfetto
     simulate/                      a job on paper

@@ -19,9 +19,12 @@ way where that changes no bit.
 
 from __future__ import annotations
 
+import functools
+import gc
 import inspect
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -147,7 +150,8 @@ class Groups:
             return known
         assert group is not None  # a collective needs an initialised world
         description = getattr(group, "group_desc", "") or "group"
-        return self._enter(group, f"{description}-{group.group_name}".lower())
+        axis = f"{description}-{group.group_name}".lower()
+        return self._enter(group, f"dp-{axis}" if self._all_data_parallel else axis)
 
     def backend(self, name: str) -> str:
         """Return the backend of a group's communication: nccl, gloo, …"""
@@ -329,6 +333,7 @@ class Collectives:
         self._groups = groups
         self._knows_experts = knows_experts
         self._coalescing: list[_Coalescing] = []
+        self._inside = threading.local()
 
     def wrap(self, operation: Operation) -> Callable[[Function], Function]:
         """Wrap one function of torch.distributed."""
@@ -365,7 +370,23 @@ class Collectives:
             tracer.add_collective(operation.name, begin, end, arguments, str(arguments["group"]))
             return result
 
-        return around(tracer, original, enter, leave)
+        return self._outermost(original, around(tracer, original, enter, leave))
+
+    def _outermost(self, original: Function, traced: Function) -> Function:
+        """Leave alone what another collective calls: it is part of that one."""
+        inside = self._inside
+
+        @functools.wraps(original)
+        def call(*positional: object, **named: object) -> object:
+            if getattr(inside, "another", False):
+                return original(*positional, **named)
+            inside.another = True
+            try:
+                return traced(*positional, **named)
+            finally:
+                inside.another = False
+
+        return call
 
     def note_exchange(self, operation: str) -> None:
         """Let an exchange of all with all end the knowledge of tokens where nobody says which ranks
@@ -546,6 +567,17 @@ def reduces_in_backward(model: torch.nn.Module) -> bool:
 def reduces_now(model: torch.nn.Module) -> bool:
     """Tell whether the backward pass under way reduces gradients: not inside DDP's `no_sync`."""
     return bool(getattr(uncompiled(model), "require_backward_grad_sync", True))
+
+
+def replica_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the DDP model that holds a model, else the model.
+
+    Trainers hand out what is inside; what reduces its gradients is what is outside.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    replicas = (one for one in gc.get_objects() if type(one) is DistributedDataParallel)
+    return next((one for one in replicas if uncompiled(one.module) is uncompiled(model)), model)
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:

@@ -7,12 +7,13 @@ microbatch, chunk, layer, pass and the running numbers of operations.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TypeAlias, TypeVar
 
 from megascan.schema import Granularity, Phase
@@ -21,9 +22,10 @@ from megascan.tracer import Arguments, IterationListener, RecordingTracer
 Function: TypeAlias = Callable[..., object]
 Undo: TypeAlias = Callable[[], None]
 
-_NOT_REBOUND = ("torch",)
-"""Modules that keep their references: torch's functions call each other by them, and a nested call
-must not be counted twice."""
+_NOT_REBOUND = "torch"
+"""The package whose modules keep their references: its functions call each other by them."""
+_REBOUND = "torch.distributed.distributed_c10d"
+"""The one module of it that others call functions by, DeepSpeed for one."""
 
 
 @dataclass(slots=True)
@@ -204,22 +206,50 @@ def _is_in_use(module: str) -> bool:
 
 
 def _bindings(originals: Sequence[Function]) -> dict[int, list[tuple[object, str]]]:
-    """Return by identity where module-level functions are bound: `from x import f`, `alias = x.f`.
+    """Return by identity where module-level functions are bound: `from x import f`, `alias = x.f`,
+    `self.f = x.f`.
 
     Thousands of modules hold some 100,000 names, so they are looked through once for all functions.
     """
     found: dict[int, list[tuple[object, str]]] = {id(original): [] for original in originals}
-    for module_name, module in list(sys.modules.items()):
-        if module is None or module_name.partition(".")[0] in _NOT_REBOUND:
-            continue
-        try:
-            contents = list(vars(module).items())
-        except TypeError:  # something in sys.modules that is no module
-            continue
-        for name, value in contents:
+    for holder in (*_modules(), *_keepers(originals)):
+        for name, value in list(vars(holder).items()):
             if id(value) in found:
-                found[id(value)].append((module, name))
+                found[id(value)].append((holder, name))
     return found
+
+
+def _modules() -> Iterator[object]:
+    """Yield the modules whose references are rebound."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and (name == _REBOUND or _is_others(name)):
+            yield module
+
+
+def _is_others(module_name: str) -> bool:
+    return module_name.partition(".")[0] != _NOT_REBOUND
+
+
+def _keepers(originals: Sequence[Function]) -> list[object]:
+    """Return the objects that keep one of the functions as an attribute of their own.
+
+    The collector knows them; where an object's attributes are a dict, it knows that only.
+    """
+    holders = gc.get_referrers(*originals) if originals else []
+    dicts = [one for one in holders if isinstance(one, dict)]
+    owners = gc.get_referrers(*dicts) if dicts else []
+    return [one for one in (*holders, *owners) if _lets_attributes_be_set(one)]
+
+
+def _lets_attributes_be_set(holder: object) -> bool:
+    """Tell whether it is an ordinary object of others: no module, no class, no function."""
+    kind = type(holder)
+    return (
+        isinstance(getattr(holder, "__dict__", None), dict)
+        and not isinstance(holder, ModuleType | FunctionType)
+        and kind.__setattr__ is object.__setattr__
+        and _is_others(kind.__module__)
+    )
 
 
 Slot: TypeAlias = tuple[int, int]

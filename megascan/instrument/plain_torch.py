@@ -18,7 +18,7 @@ called forward, one to an earlier rank backward. Both ends of a message name it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from megascan.instrument.collectives import (
@@ -27,6 +27,7 @@ from megascan.instrument.collectives import (
     reduce_visibly,
     reduces_in_backward,
     reduces_now,
+    replica_of,
 )
 from megascan.instrument.megatron import NOT_TAKEN, BackwardSpans
 from megascan.instrument.place import Call, Function, Position, around
@@ -71,6 +72,7 @@ class WatchedModels(IterationListener):
         self._tracer = tracer
         self._position = position
         self._backward_spans = backward_spans
+        models = [replica_of(model) for model in models]
         self._num_forwards = [0] * len(models)
         self._reducing = [model for model in models if reduces_in_backward(model)]
         position.passes_known = True
@@ -267,17 +269,34 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return what a model repeats: the members of its outermost lists of modules, else its
     children.
 
+        GPT2LMHeadModel ─► transformer ─► h: ModuleList of 12 blocks     the 12 blocks
+                        └► lm_head
+        T5Model ─► encoder ─► block: ModuleList, decoder ─► block        the blocks of both
+
     Wrappers that hold one module only (DDP, a compiled or a half-precision model) are seen through.
     """
+    inside = [model]
+    while len(inside) == 1 and not _is_list(inside[0]):
+        inside = list(inside[0].children())
+    return [layer for part in inside for layer in _listed(part)] or inside
+
+
+def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the members of the outermost lists in a module, in its order."""
+    if _is_list(module):
+        yield from module.children()
+        return
+    for part in module.children():
+        yield from _listed(part)
+
+
+def _is_list(module: torch.nn.Module) -> bool:
+    """Tell whether it is a list of modules, or a dict of modules that are all of one class."""
     import torch
 
-    inside = list(model.children())
-    while len(inside) == 1 and not isinstance(inside[0], torch.nn.ModuleList | torch.nn.Sequential):
-        inside = list(inside[0].children())
-    if isinstance(model, torch.nn.Sequential):
-        return list(model)
-    lists = [part for part in inside if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential)]
-    return [layer for part in lists for layer in cast("Sequence[torch.nn.Module]", part)] or inside
+    if isinstance(module, torch.nn.ModuleDict):
+        return len(module) > 1 and len({type(part) for part in module.values()}) == 1
+    return isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
 
 
 _SAYS_NOTHING = ("label", "target", "position")
@@ -334,11 +353,27 @@ def _first_tensor(value: object) -> torch.Tensor | None:
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)  # type: ignore[attr-defined]
 
 
-class Batches:
-    """Records the batches of every data loader."""
+class Batches(IterationListener):
+    """Records the batches of every data loader that are fetched in an iteration."""
 
     def __init__(self, tracer: RecordingTracer) -> None:
         self._tracer = tracer
+        self._num_iterations = self._num_seen = self._num_unseen = 0
+
+    def iteration_begins(self) -> None:
+        """Count traced iterations."""
+        self._num_iterations += 1
+
+    def tracing_ends(self) -> None:
+        """Say so where all batches were fetched between the iterations."""
+        if self._num_seen or self._num_unseen < max(self._num_iterations, 1):
+            return
+        self._tracer.warn(
+            "no batches",
+            f"{self._num_unseen} batches were fetched from data loaders, none of them within "
+            "tracer.iteration: a slow loader cannot be named; begin an iteration before its batch "
+            "is fetched, see docs/other-trainers.md",
+        )
 
     def next_batch(self, original: Function) -> Function:
         """Wrap the `__next__` of torch's data loaders."""
@@ -346,13 +381,21 @@ class Batches:
 
         def enter(call: Call) -> bool:
             call.memory = tracer.mark_host()
+            self._num_seen += 1
             return True
 
         def leave(call: Call, result: object) -> object:
             tracer.add(Kind.DATA, BATCH_GENERATOR, call.memory, tracer.mark_host(), {})
             return result
 
-        return around(tracer, original, enter, leave)
+        recorded = around(tracer, original, enter, leave)
+
+        @functools.wraps(original)
+        def fetch(*positional: object, **named: object) -> object:
+            self._num_unseen += not tracer.active
+            return recorded(*positional, **named)
+
+        return fetch
 
 
 class Exchanges:

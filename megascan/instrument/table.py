@@ -193,8 +193,9 @@ def install(
         tracer.listen(functional)
         watched = WatchedModels(tracer, position, backward_spans, models)
         tracer.listen(watched)
-        exchanges = Exchanges(tracer, position, groups)
-        wanted += [*plain_places(watched, exchanges, Batches(tracer)), *functional.places()]
+        exchanges, batches = Exchanges(tracer, position, groups), Batches(tracer)
+        tracer.listen(batches)
+        wanted += [*plain_places(watched, exchanges, batches), *functional.places()]
     if not tracer.full:
         wanted = [place for place in wanted if place.granularity is Granularity.BASE]
     installation.install(wanted)

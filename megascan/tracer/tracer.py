@@ -390,6 +390,11 @@ class RecordingTracer(Tracer):
                 f"tracing stopped, training goes on without it: {kind}: {error}",
             )
 
+    def warn(self, topic: str, text: str) -> None:
+        """Say something that the user should know, once a run."""
+        if os.getpid() == self._process_id:
+            self._voice.warn(topic, text)
+
     def listen(self, listener: IterationListener) -> None:
         """Tell a listener when each traced iteration begins and when tracing ends."""
         self._listeners.append(listener)

@@ -29,7 +29,7 @@ LEVELS = (
     {"rankfile", "overhead"},
     {"tracer"},
     {"instrument"},
-    {"timeline", "launch"},
+    {"timeline", "launch", "callbacks"},
     {"reader", "export", "simulate"},
     {"viewer"},
 )
@@ -112,7 +112,12 @@ def test_causes_do_not_import_each_other():
 
 @pytest.mark.parametrize("package", ["megascan", "aggregate", "detect"])
 def test_only_tracing_and_training_touch_torch(package):
-    allowed = ("megascan/tracer", "megascan/instrument", "megascan/launch.py")
+    allowed = (
+        "megascan/tracer",
+        "megascan/instrument",
+        "megascan/launch.py",
+        "megascan/callbacks.py",
+    )
     wrong = [
         path.relative_to(ROOT).as_posix()
         for path in sources(package)

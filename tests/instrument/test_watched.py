@@ -35,9 +35,21 @@ def test_layers_of_a_sequence_and_of_a_model_without_lists():
     sequence = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     assert layers_of(sequence) == list(sequence)
     assert layers_of(Wrapper(sequence)) == list(sequence)
-    block = nn.Transformer(8, 2, 1, 1, 8)
-    assert layers_of(block) == [block.encoder, block.decoder]
+    parts = nn.ModuleDict({"one": nn.Linear(4, 4), "other": nn.LayerNorm(4)})
+    assert layers_of(parts) == list(parts.values())
     assert layers_of(nn.Linear(4, 4)) == []
+
+
+def test_layers_that_lie_deeper_are_found():
+    """As in models of Hugging Face, nanoGPT's and torchtitan's."""
+    both = nn.Transformer(8, 2, 2, 3, 8)
+    assert layers_of(both) == [*both.encoder.layers, *both.decoder.layers]
+    model = Decoder()
+    outer = nn.ModuleDict({"body": model, "head": nn.Linear(4, 4)})
+    assert layers_of(outer) == list(model.layers)
+    by_name = nn.ModuleDict({str(number): nn.Linear(4, 4) for number in range(3)})
+    titan = nn.ModuleDict({"embedding": nn.Embedding(4, 4), "layers": by_name})
+    assert layers_of(titan) == list(by_name.values())
 
 
 def test_a_bare_model_reduces_nothing():

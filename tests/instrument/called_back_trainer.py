@@ -1,0 +1,145 @@
+"""Hugging Face's and Lightning's Trainer with our callbacks, both in one job.
+
+torchrun … called_back_trainer.py DIR
+
+Each evaluates and saves between its steps, and takes two batches a step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ["TORCHELASTIC_RUN_ID"] = "job"  # Lightning then takes the ranks as they are
+
+import torch
+import torch.distributed as dist
+
+import megascan
+from megascan.callbacks import for_lightning, for_transformers
+
+NUM_STEPS, NUM_BATCHES, NUM_LAYERS, WIDTH = 8, 2, 3, 32
+EVERY, PAUSE_S = 3, 0.5
+"""Steps between two evaluations, and how long one of those takes at least."""
+
+
+class Words(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Lines of words by number."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        words = torch.full((16,), number % 8)
+        return {"input_ids": words, "labels": words}
+
+
+class Lines(torch.utils.data.Dataset[torch.Tensor]):
+    """Lines of numbers."""
+
+    def __init__(self, is_slow: bool = False) -> None:
+        self.is_slow = is_slow
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if self.is_slow:
+            time.sleep(2 * PAUSE_S / len(self))  # each rank takes half of them
+        return torch.full((WIDTH,), float(number))
+
+
+def config_of(directory: Path) -> megascan.TraceConfig:
+    return megascan.TraceConfig(enabled=True, directory=directory, interval=NUM_STEPS,
+                                window=NUM_STEPS)  # fmt: skip
+
+
+def train_transformers(directory: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    class Slow(Trainer):
+        def evaluate(self, *positional: object, **named: object) -> dict[str, float]:
+            time.sleep(PAUSE_S)
+            return super().evaluate(*positional, **named)
+
+    shape = {
+        "vocab_size": 8,
+        "n_positions": 16,
+        "n_embd": WIDTH,
+        "n_layer": NUM_LAYERS,
+        "n_head": 2,
+    }
+    trainer = Slow(
+        model=GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)),
+        args=TrainingArguments(
+            output_dir=str(directory / "saved"),
+            max_steps=NUM_STEPS,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=NUM_BATCHES,
+            eval_strategy="steps",
+            eval_steps=EVERY,
+            save_steps=EVERY,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=Words(),
+        eval_dataset=Words(),
+        callbacks=[for_transformers(config_of(directory / "transformers"))],
+    )
+    trainer.train()
+
+
+def train_lightning(directory: Path) -> None:
+    import lightning.pytorch as lightning
+
+    class Network(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS))
+            self.body = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(layers)})
+            self.head = torch.nn.Linear(WIDTH, 1)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            for layer in self.body["layers"]:
+                batch = batch + layer(batch)
+            return self.head(batch).square().mean()
+
+        def validation_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.training_step(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.training_step(batch)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy="ddp",
+        max_steps=NUM_STEPS,
+        accumulate_grad_batches=NUM_BATCHES,
+        val_check_interval=NUM_BATCHES * EVERY,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(directory / "checkpoints"),
+        callbacks=[for_lightning(config_of(directory / "lightning"))],
+    )
+    batches = torch.utils.data.DataLoader(Lines(), batch_size=2)
+    trainer.fit(Network(), batches, torch.utils.data.DataLoader(Lines(is_slow=True)))
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    train_transformers(Path(sys.argv[1]))
+    train_lightning(Path(sys.argv[1]))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Trainers that stand between the user and torch: what they hide is found all the same."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import ranks
+from tests.instrument import called_back_trainer as called_back
+from tests.instrument.wrapped_trainer import NUM_LAYERS
+
+TRAINER = Path(__file__).with_name("wrapped_trainer.py")
+CALLED_BACK = Path(__file__).with_name("called_back_trainer.py")
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+class Run:
+    """The trace of both jobs, and what was said."""
+
+    def __init__(self, directory: Path, trainer: Path = TRAINER) -> None:
+        done = ranks.run(trainer, directory, num_ranks=2, check=True)
+        self.said = done.stderr
+        self.directory = directory
+
+    def spans(self, kind: str, iteration: int = 2) -> list[list[dict]]:
+        """The spans of one iteration, by rank."""
+        files = sorted((self.directory / kind).glob("*.json"))
+        assert len(files) == 2
+        return [
+            [
+                event
+                for event in json.loads(path.read_text())
+                if event["ph"] == "X" and event["args"]["iteration"] == iteration
+            ]
+            for path in files
+        ]
+
+
+@pytest.fixture
+def run(once, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return once("run", lambda: Run(tmp_path_factory.mktemp("wrapped")))
+
+
+def test_nothing_goes_wrong(run):
+    assert "tracing stopped" not in run.said
+
+
+@pytest.mark.parametrize("kind", ["inner", "zero"])
+def test_layers_that_lie_deep_are_layers(run, kind):
+    for spans in run.spans(kind):
+        names = Counter(span["name"] for span in spans)
+        assert names["forward"] == names["backward"] == names["optimizer"] == 1
+        assert names["layer"] == names["layer-backward"] == NUM_LAYERS
+
+
+def test_reductions_of_a_replica_are_seen_from_the_model_inside(run):
+    for spans in run.spans("inner"):
+        reductions = [span for span in spans if span["name"] == "all_reduce"]
+        assert reductions
+        assert {span["args"]["group"] for span in reductions} == {"dp@0"}
+        assert [span["name"] for span in spans].count("grad-sync") == 1
+
+
+def test_functions_that_an_engine_has_kept_are_seen_once_each(run):
+    for spans in run.spans("zero"):
+        travels = [span for span in spans if span["cat"] == "collective"]
+        assert Counter(span["name"] for span in travels) == {"reduce_scatter": 1, "all_gather": 2}
+        assert all(span["args"]["group"].startswith("dp-") for span in travels)
+        assert sorted(span["args"]["sequence"] for span in travels) == [0, 0, 1]
+        assert travels[-1]["args"]["size_bytes"] == 4 * (4 + 8)
+
+
+def test_batches_fetched_between_iterations_are_spoken_of(run):
+    assert "none of them within tracer.iteration" in run.said
+    assert run.said.count("batches were fetched from data loaders") == 1
+
+
+@pytest.fixture
+def called_back_run(once, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return once("called back", lambda: Run(tmp_path_factory.mktemp("called"), CALLED_BACK))
+
+
+@pytest.mark.parametrize("kind", ["transformers", "lightning"])
+def test_callbacks_make_an_iteration_of_every_step(called_back_run, kind):
+    assert "tracing stopped" not in called_back_run.said
+    for number in range(1, called_back.NUM_STEPS + 1):
+        for spans in called_back_run.spans(kind, number):
+            names = Counter(span["name"] for span in spans)
+            assert names["iteration"] == names["optimizer"] == 1
+            assert names["forward"] == names["backward"] == called_back.NUM_BATCHES
+            if 1 < number < called_back.NUM_STEPS:  # both are one batch ahead
+                assert names["batch-generator"] == called_back.NUM_BATCHES
+            assert names["layer"] == called_back.NUM_BATCHES * called_back.NUM_LAYERS
+            assert names["all_reduce"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["transformers", "lightning"])
+def test_no_iteration_has_an_evaluation_in_it(called_back_run, kind):
+    """Every third step is followed by one of half a second and more, and by a checkpoint."""
+    for number in range(2, called_back.NUM_STEPS + 1):
+        for spans in called_back_run.spans(kind, number):
+            (whole,) = (span for span in spans if span["name"] == "iteration")
+            assert whole["dur"] < 1e6 * called_back.PAUSE_S
+
+
+@pytest.mark.parametrize("kind", ["transformers", "lightning"])
+def test_no_iteration_follows_the_last_step(called_back_run, kind):
+    assert called_back_run.spans(kind, called_back.NUM_STEPS + 1) == [[], []]
