@@ -73,6 +73,8 @@ class Run:
     start: Start
     scratch: Path
     """For checkpoints."""
+    directory: Path
+    """Of the trace."""
 
     @property
     def numbers(self) -> range:
@@ -195,15 +197,15 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def _adam(
-    run: Run, model: torch.nn.Module, *, foreach: bool | None = None
-) -> torch.optim.Optimizer:
+def adam(run: Run, model: torch.nn.Module, *, foreach: bool | None = None) -> torch.optim.Optimizer:
+    """Return torch's AdamW for a model that is burdened as the fault wants it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
     run.disturbance.burden(model, optimizer)
     return optimizer
 
 
-def _built(run: Run, **parts: bool) -> Gpt:
+def built(run: Run, **parts: bool) -> Gpt:
+    """Return the model, the same on every rank."""
     torch.manual_seed(0)
     with run.device:
         return Gpt(run, run.layers, **parts).to(run.dtype)
@@ -211,8 +213,8 @@ def _built(run: Run, **parts: bool) -> Gpt:
 
 def ddp(run: Run) -> None:
     """DDP with gradient accumulation; batches by a function of the loop's own."""
-    model = DistributedDataParallel(_built(run))
-    optimizer = _adam(run, model)
+    model = DistributedDataParallel(built(run))
+    optimizer = adam(run, model)
     tracer = run.start(model=model)
     for number in run.numbers:
         with tracer.iteration(number):
@@ -241,11 +243,11 @@ class Corpus(IterableDataset[torch.Tensor]):
 
 def fsdp(run: Run) -> None:
     """FSDP2 with a data loader."""
-    model = _built(run)
+    model = built(run)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    optimizer, batches = _adam(run, model), iter(DataLoader(Corpus(run), batch_size=1))
+    optimizer, batches = adam(run, model), iter(DataLoader(Corpus(run), batch_size=1))
     tracer = run.start(model=model)
     for number in run.numbers:
         with tracer.iteration(number):
@@ -259,8 +261,8 @@ def fsdp(run: Run) -> None:
 
 def hybrid(run: Run) -> None:
     """DDP of a hybrid model; the loop evaluates, saves on the first rank, and logs its loss."""
-    model = DistributedDataParallel(_built(run, hybrid=True))
-    optimizer, batches = _adam(run, model), iter(DataLoader(Corpus(run), batch_size=1))
+    model = DistributedDataParallel(built(run, hybrid=True))
+    optimizer, batches = adam(run, model), iter(DataLoader(Corpus(run), batch_size=1))
     tracer = run.start(model=model)
     for number in run.numbers:
         with tracer.iteration(number):
@@ -294,8 +296,8 @@ def pipeline(run: Run) -> None:
     """1F1B of torch.distributed.pipelining, one stage a rank."""
     place, stages = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(run.device.type, (stages,), mesh_dim_names=("pp",))
-    model = _built(run, first=place == 0, last=place == stages - 1)
-    optimizer = _adam(run, model)
+    model = built(run, first=place == 0, last=place == stages - 1)
+    optimizer = adam(run, model)
     stage = PipelineStage(model, place, stages, run.device, group=mesh.get_group("pp"))
     schedule = Schedule1F1B(stage, 2 * run.microbatches, loss_fn=loss_of)
     tracer = run.start(model=model, mesh=mesh)
@@ -317,14 +319,14 @@ def tensor(run: Run) -> None:
     """Tensor parallelism of pairs by DTensor, replicas averaged by a loop over the gradients."""
     shape = (dist.get_world_size() // 2, 2)
     mesh = init_device_mesh(run.device.type, shape, mesh_dim_names=("dp", "tp"))
-    model = _built(run)
+    model = built(run)
     for block in model.blocks:
         plan = {
             **dict.fromkeys(("mixer.q", "mixer.k", "mixer.v", "mlp.up"), ColwiseParallel()),
             **dict.fromkeys(("mixer.out", "mlp.down"), RowwiseParallel()),
         }
         parallelize_module(block, mesh["tp"], plan)
-    optimizer = _adam(run, model, foreach=False)  # which cannot mix sharded and whole weights
+    optimizer = adam(run, model, foreach=False)  # which cannot mix sharded and whole weights
     replicas = mesh.get_group("dp")
     tracer = run.start(model=model, mesh=mesh)
     for number in run.numbers:
@@ -364,7 +366,7 @@ def megatron(run: Run, *, tp: int = 1, pp: int = 1) -> None:
         parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=True)
     model_parallel_cuda_manual_seed(123, force_reset_rng=True)
     model, step = _megatron_model(run, tp, pp), get_forward_backward_func()
-    optimizer, batches = _adam(run, model), _batches(run, parallel_state.get_data_parallel_rank())
+    optimizer, batches = adam(run, model), _batches(run, parallel_state.get_data_parallel_rank())
     length = run.disturbance.tokens(run.sequence, parallel_state.get_data_parallel_rank())
     tracer = run.start()
     for number in run.numbers:

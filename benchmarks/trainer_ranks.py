@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks import trainer_libraries, trainer_loops
 from benchmarks.trainer_faults import FAULTS, Disturbance, time_core
-from benchmarks.trainer_loops import LOOPS, Recorder, Run
+from benchmarks.trainer_loops import Recorder, Run
 from megascan.config import TraceConfig
 from megascan.errors import report_errors
 from megascan.instrument import start
@@ -38,6 +39,7 @@ PROFILED = {"wait": 3, "warmup": 2, "active": 6}
 """Steps, where torch's profiler records in place of the tracer."""
 NUM_TRACED, NUM_PROFILED = 30, sum(PROFILED.values()) + 1
 """Iterations of a case."""
+LOOPS = {**trainer_loops.LOOPS, **trainer_libraries.LOOPS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,7 @@ def train(plan: Plan, stage: Stage, device: torch.device) -> None:
         disturbance=disturbance,
         start=partial(start_profile if stage.is_profiled else start_trace, folder),
         scratch=folder.parent,
+        directory=folder,
     )
     torch.manual_seed(plan.seed + rank)
     before = _cores()

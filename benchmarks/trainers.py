@@ -4,8 +4,10 @@
                                   [--profiles] [--keep DIR] [-o RESULT.md]
     python -m benchmarks.trainers --judge DIR       (what --keep packed again, on any machine)
 
-The trainers are in `trainer_loops.py`, what is wrong with their ranks in `trainer_faults.py`. On
-the CPU every rank has a core of its own, and jobs run side by side on the cores of this process.
+The trainers are in `trainer_loops.py`, and in `trainer_libraries.py` those of libraries, which run
+where these are installed (transformers, accelerate, deepspeed). What is wrong with their ranks is
+in `trainer_faults.py`. On the CPU every rank has a core of its own, and jobs run side by side on
+the cores of this process.
 
 - right: exactly the faulty rank is named, with a cause of its fault; where none is, nobody
 - other cause: that rank, with another cause
@@ -39,6 +41,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks import trainer_libraries
 from benchmarks.jobs import ROOT, environment_line, publish
 from benchmarks.trainer_faults import FAULTS, GARBAGE, HEALTHY, HEAVY, LOADER, LONG, Fault
 from benchmarks.trainer_ranks import DONE, Plan, Stage
@@ -51,21 +54,28 @@ RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
     "WRONG NAME",
 )
 RESULTS = (RIGHT, OTHER, UNDECIDED, MISSED, WRONG)
+LIBRARIES = tuple(filter(trainer_libraries.is_installed, trainer_libraries.LOOPS))
 JOBS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
     "cpu": (
         *((("megatron TP",), 2), (("megatron PP",), 2), (("ddp",), 4), (("fsdp",), 4)),
         *((("pipeline",), 4), (("tensor",), 4), (("hybrid",), 4), (("megatron TP",), 4)),
         *((("megatron PP",), 4), (("ddp",), 8), (("fsdp",), 8), (("ddp",), 2), (("fsdp",), 2)),
         *((("tensor",), 2), (("pipeline",), 2), (("hybrid",), 8)),
+        *((LIBRARIES, 4), (LIBRARIES, 2)),
     ),
-    "gpu": ((("ddp", "pipeline", "fsdp", "hybrid", "tensor"), 2), (("megatron PP",), 2)),
+    "gpu": (
+        (("ddp", "pipeline", "fsdp", "hybrid", "tensor"), 2),
+        (LIBRARIES, 2),
+        (("megatron PP",), 2),
+    ),
 }
 """The trainers that share a process group, and its ranks."""
 SIZES = {
     "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
     "gpu": {"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048, "microbatches": 2},
 }
-HAS_STAGES, HAS_REPLICAS = ("pipeline", "megatron PP"), ("ddp", "fsdp", "hybrid", "tensor")
+HAS_STAGES = ("pipeline", "megatron PP")
+HAS_REPLICAS = ("ddp", "fsdp", "hybrid", *LIBRARIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +143,7 @@ def _is_possible(fault: Fault, loop: str, num_ranks: int) -> bool:
     if fault.num_kept:  # where all streams share a queue, what keeps them would stop it
         return not _connections(loop)
     if fault == LONG:
-        return loop in HAS_REPLICAS[:3] or (num_ranks > 2 and loop != "pipeline")
+        return loop in HAS_REPLICAS or (num_ranks > 2 and loop != "pipeline")
     return True
 
 
@@ -253,7 +263,7 @@ class Campaign:
                     for loop in loops
                     for case in cases_of(loop, num_ranks, self._given.device, seed)
                     for is_profiled in (False, True)[: 1 + self._given.profiles]
-                    if not (is_profiled and FAULTS[case.fault].num_kept)
+                    if not (is_profiled and _is_traced_only(case))
                 ]
                 if wanted := [case for case in cases if _is_wanted(case.name, self._given.only)]:
                     yield wanted
@@ -343,6 +353,11 @@ class Campaign:
 def _connections(loop: str) -> dict[str, str]:
     """Return what Megatron tells its users to set; other trainers leave it alone."""
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if loop.startswith("megatron") else {}
+
+
+def _is_traced_only(case: Case) -> bool:
+    """Tell whether a profile would show its fault, or whether a callback of ours records it."""
+    return FAULTS[case.fault].num_kept > 0 or case.loop == "transformers"
 
 
 def _is_wanted(name: str, only: Sequence[str] | None) -> bool:
@@ -458,7 +473,8 @@ def main() -> int:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     command = f"python -m benchmarks.trainers {' '.join(sys.argv[1:])}"
-    publish(render(rows, failed, environment_line(given.device), command), given.output)
+    environment = environment_line(given.device) + trainer_libraries.versions()
+    publish(render(rows, failed, environment, command), given.output)
     return 1 if failed or any(row.result == WRONG for row in rows) else 0
 
 
