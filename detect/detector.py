@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,8 +42,10 @@ from detect.stats.residuals import compare_within, stage_groups
 from detect.text import counted, ranks_text
 from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats
-from megascan.probes import Probes
 from megascan.timeline import ShardedTimeline, Timeline
+
+if TYPE_CHECKING:
+    from megascan.probes import Probes
 
 ONE_ITERATION = (
     "that is one iteration only, the last of so few that nothing else can be judged by them: trace "

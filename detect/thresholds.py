@@ -809,6 +809,11 @@ class _Losses:
     loader_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
     )
+    host_ratio: float = limit(
+        1.2, "ratio", Origin.BENCHMARK,
+        "by which gaps of devices differ where all hosts work as long in them, on cores that are "
+        "not equally fast",
+    )  # fmt: skip
     separated_share: float = limit(
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",

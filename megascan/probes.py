@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megascan.errors import ConfigError, InputError
-from megascan.topology import Coordinates, Layout
+from megascan.topology import PROBE_FILE_PATTERN, Coordinates, Layout
 
 SCHEMA = 1
-PATTERN = "scope-probe-*.jsonl"
 
 
 @dataclass(frozen=True, order=True)
@@ -105,7 +104,7 @@ def probe_line(iteration: int, sums: Sequence[str]) -> str:
 def probe_files(*folders: Path) -> list[Path]:
     """Return the files of probes in some folders; none in one that is not there."""
     there = [folder for folder in folders if folder.is_dir()]
-    return [path for folder in there for path in sorted(folder.glob(PATTERN))]
+    return [path for folder in there for path in sorted(folder.glob(PROBE_FILE_PATTERN))]
 
 
 def read_probes(*folders: Path) -> Probes | None:

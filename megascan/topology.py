@@ -164,6 +164,8 @@ def _coordinates(layout: Layout, rank: int) -> Coordinates:
 
 RANK_FILE_PATTERNS = ("benchmark-data-*.json", "benchmark-data-*.json.gz")
 """What the names of rank files look like, plain or compressed."""
+PROBE_FILE_PATTERN = "scope-probe-*.jsonl"
+"""The same of files with probes (`megascan.probes`), which may stand in the same folder."""
 
 
 def rank_file_name(layout: Layout, place: Coordinates) -> str:

@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from detect.causes.finding import Answer, CauseSpec, Inquiry
 from detect.report import Cause, Finding, Owner
 from detect.text import counted, ranks_text
 from megascan.errors import listed
-from megascan.probes import Point, Prober, Probes
+
+if TYPE_CHECKING:
+    from megascan.probes import Point, Prober, Probes
 
 _MOST_NAMED = 4
 

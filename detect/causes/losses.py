@@ -227,6 +227,8 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             return FEW_OF_TWO
         if alone and not launches_slowly(seen, suspect.row):
             return OF_ITS_STAGE
+        if _is_hardly_more(seen, suspect):
+            return HARDLY_MORE
         slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
         return hardly_slower_host(seen, suspect.row, suspect.course.active, slower)
 
@@ -258,6 +260,16 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     )
     findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
     return replace(answer, findings=findings, notes=notes)
+
+
+def _is_hardly_more(seen: Observations, suspect: Suspect) -> bool:
+    """Tell whether its peers' devices have nothing to do for nearly as long.
+
+    Example: gaps of 13.4 ms of 80 against 12.3 ms, in which every host gathers gradients.
+    """
+    own = float(np.nanmedian(seen.lost(Cause.HOST)[suspect.row][suspect.course.active]))
+    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    return own < LOSSES.host_ratio * (own - over)
 
 
 def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
@@ -301,6 +313,10 @@ FEW_OF_TWO = (
 OF_ITS_STAGE = (
     "it is compared with other stages, whose devices have gaps of their own: how quickly its host "
     "launches (a trace with launch times), or a second replica, decides"
+)
+HARDLY_MORE = (
+    "its peers' devices have nothing to do for nearly as long: what all hosts do in that time "
+    "takes a little longer on one core than on another"
 )
 NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not "

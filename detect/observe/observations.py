@@ -38,12 +38,13 @@ from detect.stats import robust
 from detect.thresholds import WINDOW, DetectorSettings
 from megascan.arrays import Flags, Floats, Integers, combine
 from megascan.header import Json, RankHeader
-from megascan.probes import Probes
 from megascan.timeline import Timeline
 from megascan.topology import Coordinates, Layout
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from megascan.probes import Probes
 
     Record = TypeVar("Record", bound=DataclassInstance)
 

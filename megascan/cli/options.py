@@ -31,7 +31,7 @@ from megascan.header import Json
 from megascan.parallel import Kept, Workers, workers_here
 from megascan.schema import NOT_APPLICABLE, Kind
 from megascan.timeline import ShardedTimeline, Timeline, equals, numbers
-from megascan.topology import RANK_FILE_PATTERNS
+from megascan.topology import PROBE_FILE_PATTERN, RANK_FILE_PATTERNS
 
 if TYPE_CHECKING:
     from aggregate import Sums
@@ -87,10 +87,12 @@ def aggregate_folder(
 
 def _holds_probes_only(path: Path) -> bool:
     """Tell whether a folder has files of probes, and none that is named as a rank's."""
-    from megascan.probes import probe_files
-
     named = (file for pattern in RANK_FILE_PATTERNS for file in path.glob(pattern))
-    return bool(probe_files(path)) and next(named, None) is None
+    return _has_probes(path) and next(named, None) is None
+
+
+def _has_probes(path: Path) -> bool:
+    return next(path.glob(PROBE_FILE_PATTERN), None) is not None
 
 
 def _trace(path: Path, arguments: argparse.Namespace, workers: Workers) -> tuple[Trace, list[Kept]]:
@@ -248,9 +250,12 @@ def detect_in(
 ) -> Report:
     """Find the slow ranks of a timeline, and the wrong ones by the probes in its folder."""
     from detect import detect
-    from megascan.probes import read_probes
 
-    probes = read_probes(source)
+    probes = None
+    if _has_probes(source):
+        from megascan.probes import read_probes  # most jobs have none
+
+        probes = read_probes(source)
     frame = timeline.frame if isinstance(timeline, ShardedTimeline) else timeline
     with stage(f"comparing {len(frame.headers)} ranks with their peers"):
         return detect(timeline, settings, probes)
