@@ -818,6 +818,11 @@ class _Losses:
         0.9, "share of the pairs", Origin.BENCHMARK,
         "of iterations, one of either rank, in which the slower of two loses more",
     )  # fmt: skip
+    refill_share: float = limit(
+        0.5, "share of what it loads longer than its peers", Origin.BENCHMARK,
+        "of an iteration, that the device of a late loader finds no work beside that: its queue "
+        "is empty after each batch, and that of those who wait for it is full",
+    )  # fmt: skip
     least_awaited_share: float = limit(
         0.1, "share of an iteration", Origin.CONVENTION,
         "that a rank loads whose loading nobody else does, while all others wait for it",

@@ -253,7 +253,7 @@ def _judge(
             Cause.UNKNOWN,
             Owner.UNDECIDED,
             (
-                "only one pass is slow; a slow device slows both alike, so this is rather a "
+                "its passes are not slow alike; a slow device slows both, so this is rather a "
                 "difference of the work: compare the two ranks' modules at granularity full",
             ),
         )

@@ -317,3 +317,28 @@ def test_a_window_in_which_no_loader_could_be_told_is_no_health(job):
     report = job(layout=Layout(dp=4), iterations=3, loading_ms=by_turns).report()
     assert report.verdict is Verdict.UNDECIDED
     assert "to its loader would not have been found" in render_text(report)
+
+
+@pytest.mark.parametrize(("gap_ms", "owner"), [(32.0, Owner.UNDECIDED), (60.0, Owner.NODE)])
+def test_gaps_hardly_longer_than_its_peers_are_no_sick_host(job, gap_ms, owner):
+    """All hosts work for 28 ms between the passes; cores are not equally fast."""
+    report = job(
+        layout=Layout(dp=2), gap_ms=lambda slot: gap_ms if slot.rank == 1 else 28.0
+    ).report()
+    assert [(one.ranks, one.cause, one.owner) for one in report.findings] == [
+        ((1,), Cause.HOST, owner)
+    ]
+    assert ("for nearly as long" in render_text(report)) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize(("loading_ms", "is_named"), [(80.0, False), (12.0, True)])
+def test_a_queue_that_a_late_batch_leaves_empty_is_no_second_fault(job, loading_ms, is_named):
+    """Rank 1's device has nothing to do for 20 ms more than the others', and waits for batches."""
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    lost = {cause: np.full_like(seen.busy_ns, 1e6) for cause in (Cause.LOADER, Cause.HOST)}
+    lost[Cause.LOADER][1] = loading_ms * 1e6
+    lost[Cause.HOST][1] = 21e6
+    report = judge(replace(seen, lost_ns=lost), DetectorSettings())
+    causes = {one.cause for one in report.findings if one.ranks == (1,)}
+    assert (Cause.HOST in causes) == is_named
+    assert Cause.LOADER in causes
