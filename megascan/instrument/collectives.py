@@ -388,6 +388,28 @@ class Collectives:
 
         return call
 
+    def buffers(self, original: Function) -> Function:
+        """Wrap what DDP does at the begin of a forward: C++ sends the buffers of the first rank to
+        all, and whoever comes before that rank waits for it inside its forward.
+        """
+        tracer = self._tracer
+
+        def enter(call: Call) -> bool:
+            model = cast("DistributedDataParallel", call.positional[0])
+            arguments = self.described(
+                "broadcast", model.process_group, size_bytes_of(model.modules_buffers)
+            )
+            call.memory = (arguments, tracer.mark())
+            return arguments is not None
+
+        def leave(call: Call, result: object) -> object:
+            arguments, begin = cast("tuple[Arguments, Mark]", call.memory)
+            group = str(arguments["group"])
+            tracer.add_collective("broadcast", begin, tracer.mark(), arguments, group)
+            return result
+
+        return around(tracer, original, enter, leave)
+
     def note_exchange(self, operation: str) -> None:
         """Let an exchange of all with all end the knowledge of tokens where nobody says which ranks
         share experts: a router may send some of them more than others.

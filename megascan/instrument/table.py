@@ -139,7 +139,9 @@ def _full_places(
     yield f"{_CORE}.dist_checkpointing.serialization", "save", host.save_checkpoint
 
 
-def plain_places(watched: WatchedModels, exchanges: Exchanges, batches: Batches) -> list[Place]:
+def plain_places(
+    watched: WatchedModels, exchanges: Exchanges, batches: Batches, collectives: Collectives
+) -> list[Place]:
     """Return what is wrapped in addition where models of plain PyTorch are watched."""
     distributed = "torch.distributed"
     return [
@@ -148,6 +150,11 @@ def plain_places(watched: WatchedModels, exchanges: Exchanges, batches: Batches)
             module="torch.utils.data.dataloader",
             attribute="_BaseDataLoaderIter.__next__",
             wrap=batches.next_batch,
+        ),
+        Place(
+            module="torch.nn.parallel.distributed",
+            attribute="DistributedDataParallel._default_broadcast_coalesced",
+            wrap=collectives.buffers,
         ),
         Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
         Place(
@@ -195,7 +202,7 @@ def install(
         tracer.listen(watched)
         exchanges, batches = Exchanges(tracer, position, groups), Batches(tracer)
         tracer.listen(batches)
-        wanted += [*plain_places(watched, exchanges, batches), *functional.places()]
+        wanted += [*plain_places(watched, exchanges, batches, collectives), *functional.places()]
     if not tracer.full:
         wanted = [place for place in wanted if place.granularity is Granularity.BASE]
     installation.install(wanted)

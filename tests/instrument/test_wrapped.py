@@ -10,7 +10,7 @@ import pytest
 
 from tests import ranks
 from tests.instrument import called_back_trainer as called_back
-from tests.instrument.wrapped_trainer import NUM_LAYERS
+from tests.instrument.wrapped_trainer import NUM_LAYERS, WIDTH
 
 TRAINER = Path(__file__).with_name("wrapped_trainer.py")
 CALLED_BACK = Path(__file__).with_name("called_back_trainer.py")
@@ -63,6 +63,16 @@ def test_reductions_of_a_replica_are_seen_from_the_model_inside(run):
         assert reductions
         assert {span["args"]["group"] for span in reductions} == {"dp@0"}
         assert [span["name"] for span in spans].count("grad-sync") == 1
+
+
+def test_buffers_that_ddp_sends_are_seen_in_their_forward(run):
+    """In C++: who comes before rank 0 waits for it there, and does not compute."""
+    for spans in run.spans("inner"):
+        (sent,) = (span for span in spans if span["name"] == "broadcast")
+        (forward,) = (span for span in spans if span["name"] == "forward")
+        assert (sent["args"]["group"], sent["args"]["size_bytes"]) == ("dp@0", 4 * WIDTH)
+        assert forward["ts"] <= sent["ts"]
+        assert sent["ts"] + sent["dur"] <= forward["ts"] + forward["dur"]
 
 
 def test_functions_that_an_engine_has_kept_are_seen_once_each(run):

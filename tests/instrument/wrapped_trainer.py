@@ -30,9 +30,10 @@ class Nested(torch.nn.Module):
         blocks = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS))
         self.transformer = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(WIDTH), "h": blocks})
         self.head = torch.nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("scale", torch.ones(WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.transformer["norm"](x)
+        x = self.transformer["norm"](x) * self.scale
         for block in self.transformer["h"]:
             x = x + block(x).relu()
         return self.head(x)
