@@ -11,7 +11,8 @@ Ranks of one TP group may wait for one of them where nobody records it. But whoe
 that one by noise at most, so the lead must change: most ranks of the host have it in some pass, and
 none has it most of the time.
 
-A rank that has most of the pauses has them for reasons of its own (a collector, a logger).
+A rank that has most of the pauses has them for reasons of its own (a collector, a logger). Where
+the others alone would not stand out, the host is undecided.
 
 A host that loses a twentieth of all time is also told by the pauses of its ranks, each counted by
 itself: more than half of the ranks have some, so they are no single rank's.
@@ -53,6 +54,10 @@ ALONE = (
     "its pipeline stages are on no other host: work of theirs alone that varies (loading, the "
     "output layer) may be the reason as well"
 )
+OF_ONE = (
+    "without one of its ranks the others pause no more often than those elsewhere: that rank's own "
+    "work may be the reason as well"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ class PausedHost:
     """Of hosts in place of rows: the rank that loses most in each iteration."""
     lost: Floats
     """(rank of the host, iteration): over the others in pauses, 0 elsewhere."""
+    is_of_one: bool
+    """Whether it would not stand out without one of its ranks."""
     in_backward: bool = False
     """Whether backward passes alone show it: in those nobody loads, embeds or computes a loss."""
 
@@ -150,11 +157,19 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
     if lost[row].mean() >= BURSTS.sure_host_share:
         by_chance = min(by_chance, _chance_of_ranks(hits, host == row))
     q_value = min(1.0, by_chance * len(names))
+    rest = np.delete(lost_by_rank, by_rank.argmax(), axis=0) > 0
+    without_one = chance(int(rest.any(axis=0).sum()), num_iterations, other_hits, num_others)
     burst = Burst(
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
         other_hits=other_hits, is_sure=q_value <= rate,
     )  # fmt: skip
-    return PausedHost(name=names[row], rows=rows, burst=burst, lost=lost_by_rank)
+    return PausedHost(
+        name=names[row],
+        rows=rows,
+        burst=burst,
+        lost=lost_by_rank,
+        is_of_one=without_one * len(names) > BURSTS.without_one_q,
+    )
 
 
 def _chance_of_ranks(hits: Flags, own: Flags) -> float:
@@ -220,6 +235,7 @@ def _finding(seen: Observations, paused: PausedHost) -> Finding:
     num_hits, num_iterations = int(burst.hits.sum()), len(burst.hits)
     lost_ns = burst.excess * float(np.median(seen.iteration_ns))
     doubt = () if burst.is_sure else (FEW,)
+    doubt = (*doubt, OF_ONE) if paused.is_of_one else doubt
     stages = members.stage[paused.rows]
     alone = stages[~np.isin(stages, np.delete(members.stage, paused.rows))]
     ends = (int(members.stage.min()), int(members.stage.max()))
