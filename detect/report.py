@@ -88,6 +88,8 @@ class Finding:
     """Iteration time now over iteration time with all `joint_ranks` mended; 1 where none are."""
     slowdown_is_bound: bool = False
     """Whether the true slowdown may be larger: time that is not the ranks' own is mixed into it."""
+    is_read: bool = False
+    """Whether the device's own clock shows that it is slow."""
 
     @property
     def spot(self) -> tuple[int, int] | None:

@@ -267,6 +267,11 @@ class _Pace:
         "by which that lead varies (standard deviation): 0.01 to 0.27 where a host is slow for "
         "good, 0.4 and more where load of others comes and goes",
     )  # fmt: skip
+    follows_share: float = limit(
+        0.7, "ratio of logs", Origin.BENCHMARK,
+        "of how much longer a device's passes are and its host launches, either way, where all "
+        "devices wait for their hosts: 0.95 where launching is all there is",
+    )  # fmt: skip
     least_share: float = limit(
         0.02, "share of an iteration", Origin.BENCHMARK,
         "that its devices stand still for it before slow launching is worth a name",

@@ -352,7 +352,7 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             advice=ADVICE[cause],
         ),
     )
-    return undecided_if_free(finding, NOBODY_WAITS)
+    return undecided_if_free(finding, NOBODY_WAITS, is_estimated=cause == Cause.COMPUTE)
 
 
 def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owner, tuple[str, ...]]:

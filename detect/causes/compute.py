@@ -208,6 +208,7 @@ def _finding(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> Finding:
             ),
             is_replayed=cause != Cause.UNKNOWN,
             is_bound=is_bound,
+            is_read=_slow_clock(seen, found, slow) is not None,
         ),
     )
     return finding if slowest is None else _placed(seen, finding)

@@ -163,6 +163,8 @@ class Claim:
     """Whether its cost can be had by bringing the ranks to their peers' times."""
     is_bound: bool = False
     """Whether the true slowdown may be larger."""
+    is_read: bool = False
+    """Whether the device's own clock shows that it is slow."""
     is_border: bool = False
     """Whether it is what crosses the border of these ranks' host that is slower."""
 
@@ -288,6 +290,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
         episodes=timing.episodes,
         cost_is_replayed=replayed is not None,
         slowdown_is_bound=claim.is_bound,
+        is_read=claim.is_read,
     )
 
 
@@ -388,10 +391,13 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
     }
 
 
-def undecided_if_free(finding: Finding, why: str) -> Finding:
-    """Return the finding, undecided where the replay says that the step is as long without it."""
+def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False) -> Finding:
+    """Return the finding, undecided where the step is as long without it: as the replay says, or,
+    with `is_estimated`, an estimate.
+    """
     is_free = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
-    if finding.owner is not Owner.NODE or not finding.cost_is_replayed or not is_free:
+    is_known = finding.cost_is_replayed or is_estimated
+    if finding.owner is not Owner.NODE or not is_known or not is_free:
         return finding
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
 
@@ -403,9 +409,9 @@ def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding
 
     Sound devices of one model differ by a few per cent, and the documents of few iterations, too.
     Example: 1.039x in five iterations of a step that would be 0.2 % shorter without it. Where no
-    communication was recorded, no replay knows who waits.
+    communication was recorded, no replay knows who waits; a low clock is no difference of chips.
     """
-    if seen.transfers is None:
+    if seen.transfers is None or finding.is_read:
         return finding
     if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
         return finding

@@ -112,6 +112,14 @@ class _Walk:
         self.opened_at: list[int] = []
         """Marks that opened what is open."""
         self.parts: Counter[tuple[str, int, int]] = Counter()
+        self.last_pass = max(
+            (
+                number
+                for number, row in enumerate(self.rows)
+                if self.edges[number] == END and spans.name[row] in PASS_TYPES
+            ),
+            default=NO_MARK,
+        )
 
     # --- marks ---------------------------------------------------------------------------------
 
@@ -274,19 +282,22 @@ class _Walk:
     def _is_consumed(self, mark: int, number: int) -> bool:
         """Return whether the work before this mark waits for overlapped communication.
 
-        Gradients are waited for in the optimizer, everything else as soon as it has arrived.
+        Gradients are waited for in the optimizer, or behind the last pass if they come there; all
+        else as soon as it has arrived.
         """
         spans, row = self.spans, self.rows[mark]
         group = spans.group[row]
         op = spans.op[row]
         if op == "send":
             return False
+        has_come = self.end[self.present, :, mark] <= self.time[self.present, :, number]
         if vocabulary.is_data_parallel(group) and op != "all_gather":
-            return bool(self.open) and self.open[-1][0] == OPTIMIZER
+            if self.open:
+                return self.open[-1][0] == OPTIMIZER
+            return number > self.last_pass and bool(has_come.mean() > 0.5)
         if op == "recv" and self.edges[number] == BEGIN:
             return self._feeds(row, number)
-        late = self.end[self.present, :, mark] <= self.time[self.present, :, number]
-        return bool(late.mean() > 0.5) and not (op == "recv" and spans.microbatch[row] >= 0)
+        return bool(has_come.mean() > 0.5) and not (op == "recv" and spans.microbatch[row] >= 0)
 
     def _feeds(self, row: int, number: int) -> bool:
         """Return whether a received tensor is the input of the pass that begins at a mark."""

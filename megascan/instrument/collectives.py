@@ -151,7 +151,15 @@ class Groups:
         assert group is not None  # a collective needs an initialised world
         description = getattr(group, "group_desc", "") or "group"
         axis = f"{description}-{group.group_name}".lower()
-        return self._enter(group, f"dp-{axis}" if self._all_data_parallel else axis)
+        return self._enter(group, f"dp-{axis}" if self._is_whole(group) else axis)
+
+    def _is_whole(self, group: ProcessGroup) -> bool:
+        """Tell whether a group is one more of all ranks, which are all data parallel: those of some
+        may be anything, experts say.
+        """
+        import torch.distributed as dist
+
+        return self._all_data_parallel and dist.get_world_size(group) == dist.get_world_size()
 
     def backend(self, name: str) -> str:
         """Return the backend of a group's communication: nccl, gloo, …"""

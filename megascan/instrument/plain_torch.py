@@ -166,9 +166,21 @@ class WatchedModels(IterationListener):
 
     def _compute_ended(self) -> None:
         """Note that autograd has computed the last gradient; DDP and FSDP now wait for theirs."""
-        if self._depth == 1:
+        if self._depth == 1 and self._compute_end is None:
             self._backward_spans.end_all()
             self._compute_end = self._tracer.mark()
+
+    def final_wait(self, original: Function) -> Function:
+        """Wrap what FSDP2 does when autograd has ended: it waits for the last reduction, and has
+        asked for its turn before we have.
+        """
+
+        def enter(call: Call) -> bool:
+            del call
+            self._compute_ended()
+            return False
+
+        return around(self._tracer, original, enter, lambda _, result: result)
 
     def backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`; one within another repeats a checkpointed forward."""

@@ -6,6 +6,7 @@ back when tracing ends. A place that the installed version does not have is pass
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,15 @@ def plain_places(
             wrap=collectives.buffers,
         ),
         Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
+        *(
+            Place(
+                module=module,
+                attribute="FSDPState._root_post_backward_final_callback",
+                wrap=watched.final_wait,
+            )
+            for module in (f"{distributed}.fsdp._fully_shard._fsdp_state",)
+            if module in sys.modules  # to look for it would load all of FSDP
+        ),
         Place(
             module=f"{distributed}.pipelining.schedules",
             attribute="_batch_p2p",

@@ -35,7 +35,7 @@ from megascan.reader.segments import Importer, Packed, Segment, joined_ends, set
 from megascan.schema import Granularity
 from megascan.timeline import Completeness, Trace, codes, in_order, without
 from megascan.topology import RANK_FILE_PATTERNS
-from megascan.vocabulary import BACKWARD, GRAD_SYNC, OPTIMIZER
+from megascan.vocabulary import BACKWARD, GRAD_SYNC, LOSS, OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,8 @@ def _unseen_updates(by_rank: Mapping[int, Segment]) -> list[str]:
             "no optimizer step was seen: the trainer's is neither torch's nor megatron.core's; "
             'enclose it in tracer.span("optimizer", megascan.Kind.OPTIMIZER)'
         )
-    if BACKWARD in seen and GRAD_SYNC not in seen and header.layout.dp > 1:
+    # plain trainers (no `loss` is recorded of them) reduce their gradients in ways of their own
+    if {BACKWARD, LOSS} <= seen and GRAD_SYNC not in seen and header.layout.dp > 1:
         notes.append(
             "no grad-sync was seen: gradients are finished by a function that the tracer does not "
             'know; enclose it in tracer.span("grad-sync", megascan.Kind.OPTIMIZER)'

@@ -10,7 +10,7 @@ import pytest
 
 from tests import ranks
 from tests.instrument import called_back_trainer as called_back
-from tests.instrument.wrapped_trainer import NUM_LAYERS, WIDTH
+from tests.instrument.wrapped_trainer import NUM_LAYERS, WAIT_S, WIDTH
 
 TRAINER = Path(__file__).with_name("wrapped_trainer.py")
 CALLED_BACK = Path(__file__).with_name("called_back_trainer.py")
@@ -49,7 +49,7 @@ def test_nothing_goes_wrong(run):
     assert "tracing stopped" not in run.said
 
 
-@pytest.mark.parametrize("kind", ["inner", "zero"])
+@pytest.mark.parametrize("kind", ["inner", "zero", "fsdp"])
 def test_layers_that_lie_deep_are_layers(run, kind):
     for spans in run.spans(kind):
         names = Counter(span["name"] for span in spans)
@@ -73,6 +73,14 @@ def test_buffers_that_ddp_sends_are_seen_in_their_forward(run):
         assert (sent["args"]["group"], sent["args"]["size_bytes"]) == ("dp@0", 4 * WIDTH)
         assert forward["ts"] <= sent["ts"]
         assert sent["ts"] + sent["dur"] <= forward["ts"] + forward["dur"]
+
+
+def test_what_fsdp_waits_for_at_last_is_no_backward(run):
+    for spans in run.spans("fsdp"):
+        durations = {span["name"]: span["dur"] / 1e6 for span in spans}
+        assert durations["grad-sync"] >= WAIT_S
+        assert durations["backward"] < WAIT_S
+        assert all(span["dur"] / 1e6 < WAIT_S for span in spans if span["name"] == "layer-backward")
 
 
 def test_functions_that_an_engine_has_kept_are_seen_once_each(run):

@@ -5,11 +5,13 @@ torchrun … wrapped_trainer.py DIR
 inner  DDP, of which the trainer hands out the model inside only; batches are fetched between steps
 zero   gradients and parameters travel by functions that an engine has kept before tracing begins,
        and in sets that it coalesces itself
+fsdp   FSDP2, which waits for its last reduction when autograd has ended: half a second here
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from torch.nn.functional import cross_entropy
 import megascan
 
 WIDTH, CLASSES, BATCH, NUM_LAYERS, NUM_STEPS = 64, 8, 16, 3, 4
+WAIT_S = 0.5
 
 
 class Nested(torch.nn.Module):
@@ -108,6 +111,32 @@ def train_zero(directory: Path) -> None:
     assert vars(engine.backend) == kept, "what an engine has kept is put back"
 
 
+def train_fsdp(directory: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    wait = FSDPState._root_post_backward_final_callback
+
+    def wait_long(self: FSDPState) -> None:
+        time.sleep(WAIT_S)
+        wait(self)
+
+    FSDPState._root_post_backward_final_callback = wait_long
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracer = megascan.start(config_of(directory / "fsdp"), model=model)
+    for iteration in range(1, NUM_STEPS + 1):
+        with tracer.iteration(iteration):
+            model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    tracer.close()
+    FSDPState._root_post_backward_final_callback = wait
+
+
 def config_of(directory: Path) -> megascan.TraceConfig:
     return megascan.TraceConfig(enabled=True, directory=directory, interval=NUM_STEPS,
                                 window=NUM_STEPS)  # fmt: skip
@@ -118,6 +147,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     train_inner(Path(sys.argv[1]))
     train_zero(Path(sys.argv[1]))
+    train_fsdp(Path(sys.argv[1]))
     dist.destroy_process_group()
 
 
