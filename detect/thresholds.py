@@ -737,6 +737,10 @@ class _Bursts:
         0.7, "share of what a host's ranks lose", Origin.BENCHMARK,
         "that one of them may have; where pauses meet whichever rank there is it was half at most",
     )  # fmt: skip
+    usual_share: float = limit(
+        0.25, "share of iterations", Origin.BENCHMARK,
+        "in which others compute as slowly, before an estimate that it costs nothing counts",
+    )  # fmt: skip
     without_one_q: float = limit(
         0.05, "probability", Origin.CONVENTION,
         "of the pauses of a host's ranks but the one that has most, at the rate of other hosts",

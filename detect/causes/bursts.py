@@ -352,7 +352,9 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
             advice=ADVICE[cause],
         ),
     )
-    return undecided_if_free(finding, NOBODY_WAITS, is_estimated=cause == Cause.COMPUTE)
+    usual = burst.other_hits / max(int(burst.others.sum()) * num_iterations, 1)
+    is_usual = cause == Cause.COMPUTE and usual >= BURSTS.usual_share
+    return undecided_if_free(finding, NOBODY_WAITS, is_estimated=is_usual)
 
 
 def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owner, tuple[str, ...]]:

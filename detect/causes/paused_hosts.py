@@ -157,8 +157,12 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
     if lost[row].mean() >= BURSTS.sure_host_share:
         by_chance = min(by_chance, _chance_of_ranks(hits, host == row))
     q_value = min(1.0, by_chance * len(names))
-    rest = np.delete(lost_by_rank, by_rank.argmax(), axis=0) > 0
-    without_one = chance(int(rest.any(axis=0).sum()), num_iterations, other_hits, num_others)
+    rest = (host == row) & (np.arange(len(host)) != rows[by_rank.argmax()])
+    num_rest = int(hits[rest].any(axis=0).sum())
+    without_one = min(
+        chance(num_rest, num_iterations, other_hits, num_others),
+        _chance_of_ranks(hits[rest | (host != row)], rest[rest | (host != row)]),
+    )
     burst = Burst(
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,
         other_hits=other_hits, is_sure=q_value <= rate,
