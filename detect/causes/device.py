@@ -432,7 +432,7 @@ def starvation(
     if seen.starved_share is None:
         return None
     own = float(robust.median(seen.starved_share[row][active]))
-    if not own >= STARVATION.starved_share:
+    if not own > STARVATION.fed_share:
         return None
     others = _starved_groups(seen, seen.starved_share, row, active)
     theirs = float(robust.median(seen.starved_share[_stage_peers(seen, row)][:, active]))
@@ -445,6 +445,8 @@ def starvation(
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
+    if not own >= STARVATION.starved_share:
+        return Owner.UNDECIDED, f"{words}: a slow device lets its host get ahead"
     doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
         seen, row, active, effect
     )

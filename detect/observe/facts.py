@@ -52,6 +52,7 @@ from detect.observe.work import (
     entangled_in,
     entangling_modules,
     gathers_of,
+    launched_in_turn,
     launches_of,
     layer_modules,
 )
@@ -154,7 +155,7 @@ def facts_of(index: SpanIndex) -> Facts:
             split_wait_ns=split_waits(index),
         ),
         # not of passes: they begin with their launch, fed or not
-        starved=None if index.is_cpu else starved(index, layer_modules(index)),
+        starved=None if index.is_cpu else starved(index, launched_in_turn(index)),
         launches=launches_of(index),
         is_split=bool(is_split(index).any()),
         longest_ns=_longest(index),

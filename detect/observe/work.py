@@ -128,6 +128,22 @@ def layer_modules(index: SpanIndex) -> Flags:
     return modules
 
 
+def launched_in_turn(index: SpanIndex) -> Flags:
+    """Return which spans tell how far ahead of its device a host launches: modules, which do not
+    begin before those launched earlier have ended.
+
+    Where none were recorded (a compiled model), communication that the passes stand still for.
+    """
+    modules = layer_modules(index)
+    if modules.any():
+        return modules
+    blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    blocking &= index.track != Track.OVERLAPPED
+    inside = np.flatnonzero(blocking)
+    blocking[inside[enclosing(index, index.named(WORK_NAMES), blocking) < 0]] = False
+    return blocking
+
+
 def entangling_modules(index: SpanIndex) -> Flags:
     """Return which spans may overlap a model-parallel collective: modules and the output layer."""
     return layer_modules(index) | index.named(_HEADS)
@@ -691,7 +707,7 @@ class Launches:
 
 def launches_of(index: SpanIndex) -> Launches | None:
     """Return the steps of each rank; None where launches or passes were not recorded."""
-    passes, is_module = index.named(WORK_NAMES), layer_modules(index)
+    passes, is_module = index.named(WORK_NAMES), launched_in_turn(index)
     modules = np.flatnonzero(is_module)  # of each rank in the order of their starts
     launch = numbers(index.table, "launch_ns")[modules]
     if index.is_cpu or not passes.any() or (launch == NOT_APPLICABLE).all():
