@@ -97,6 +97,10 @@ BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
 )
+GATHERED = (
+    "parameters are gathered beside the passes, which wait for the slowest rank in it, and no "
+    "layers were recorded that would tell how long (granularity full, a model that is not compiled)"
+)
 WARMING_UP = (
     "these are the run's first iterations, which still get quicker (allocation, compilation), and "
     "no rank by as much as another: a trace of later ones decides"
@@ -711,7 +715,7 @@ def _power(
     effect = max(float(np.log(least_slowdown(inquiry.seen, inquiry.settings))), effect)
     if effect >= np.log(POWER.blind_ratio):
         return float(np.exp(effect)), None, (), ()
-    if is_host_bound(inquiry.seen):
+    if is_host_bound(inquiry.seen) or inquiry.seen.hides_waiting:
         return POWER.blind_ratio, None, (), ()
     power = planted_power(inquiry, effect, found.slow_rows, _owner_of)
     if not np.isfinite(power.found):
@@ -744,6 +748,8 @@ def _why_no_less(inquiry: Inquiry, found: ComputeSearch, least: float | None) ->
     """Say what keeps the stated slowdown from being smaller, as part of a sentence."""
     if is_host_bound(inquiry.seen):
         return "the devices wait for their hosts, whose pace hides their own"
+    if inquiry.seen.hides_waiting:
+        return GATHERED
     if least == POWER.blind_ratio:
         return "none of the ranks that were slowed to try it was found"
     by_noise = float(np.exp(inquiry.detectable_effect(found.noise)))

@@ -527,7 +527,7 @@ def _hides(seen: Observations, hidden: list[str]) -> str:
     saved = min(share * (1.0 - 1.0 / NETWORKS.half_speed_ratio), COSTS.max_saved_share)
     if 1.0 / (1.0 - saved) < POWER.healthy_ratio:
         return ""
-    if seen.costs is not None:
+    if seen.costs is not None and not seen.hides_waiting:
         ranks = members.ranks_of([row for row, one in enumerate(members.hosts) if one == hidden[0]])
         window = int(seen.iterations[0]), int(seen.iterations[-1])
         cost = seen.costs.ratio_of_border(ranks, NETWORKS.half_speed_ratio, window)

@@ -33,6 +33,7 @@ from detect.observe.transfers import transfers_of
 from detect.observe.work import (
     OwnTimes,
     Samples,
+    hide_waiting,
     launch_pace,
     layers_of,
     own_times,
@@ -136,6 +137,7 @@ def _observations(
         launch_pace=None if facts.launches is None else launch_pace(facts.launches.log_ns),
         held_pace=None if facts.launches is None else launch_pace(facts.launches.log_held_ns),
         entangled_phases=passes.entangled_phases,
+        hides_waiting=passes.hide_waiting,
         mixes_communication=frame.uses_cpu_time and _hides_model_parallel(timeline),
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
@@ -159,6 +161,7 @@ class _Passes:
     """What is compared: waiting for others is out, too; NaN where the collector paused it long."""
     stalled_ns: Floats
     entangled_phases: tuple[int, ...]
+    hide_waiting: bool
     collecting_ns: Floats
     """(rank, iteration)"""
 
@@ -193,6 +196,7 @@ class _Passes:
             work_ns=np.where(paused, np.nan, own.time_ns - inside_ns),
             stalled_ns=stalled_ns,
             entangled_phases=own.phases,
+            hide_waiting=not frame.uses_cpu_time and hide_waiting(phase, passes.gathers),
             collecting_ns=np.nan_to_num(lost),
         )
 

@@ -414,6 +414,9 @@ class Observations:
     """The same however far a host is ahead of its device, which may hold it back."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
+    hides_waiting: bool = False
+    """Whether passes hold waiting for all others (parameters gathered beside them), and no layers
+    tell how long: then all last as long as the slowest."""
     mixes_communication: bool = False
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
