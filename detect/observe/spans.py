@@ -26,6 +26,7 @@ from megascan.timeline import Timeline, equals, is_sampled, numbers
 from megascan.vocabulary import (
     CONTAINERS,
     GRAD_SYNC,
+    LOSS,
     TRANSFORMER_LAYER,
     CountsAs,
     backward_of,
@@ -55,6 +56,8 @@ class Glance:
     has_iterations: bool
     has_parts: bool
     """Something computes on the device inside passes and layers."""
+    has_loss: bool
+    """The loss by itself, as of jobs on megatron.core."""
 
     @classmethod
     def at(cls, table: pa.Table) -> Glance:
@@ -71,6 +74,7 @@ class Glance:
             has_modules=bool((equals(table, "name", *MODULES) & counts).any()),
             has_iterations=bool((equals(table, "kind", Kind.ITERATION) & counts).any()),
             has_parts=bool((parts & (numbers(table, "track") != Track.HOST)).any()),
+            has_loss=bool((equals(table, "name", LOSS) & counts).any()),
         )
 
 
@@ -92,6 +96,7 @@ class Frame:
     has_modules: bool
     has_iterations: bool
     has_parts: bool
+    has_loss: bool
 
     @classmethod
     def of(cls, timeline: Timeline, glances: Sequence[Glance]) -> Frame:
@@ -111,6 +116,7 @@ class Frame:
             has_modules=any(glance.has_modules for glance in glances),
             has_iterations=any(glance.has_iterations for glance in glances),
             has_parts=any(glance.has_parts for glance in glances),
+            has_loss=any(glance.has_loss for glance in glances),
         )
 
     def only(self, ranks: Sequence[int]) -> Frame:

@@ -188,14 +188,18 @@ class Gathers:
 
 
 def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
-    """Return what tells passes of sharded parameters; None where none are gathered."""
+    """Return what tells passes of sharded parameters; None where none are gathered for each layer
+    (megatron.core, of whose models the loss is recorded, gathers all at once).
+    """
+    layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
+    if not layers.any() and index.frame.has_loss:
+        return None
     group, texts = codes(index.table, "group")
     shares = np.array([is_data_parallel(text) for text in texts] or [False])[group]
     gathers = shares & equals(index.table, "op", "all_gather") & index.counts
     gathers &= index.track == Track.OVERLAPPED
     if not gathers.any():
         return None
-    layers = index.named((PLAIN_LAYER, backward_of(PLAIN_LAYER)))
     layers_ns = enclosed_time(index, passes, layers, index.self_time(layers))
     if index.is_sampled and layers.any():
         layers_ns *= _layers_a_recorded_one(index, passes, layers)
@@ -206,15 +210,14 @@ def gathers_of(index: SpanIndex, passes: Flags) -> Gathers | None:
 
 
 def hide_waiting(phase: Integers, gathers: Gathers | None) -> bool:
-    """Tell whether passes wait beside their gathers for all other ranks, forward and backward, and
-    no layers say how long: whoever is slow, the passes of all last as long.
+    """Tell whether passes wait beside their gathers for all other ranks, and no layers say how
+    long: whoever is slow, the passes of all last as long.
     """
     if gathers is None or gathers.layers_ns.any():
         return False
-    return all(
+    return any(
         float(gathers.holds[phase == one].mean()) > PASSES.entangled_share
-        for one in (FORWARD, BACKWARD)
-        if (phase == one).any()
+        for one in np.unique(phase)
     )
 
 
