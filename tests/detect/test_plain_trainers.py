@@ -9,12 +9,12 @@ import pytest
 from aggregate import build_timeline
 from benchmarks.grounds.ground import Planted
 from benchmarks.grounds.plain import cases, write
-from detect import Cause, Owner, Report, detect
+from detect import Cause, Owner, Report, Verdict, detect
 from megascan.reader import read_trace
 
 
-def judged(name: str, folder: Path) -> tuple[Report, tuple[Planted, ...]]:
-    (case,) = (case for case in cases() if case.name == name)
+def judged(name: str, folder: Path, draw: int = 0) -> tuple[Report, tuple[Planted, ...]]:
+    (case,) = (case for case in cases(draw) if case.name == name)
     planted = write(case, folder)
     return detect(build_timeline(read_trace(folder))), planted
 
@@ -61,6 +61,22 @@ def test_nobody_is_named_in_sound_jobs(name, sentence, tmp_path):
     report, _ = judged(name, tmp_path)
     assert named(report) == set()
     assert any(sentence in words for one in report.findings for words in one.evidence)
+
+
+@pytest.mark.parametrize("name", ["hsdp-nic-0", "fsdp-tp-nic-1"])
+def test_passes_that_all_last_as_long_as_the_slowest_are_no_health(name, tmp_path):
+    """Parameters are gathered beside them, over a network at a quarter of its rate; of a compiled
+    model no layers are recorded.
+    """
+    report, _ = judged(name, tmp_path, draw=301)
+    assert (report.verdict, report.findings) == (Verdict.UNDECIDED, ())
+    assert "no layers were recorded" in report.limited_by[Cause.COMPUTE]
+
+
+def test_a_device_that_waits_for_its_launches_is_not_slow(tmp_path):
+    """No modules were recorded; what its passes stand still for is launched just in time."""
+    report, _ = judged("tensor-healthy-22", tmp_path, draw=301)
+    assert named(report) == set()
 
 
 def test_slow_passes_that_cost_nothing_name_nobody(tmp_path):
