@@ -974,7 +974,7 @@ class _Consequences:
     )  # fmt: skip
     minor_share: float = limit(
         0.25, "share of the cost", Origin.CONVENTION,
-        "a link that costs less than this of what its slow device does goes with it",
+        "a link or a loader that costs less than this of what its slow device does goes with it",
     )  # fmt: skip
     awaited_ratio: float = limit(
         2.0, "ratio", Origin.PHYSICS,

@@ -261,7 +261,10 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
             if claim.is_border
             else seen.costs.ratio(claim.ranks, (claim.cause,), within)
         )
-    cost = cost_ratio(seen, claim.saved_ns, within) if replayed is None else replayed
+    cost = estimate = cost_ratio(seen, claim.saved_ns, within)
+    if replayed is not None:
+        # mending the ranks mends whatever else is slow on them, too
+        cost = min(replayed, estimate) if claim.cause == Cause.LOADER else replayed
     slowed = _slowed(seen, timing.first, timing.last)
     devices = {
         f"{seen.members.devices[row]} #{seen.members.device_index[row]}" for row in claim.rows
@@ -538,7 +541,7 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
         slower = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
         return main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= slower
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
-        return same and no_slower
+        return same and (no_slower or minor)  # a batch may wait for its device, too
     both_links = main.cause == other.cause == Cause.LINK
     return both_links or (same and (main.cause, other.cause) in ONE_FAULT)
 

@@ -45,6 +45,10 @@ def test_loading_slower_by_the_factor_of_computing_is_no_second_fault(finding):
     worse = replace(finding, cause=Cause.LOADER, slowdown=8.0)
     assert [one.cause for one in folded([alike, compute])] == [Cause.COMPUTE]
     assert len(folded([worse, compute])) == 2
+    # batches that wait for their device, and cost little of what it does
+    dear, cheap = (replace(one, step_time_cost_ratio=cost)
+                   for one, cost in ((compute, 1.5), (worse, 1.05)))  # fmt: skip
+    assert [one.cause for one in folded([dear, cheap])] == [Cause.COMPUTE]
 
 
 def test_the_link_of_a_stage_that_may_be_a_slow_device_is_no_second_fault(finding):

@@ -144,3 +144,17 @@ def test_collectives_beside_compute_stand_where_they_begin_at_the_earliest():
     object.__setattr__(timeline, "spans", spans)
     found = programs(marks_of(timeline))
     assert len(np.unique(found[:, 2:])) == 1
+
+
+def test_a_late_loader_costs_no_more_than_its_loading(job, slow):
+    """The rank computes slowly as well, which a replay without both would mend, too."""
+    late = job(
+        layout=Layout(dp=4), work=slow(2, 1.3),
+        loading_ms=lambda slot: 25.0 if slot.rank == 2 else 1.0,
+    ).timeline()  # fmt: skip
+    found = {one.cause: one for one in detect(late).findings if one.ranks == (2,)}
+    assert set(found) == {"compute", "loader"}
+    step_ns = numbers(late.spans, "duration_ns")[equals(late.spans, "name", "iteration")].mean()
+    most = step_ns / (step_ns - 8 * 24e6)  # eight microbatches, 24 ms longer each
+    assert 1.0 < found["loader"].step_time_cost_ratio <= most + 0.01
+    assert found["loader"].step_time_cost_ratio < found["compute"].step_time_cost_ratio
