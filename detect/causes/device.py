@@ -427,7 +427,8 @@ def starvation(
 ) -> tuple[Owner, str] | None:
     """Return owner and sentence where the device waits for its host; None where it does not.
 
-    `effect` is by how much longer its work takes, log; 0 where that is not known.
+    Half of the work just in time is enough: a slow device lets its host get ahead. `effect` is by
+    how much longer its work takes, log; 0 where that is not known.
     """
     if seen.starved_share is None:
         return None
@@ -445,8 +446,6 @@ def starvation(
             f"{words}; but other TP groups have a starved rank too: the job is host-bound, "
             "whatever the node"
         )
-    if not own >= STARVATION.starved_share:
-        return Owner.UNDECIDED, f"{words}: a slow device lets its host get ahead"
     doubt = _doubt(seen, row, num_others=len(others)) or hardly_slower_host(
         seen, row, active, effect
     )
@@ -481,7 +480,7 @@ def hardly_slower_host(seen: Observations, row: int, active: Flags, effect: floa
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
-    if not robust.median(seen.starved_share[row][active]) >= STARVATION.starved_share:
+    if not robust.median(seen.starved_share[row][active]) > STARVATION.fed_share:
         return ""
     pace = robust.median(seen.held_pace[:, active], axis=1)
     over = float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
