@@ -229,6 +229,10 @@ class _Starvation:
     fed_share: float = limit(
         0.5, "share of operations", Origin.BENCHMARK, "launched just in time: a device that is fed"
     )
+    well_fed_share: float = limit(
+        0.2, "share of operations", Origin.BENCHMARK,
+        "launched just in time on its peers, beside whom a device of which half were is starved",
+    )  # fmt: skip
     host_bound_share: float = limit(
         0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
     )

@@ -427,16 +427,15 @@ def starvation(
 ) -> tuple[Owner, str] | None:
     """Return owner and sentence where the device waits for its host; None where it does not.
 
-    Half of the work just in time is enough: a slow device lets its host get ahead. `effect` is by
-    how much longer its work takes, log; 0 where that is not known.
+    Half of the work just in time is enough beside peers that are well fed: a slow device lets its
+    host get ahead. `effect` is by how much longer its work takes, log; 0 where that is not known.
     """
     if seen.starved_share is None:
         return None
-    own = float(robust.median(seen.starved_share[row][active]))
-    if not own > STARVATION.fed_share:
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    if not own >= _least_starved(theirs):
         return None
     others = _starved_groups(seen, seen.starved_share, row, active)
-    theirs = float(robust.median(seen.starved_share[_stage_peers(seen, row)][:, active]))
     words = (
         f"{own:.0%} of its operations were launched only just in time, so the device waited for "
         f"the host; of its peers' {theirs:.0%}"
@@ -452,6 +451,22 @@ def starvation(
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def _just_in_time(
+    seen: Observations, starved: Floats, row: int, active: Flags
+) -> tuple[float, float]:
+    """Return what share of its work comes just in time, and of its peers'."""
+    theirs = starved[_stage_peers(seen, row)][:, active]
+    return float(robust.median(starved[row][active])), float(robust.median(theirs))
+
+
+def _least_starved(theirs: float) -> float:
+    """Return what share of a device's work comes just in time at least if it waits for its host,
+    of its peers' `theirs`.
+    """
+    is_fed = theirs <= STARVATION.well_fed_share
+    return STARVATION.fed_share if is_fed else STARVATION.starved_share
 
 
 def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
@@ -480,7 +495,8 @@ def hardly_slower_host(seen: Observations, row: int, active: Flags, effect: floa
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
-    if not robust.median(seen.starved_share[row][active]) > STARVATION.fed_share:
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    if not own >= _least_starved(theirs):
         return ""
     pace = robust.median(seen.held_pace[:, active], axis=1)
     over = float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))
