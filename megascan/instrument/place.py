@@ -244,12 +244,13 @@ def _keepers(originals: Sequence[Function]) -> list[object]:
 def _lets_attributes_be_set(holder: object) -> bool:
     """Tell whether it is an ordinary object of others: no module, no class, no function."""
     kind = type(holder)
-    return (
-        isinstance(getattr(holder, "__dict__", None), dict)
-        and not isinstance(holder, ModuleType | FunctionType)
-        and kind.__setattr__ is object.__setattr__
-        and _is_others(kind.__module__)
-    )
+    if kind.__setattr__ is not object.__setattr__ or not _is_others(kind.__module__):
+        return False
+    try:
+        has_own = isinstance(vars(holder), dict)
+    except Exception:  # whatever stands for an object and is not bound to one
+        return False
+    return has_own and not isinstance(holder, ModuleType | FunctionType)
 
 
 Slot: TypeAlias = tuple[int, int]
