@@ -36,7 +36,7 @@ def test_two_runs_write_the_same_real_corpus(command: Command, tmp_path: Path) -
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     lines = (tmp_path / "one" / "corpus.jsonl").read_text().splitlines()
     documents = [json.loads(line) for line in lines]
-    assert len(documents) >= 2000
+    assert len(documents) >= 600  # pieces of 4,000 characters at most, by what is installed
     assert 1.5e6 < sum(len(document["text"]) for document in documents) < 3e6
     assert all(set(document) == {"text", "source"} for document in documents)
     folder = sysconfig.get_path("stdlib")
