@@ -55,7 +55,9 @@ microbatches = [(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))] * 2
     ("recipe", "before"), [(0, MEGATRON), (1, PLAIN)], ids=["megatron-core", "plain"]
 )
 def test_a_recipe_traces_a_job(recipe, before, tmp_path):
-    assert len(RECIPES) == 4  # the callbacks and Accelerate's lines: test_wrapped.py
+    assert (
+        len(RECIPES) == 4
+    )  # callbacks: test_wrapped.py; Accelerate, DeepSpeed: benchmarks.trainers
     text = RECIPES[recipe].replace("...\n", "prepare()\n")
     script = tmp_path / "job.py"
     script.write_text(f"{before}\n{text}", encoding="utf-8")
