@@ -360,10 +360,11 @@ def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:
 def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owner, tuple[str, ...]]:
     """Return cause and owner of a burst, with the sentences that carry them."""
     starved = starvation(seen, burst.row, burst.hits) if cause == Cause.COMPUTE else None
-    if starved is not None and burst.is_sure:
-        return Cause.HOST, starved[0], (starved[1],)
     if starved is not None:
-        return Cause.HOST, Owner.UNDECIDED, (starved[1], FEW)
+        owner, *why = starved
+        if not burst.is_sure:
+            owner, why = Owner.UNDECIDED, [*why, FEW]
+        return Cause.HOST, owner, tuple(why)
     doubt = _doubt(seen, burst, cause)
     owner = Owner.JOB if cause == Cause.GC else Owner.NODE
     return cause, Owner.UNDECIDED if doubt else owner, doubt

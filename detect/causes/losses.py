@@ -106,14 +106,21 @@ def _search_loading(inquiry: Inquiry) -> Answer:
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:
     """Return why what all load, or from where, may be the reason as well; empty where it is not."""
     loading, active = seen.lost_ns[Cause.LOADER], suspect.course.active
-    own = float(np.nanmedian(loading[suspect.row][active]))
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    own, over = _lost_and_excess_ns(seen, suspect, Cause.LOADER)
     if own < LOSSES.loader_ratio * (own - over):
         return SHARDS
     if load_as_long(own, loading[others]):
         return WAIT_TOO
     on_gpu = seen.members.device_kind == "cuda"
     return WAIT_TOO if on_gpu and others_load_as_long(seen, suspect.row, others, active) else ""
+
+
+def _lost_and_excess_ns(seen: Observations, suspect: Suspect, cause: Cause) -> tuple[float, float]:
+    """Return what a suspect loses to a cause in an iteration, and by how much that is more than its
+    peers.
+    """
+    own = float(np.nanmedian(seen.lost(cause)[suspect.row][suspect.course.active]))
+    return own, suspect.course.effect * float(np.median(seen.iteration_ns))
 
 
 def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list[Integers], bool]:
@@ -274,7 +281,7 @@ def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
     loading = np.nan_to_num(seen.lost(Cause.LOADER)[:, suspect.course.active])
     usual = np.median(np.delete(loading, suspect.row, axis=0), axis=0)
     later = float(np.median(loading[suspect.row] - usual))
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    _, over = _lost_and_excess_ns(seen, suspect, Cause.HOST)
     return over < LOSSES.refill_share * later
 
 
@@ -283,8 +290,7 @@ def _is_hardly_more(seen: Observations, suspect: Suspect) -> bool:
 
     Example: gaps of 13.4 ms of 80 against 12.3 ms, in which every host gathers gradients.
     """
-    own = float(np.nanmedian(seen.lost(Cause.HOST)[suspect.row][suspect.course.active]))
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
+    own, over = _lost_and_excess_ns(seen, suspect, Cause.HOST)
     return own < LOSSES.host_ratio * (own - over)
 
 

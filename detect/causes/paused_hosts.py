@@ -159,9 +159,10 @@ def _pausing(over: Floats, names: Sequence[str], host: Integers, rate: float) ->
     q_value = min(1.0, by_chance * len(names))
     rest = (host == row) & (np.arange(len(host)) != rows[by_rank.argmax()])
     num_rest = int(hits[rest].any(axis=0).sum())
+    left = rest | (host != row)
     without_one = min(
         chance(num_rest, num_iterations, other_hits, num_others),
-        _chance_of_ranks(hits[rest | (host != row)], rest[rest | (host != row)]),
+        _chance_of_ranks(hits[left], rest[left]),
     )
     burst = Burst(
         row=row, hits=lost[row] > 0, excess=lost[row], q_value=q_value, others=others,

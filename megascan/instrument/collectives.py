@@ -606,6 +606,8 @@ def replica_of(model: torch.nn.Module) -> torch.nn.Module:
     """
     from torch.nn.parallel import DistributedDataParallel
 
+    if isinstance(uncompiled(model), DistributedDataParallel):
+        return model
     replicas = (one for one in gc.get_objects() if type(one) is DistributedDataParallel)
     return next((one for one in replicas if uncompiled(one.module) is uncompiled(model)), model)
 

@@ -145,6 +145,12 @@ def plain_places(
 ) -> list[Place]:
     """Return what is wrapped in addition where models of plain PyTorch are watched."""
     distributed = "torch.distributed"
+    fsdp = f"{distributed}.fsdp._fully_shard._fsdp_state"
+    final_wait = Place(
+        module=fsdp,
+        attribute="FSDPState._root_post_backward_final_callback",
+        wrap=watched.final_wait,
+    )
     return [
         Place(module="torch.autograd", attribute="backward", wrap=watched.backward),
         Place(
@@ -158,15 +164,7 @@ def plain_places(
             wrap=collectives.buffers,
         ),
         Place(module=distributed, attribute="batch_isend_irecv", wrap=exchanges.batch),
-        *(
-            Place(
-                module=module,
-                attribute="FSDPState._root_post_backward_final_callback",
-                wrap=watched.final_wait,
-            )
-            for module in (f"{distributed}.fsdp._fully_shard._fsdp_state",)
-            if module in sys.modules  # to look for it would load all of FSDP
-        ),
+        *([final_wait] if fsdp in sys.modules else ()),  # to look for it would load all of FSDP
         Place(
             module=f"{distributed}.pipelining.schedules",
             attribute="_batch_p2p",
