@@ -61,7 +61,8 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 def confidence(q_value: float) -> str:
     """Say how sure a finding is, in a word and a number."""
-    word = "high" if q_value < 1e-4 else "good" if q_value < 1e-3 else "moderate"
+    words = ((1e-4, "high"), (1e-3, "good"), (0.05, "moderate"), (math.inf, "low"))
+    word = next(word for below, word in words if q_value < below)
     shown = "below 1e-12" if q_value < 1e-12 else f"{q_value:.1g}"
     return f"{word} (q {shown})"
 

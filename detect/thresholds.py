@@ -612,11 +612,18 @@ class _Changes:
         0.5, "share of the rise", Origin.CONVENTION, "of the step by which what explains it grew"
     )
     long_ratio: float = limit(
-        1.2, "ratio", Origin.CONVENTION, "to the usual step of an iteration that a note calls long"
+        1.2, "ratio", Origin.CONVENTION, "to the usual step of an iteration that is called long"
     )
     lost_share: float = limit(
         0.05, "share of all time", Origin.CONVENTION,
-        "lost in such iterations before the note is made",
+        "lost in such iterations before they are spoken of",
+    )  # fmt: skip
+    min_long: int = limit(
+        2, "iterations", Origin.CONVENTION, "that one rank has to hold up: a single one is chance"
+    )
+    mostly_share: float = limit(
+        0.8, "share of the long iterations", Origin.CONVENTION,
+        "that a rank holds up at least; anybody else may hold up the rest",
     )  # fmt: skip
     gap_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK,

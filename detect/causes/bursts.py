@@ -48,6 +48,7 @@ from detect.causes.searches import (
     FEW,
     OF_FIRST,
     Burst,
+    averaged,
     chance,
     course_of,
     half_width,
@@ -60,7 +61,7 @@ from detect.causes.searches import (
     over_own_level,
     slow_passes,
 )
-from detect.observe.observations import BACKWARD, FORWARD, Observations, Work
+from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import (
@@ -288,21 +289,8 @@ def _compute_excess(seen: Observations, known: Flags) -> Floats:
     groups = peer_groups(seen.work, seen.members)
     if min(len(rows) for rows in groups) < 2:
         return np.full((len(seen.members), len(seen.iterations)), np.nan)
-    work = _averaged(seen.work, groups, known)
+    work = averaged(seen.work, groups, known)
     return np.asarray(np.expm1(compare_within(work, seen.members, groups, known).value))
-
-
-def _averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
-    """Put the mean of each phase's passes, over their group's, in place of the passes."""
-    ratio = np.exp(deviations(work, groups, known))
-    phases = (FORWARD, BACKWARD)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = [np.log(robust.mean(ratio[:, :, work.phase == one], axis=2)) for one in phases]
-    return Work(
-        log_ns=np.stack(mean, axis=2),
-        phase=np.array(phases, dtype=np.int64),
-        microbatch=np.zeros(len(phases), dtype=np.int64),
-    )
 
 
 def _main_cause(lost_ns: Mapping[Cause, Floats], burst: Burst) -> Cause:

@@ -60,7 +60,13 @@ from detect.causes.finding import (
     saved_by_compute,
 )
 from detect.causes.power import limits, planted_power, slowest
-from detect.causes.searches import ComputeSearch, SlowRow, least_slowdown, search_compute
+from detect.causes.searches import (
+    ComputeSearch,
+    SlowRow,
+    least_slowdown,
+    search_compute,
+    search_means,
+)
 from detect.observe.observations import (
     PHASE_NAMES,
     Observations,
@@ -100,6 +106,11 @@ BOUND = (
 GATHERED = (
     "parameters are gathered beside the passes, which wait for the slowest rank in it, and no "
     "layers were recorded that would tell how long (granularity full, a model that is not compiled)"
+)
+ON_THE_MEAN = (
+    "its typical pass is as quick as its peers': a device that is held down for a part of each "
+    "iteration, or more work in some passes, would look like this; its clock and throttle reasons "
+    "decide (nvidia-smi -q -d CLOCK,PERFORMANCE)"
 )
 WARMING_UP = (
     "these are the run's first iterations, which still get quicker (allocation, compilation), and "
@@ -240,6 +251,7 @@ def _predicate(slow: SlowRow, cause: Cause, owner: Owner, is_bound: bool, *, is_
         how = f"{verb} {least}{slowdown} slower than {whose} {peers}"
     elif cause == Cause.HOST:
         how = f"is starved by its host: work takes {slowdown} the time of its {peers}"
+    how += " on the mean, if not in its typical pass," * slow.is_mean
     return f"{how}, undecided whose fault that is" if owner == Owner.UNDECIDED else how
 
 
@@ -267,8 +279,8 @@ def _judge(
         decision = _Decision(False, ordinary)
     elif clock is not None:
         decision = _Decision(True, clock[1])
-    elif _warms_up(inquiry, slow):
-        decision = _Decision(False, WARMING_UP)
+    elif slow.is_mean or _warms_up(inquiry, slow):
+        decision = _Decision(False, ON_THE_MEAN if slow.is_mean else WARMING_UP)
     elif _named_worker(seen, slow) is not None:
         decision = _one_of_group(seen, slow)
     elif slow.across_stages:
@@ -635,10 +647,11 @@ def _evidence(seen: Observations, slow: SlowRow) -> list[str]:
     samples = counted(2 * (int(seen.work.microbatch.max()) + 1), "pass")
     if not seen.tells_passes:
         samples = "kernels of equal name and launch"
+    typical = "mean" if slow.is_mean else "median"
     return [
         f"{', '.join(phases)} {against}, waiting and communication taken out",
         f"slower than its peers in {course.share:.0%} of these "
-        f"{counted(int(course.active.sum()), 'iteration')}, median over {samples} each",
+        f"{counted(int(course.active.sum()), 'iteration')}, {typical} over {samples} each",
     ]
 
 
@@ -775,3 +788,19 @@ COMPUTE = CauseSpec(
     tests_rows=lambda seen: True,
     power_words="a rank computes slower than its peers",
 )
+
+
+def _search_means(inquiry: Inquiry) -> Answer:
+    """Ask who is slow on the mean only where nobody has been named: whoever stands still now and
+    then has longer passes as well.
+    """
+    if inquiry.seen.members.device_kind == "cpu" or inquiry.named.any():
+        return Answer()
+    found = search_means(inquiry)
+    if found is None:
+        return Answer()
+    said = _said(inquiry.seen, found)
+    return Answer(findings=tuple(_finding(inquiry, found, one) for one in said))
+
+
+SLOW_ON_THE_MEAN = CauseSpec(cause=Cause.COMPUTE, search=_search_means)

@@ -39,6 +39,7 @@ CAUSES: tuple[CauseSpec, ...] = (
     paused_hosts.PAUSED_HOSTS,
     spells.SPELLS_OF_DEVICES,
     bursts.BURST,
+    compute.SLOW_ON_THE_MEAN,
     networks.PACE_OF_PCIE,
     unexplained.STEP_CHANGE,
     imbalance.STAGES,

@@ -53,6 +53,7 @@ from detect.stats.residuals import (
     Residuals,
     compare_within,
     data_of,
+    deviations,
     pass_residuals,
     peer_groups,
     stage_groups,
@@ -73,6 +74,8 @@ class SlowRow:
     """Rows that it was compared with."""
     across_stages: bool
     """Compared by transformer layers with other stages."""
+    is_mean: bool
+    """Slow on the mean of its passes, not in the typical one."""
     by_phase: tuple[float, float]
     """Log slowdown of forward and of backward."""
     optimizer: float
@@ -131,6 +134,7 @@ class _Field:
     work: Work
     groups: list[Integers]
     across_stages: bool
+    is_mean: bool = False
     known: dict[bytes, Residuals] = field(default_factory=dict)
     """By who is excluded: whoever is found was compared so in the search."""
 
@@ -179,6 +183,37 @@ def _search_field(inquiry: Inquiry, field: _Field, shown: Flags | None = None) -
     )
 
 
+def search_means(inquiry: Inquiry) -> ComputeSearch | None:
+    """Search the mean of all passes of an iteration instead of the typical one; None where some
+    rank has no peer, or no iteration has two passes of a kind.
+
+    A device that is throttled for a part of each iteration is as quick as ever in its typical pass.
+    Example: of three forward and three backward passes the first of either kind and the last take
+    1.3 to 1.7 times as long in every iteration, the others as long as those of peers.
+    """
+    seen = inquiry.seen
+    groups = peer_groups(seen.work, seen.members)
+    has_one = min(int((seen.work.phase == one).sum()) for one in (FORWARD, BACKWARD)) < 2
+    if has_one or min(len(rows) for rows in groups) < 2:
+        return None
+    nobody = np.zeros(len(seen.members), dtype=bool)
+    work = averaged(seen.work, groups, nobody)
+    return _search_field(inquiry, _Field(work, groups, across_stages=False, is_mean=True))
+
+
+def averaged(work: Work, groups: list[Integers], known: Flags) -> Work:
+    """Return work in which the mean of each phase's passes, over their group's, stands for them."""
+    ratio = np.exp(deviations(work, groups, known))
+    phases = (FORWARD, BACKWARD)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = [np.log(robust.mean(ratio[:, :, work.phase == one], axis=2)) for one in phases]
+    return Work(
+        log_ns=np.stack(mean, axis=2),
+        phase=np.array(phases, dtype=np.int64),
+        microbatch=np.zeros(len(phases), dtype=np.int64),
+    )
+
+
 def _usual(inquiry: Inquiry, field: _Field) -> Usual:
     """Return what is known of sound devices before looking."""
     seen = inquiry.seen
@@ -215,6 +250,7 @@ def _describe(
         suspect=suspect,
         peers=group[~excluded[group] & (group != row)],
         across_stages=field.across_stages,
+        is_mean=field.is_mean,
         by_phase=(phases[0], phases[1]),
         optimizer=float(robust.median(optimizer[row][active])),
     )

@@ -1,7 +1,7 @@
 """Say what the step itself shows where no other search has said why.
 
-Every other search looks at one kind of time, of one rank, host or link, against that of others. Two
-jobs are not healthy though none of them speaks.
+Every other search looks at one kind of time, of one rank, host or link, against that of others.
+Three jobs are not healthy though none of them speaks.
 
 **All wait for one rank.** Six iterations on a loaded machine may leave each search without a name,
 while the sums are plain: one rank is busy 96 % of every iteration, and all the others wait for it.
@@ -37,6 +37,11 @@ Transfers that became slower have a search of their own (`detect.causes.links`).
 Example: on the 8 ranks of host 0 the gaps between operations grow from 0.1 to 0.4 ms an iteration,
 on the 8 of host 1 they stay at 0.1: 1 in (16 over 8) by chance. Host 0, though its ranks' passes
 are as long as those of the others, who wait for them in the all-gathers of FSDP.
+
+**All wait for one now and then.** Two of seven iterations that take 1.7 times as long are too few
+for a search of levels or of bursts, and may be chance of which nobody need be told; but where one
+rank, host or group grew by what the step grew in nearly all of them, while the others waited, it is
+where to look. Why it did is not shown: undecided.
 """
 
 from __future__ import annotations
@@ -52,10 +57,10 @@ from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.residuals import stage_groups
-from detect.stats.search import Course, interval_of_ratio
+from detect.stats.search import Course, episodes_of, interval_of_ratio
 from detect.text import counted, milliseconds, place, ranks_of, times
 from detect.thresholds import CHANGES, HOSTS, OCCUPANCY, SEARCH, DetectorSettings
-from megascan.arrays import Floats, Integers
+from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
 
 LONGER_OR_ONE = (
@@ -76,6 +81,19 @@ COMPARE = (
     "look into what happened then: logs of scheduler, network and hosts (dmesg, NCCL, switch "
     "ports), throttle reasons, a change of data or batch size",
 )
+NOW_AND_THEN = (
+    "look at one of these iterations in the timeline: a pause between its operations is its "
+    "process or host, longer operations are its device, or longer data",
+    "read throttle reasons and clocks of its device, and what else ran on its host (checkpoints, "
+    "other jobs, page faults); trace more iterations in a row to see how often it comes back",
+)
+GROWS = {
+    Cause.COMPUTE: "passes",
+    Cause.HOST: "gaps between operations",
+    Cause.LOADER: "waits for batches",
+    Cause.GC: "collections of garbage",
+}
+"""What is known of a rank's own time, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,29 +385,151 @@ def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -
     )
 
 
-def _long_iterations(seen: Observations) -> str:
-    """Say how much time is lost in iterations that are far longer than the usual one; "" where that
-    is little, or ranks are known to stand still for as long in them.
+@dataclass(frozen=True, kw_only=True)
+class _LongIterations:
+    """Iterations that take far longer than the usual one."""
+
+    active: Flags
+    """(iteration,)"""
+    usual_ns: float
+    excess_ns: Floats
+    """Over the usual one, (iteration,); 0 where it is not long."""
+    lost_share: float
+    """Of all time."""
+    ratio: float
+    """Of the longest to the usual one."""
+
+    @property
+    def text(self) -> str:
+        """Return how many they are and what they cost."""
+        return (
+            f"{int(self.active.sum())} of {counted(len(self.active), 'iteration')} take up to "
+            f"{times(self.ratio)} the usual step and lose {self.lost_share:.0%} of all time"
+        )
+
+
+def _long_iterations(seen: Observations) -> _LongIterations | None:
+    """Return the iterations that are far longer than the usual one; None where they cost little,
+    or ranks are known to stand still for as long in them.
 
     Example: 3 of 20 steps of 100 ms take 200 ms: 300 of 2,300 ms, 13 %.
     """
     iteration_ns, usual = seen.iteration_ns, float(np.median(seen.iteration_ns))
     is_long = iteration_ns > CHANGES.long_ratio * usual
-    excess_ns = float((iteration_ns - usual)[is_long].sum())
-    lost = excess_ns / max(float(iteration_ns.sum()), 1.0)
+    excess_ns = np.where(is_long, iteration_ns - usual, 0.0)
+    lost = float(excess_ns.sum()) / max(float(iteration_ns.sum()), 1.0)
     known_ns = float(np.nan_to_num(seen.lost(Cause.GC))[:, is_long].sum())  # one after the other
     known_ns += sum(
         float(np.nan_to_num(seen.lost(cause)).max(axis=0)[is_long].sum())
         for cause in (Cause.LOADER, Cause.HOST)
     )
-    if lost < CHANGES.lost_share or known_ns >= CHANGES.explains_share * excess_ns:
-        return ""
-    return (
-        f"{int(is_long.sum())} of {counted(len(iteration_ns), 'iteration')} take up to "
-        f"{times(float(iteration_ns.max()) / usual)} the usual step and lose {lost:.0%} of all "
-        "time, while nobody stands out: checkpoints, evaluations, or somebody for whom the others "
-        "wait where nothing is recorded; the timeline of one of them shows which"
+    if lost < CHANGES.lost_share or known_ns >= CHANGES.explains_share * float(excess_ns.sum()):
+        return None
+    return _LongIterations(
+        active=is_long,
+        usual_ns=usual,
+        excess_ns=excess_ns,
+        lost_share=lost,
+        ratio=float(iteration_ns.max()) / max(usual, 1.0),
     )
+
+
+def _kept_waiting_by(seen: Observations, long: _LongIterations) -> Integers:
+    """Return the rows for which all others wait in the long iterations: one, or some of one host or
+    of one process group; none where other rows take longer in other ones.
+
+    A row's own time is what is left of an iteration without its waiting. In a long iteration it is
+    held up by the rows whose own time grows by half of the excess or more.
+
+    Example, own times in ms: rank 0 holds up the job in both.
+
+                    usual    iteration 7    iteration 16
+        step        262      453            454
+        rank 0      253      443            444
+        rank 1      180      181            182
+    """
+    nobody = np.zeros(0, dtype=np.int64)
+    if seen.waiting_ns is None or int(long.active.sum()) < CHANGES.min_long:
+        return nobody
+    own_ns = seen.iteration_ns - seen.waiting_ns
+    grown_ns = own_ns - robust.median(own_ns[:, ~long.active], axis=1)[:, None]
+    holds_up = grown_ns >= CHANGES.explains_share * long.excess_ns
+    share = holds_up[:, long.active].mean(axis=1)
+    rows = np.flatnonzero(share >= CHANGES.mostly_share)
+    others = np.delete(share, rows)
+    is_few = 0 < len(rows) <= len(others)
+    if not is_few or others.max() > 1.0 - CHANGES.mostly_share or not _stand_together(seen, rows):
+        return nobody
+    return rows
+
+
+def _stand_together(seen: Observations, rows: Integers) -> bool:
+    """Return whether rows are one, or all of one host, or of one process group: they differ in one
+    coordinate only.
+    """
+    members = seen.members
+    num_axes = sum(len(np.unique(place[rows])) > 1 for place in members.place.values())
+    return num_axes <= 1 or len({members.hosts[row] for row in rows.tolist()}) == 1
+
+
+def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> Finding:
+    members, active = seen.members, long.active
+    ranks = members.ranks_of(rows)
+    excess = np.log1p(long.excess_ns[active] / long.usual_ns)
+    effect = float(robust.median(excess))
+    error = float(np.std(excess) / np.sqrt(len(excess)))
+    subject = f"ranks {listed(ranks)}"
+    if len(rows) == 1:
+        subject = f"{ranks_of(members, int(rows[0]))} ({place(members, int(rows[0]))})"
+    cause, why = _what_grew(seen, long, rows)
+    return build_finding(
+        seen,
+        Claim(
+            ranks=ranks,
+            rows=tuple(rows.tolist()),
+            cause=cause,
+            owner=Owner.UNDECIDED,
+            slowdown=float(np.exp(effect)),
+            interval=interval_of_ratio(effect, error),
+            course=Course(active, effect, error, 1.0, episodes_of(active)),
+            # whoever it is, somebody holds up the first one: that it is the same again counts
+            q_value=float((len(rows) / len(members)) ** (int(active.sum()) - 1)),
+            num_peers=len(members) - len(rows),
+            saved_ns=long.excess_ns,
+            subject=subject,
+            predicate=f"{'hold' if len(ranks) > 1 else 'holds'} up all others now and then",
+            evidence=(f"{long.text}; all others wait longer in them", why),
+            advice=NOW_AND_THEN,
+            is_replayed=False,
+        ),
+    )
+
+
+def _what_grew(seen: Observations, long: _LongIterations, rows: Integers) -> tuple[Cause, str]:
+    """Return the kind of time of these rows that grew by half of the excess or more, and say so."""
+    active = long.active
+    kinds = {Cause.COMPUTE: seen.busy_ns, **seen.lost_ns}
+    kinds = {cause: kinds[cause] for cause in GROWS if cause in kinds}
+    grown = {
+        cause: float(robust.median(time_ns[:, active] - _usual(time_ns, active)).max())
+        for cause, one in kinds.items()
+        for time_ns in [np.nan_to_num(one[rows])]
+    }
+    cause = max(grown, key=lambda one: grown[one], default=Cause.UNKNOWN)
+    excess_ns = float(np.median(long.excess_ns[active]))
+    if grown.get(cause, 0.0) < CHANGES.explains_share * excess_ns:
+        return Cause.UNKNOWN, (
+            "neither passes nor gaps between operations grew by as much: transfers did, or "
+            "what was not recorded"
+        )
+    usual = milliseconds(float(_usual(np.nan_to_num(kinds[cause][rows]), active).max()))
+    now = milliseconds(float(np.median(np.nan_to_num(kinds[cause][rows])[:, active].max(axis=0))))
+    return cause, f"{GROWS[cause]} take {now} there, otherwise {usual}"
+
+
+def _usual(time_ns: Floats, active: Flags) -> Floats:
+    """Return the median of (row, iteration) over the iterations that are not active, (row, 1)."""
+    return np.asarray(robust.median(time_ns[:, ~active], axis=1)[:, None])
 
 
 def _search_changes(inquiry: Inquiry) -> Answer:
@@ -399,11 +539,26 @@ def _search_changes(inquiry: Inquiry) -> Answer:
         return Answer()
     change = step_change(seen.iteration_ns, inquiry.settings)
     if change is None:
-        note = _long_iterations(seen)
-        return Answer(notes=(note,) if note else ())
+        return _search_long(seen)
     rate = inquiry.settings.false_discovery_rate  # the host first: who waits has longer passes
     why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
     return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
+
+
+def _search_long(seen: Observations) -> Answer:
+    """Name who holds up the job in its long iterations, or say that there are such."""
+    long = _long_iterations(seen)
+    if long is None:
+        return Answer()
+    rows = _kept_waiting_by(seen, long)
+    if len(rows):
+        return Answer(findings=(_long_finding(seen, long, rows),))
+    return Answer(
+        notes=(
+            f"{long.text}, while nobody stands out: checkpoints, evaluations, or somebody for whom "
+            "the others wait where nothing is recorded; the timeline of one of them shows which",
+        )
+    )
 
 
 STEP_CHANGE = CauseSpec(cause=Cause.UNKNOWN, search=_search_changes)

@@ -82,6 +82,22 @@ def test_a_brake_that_meets_one_pass_only_is_the_devices(job):
     assert (finding.ranks, finding.owner, finding.cause) == ((1,), Owner.NODE, Cause.COMPUTE)
 
 
+def test_a_brake_that_holds_in_a_part_of_each_iteration_is_the_devices(job):
+    """Three of eight microbatches take 1.5 times as long: no typical pass, and no burst either."""
+
+    def braked(slot):
+        return 1.5 if slot.rank == 5 and slot.microbatch in (0, 1, 2) else 1.0
+
+    counters = {rank: NORMAL | {"clock_event_reasons": 0.0} for rank in range(8)}
+    run = job(layout=Layout(dp=8), work=braked, counters=counters, iterations=10)
+    (finding,) = run.report().findings
+    assert (finding.ranks, finding.owner) == ((5,), Owner.UNDECIDED)
+    counters[5] = counters[5] | {"sm_clock_mhz": 990.0, "clock_event_reasons": 128.0}
+    (finding,) = run.but(counters=counters).report().findings
+    assert (finding.ranks, finding.owner, finding.cause) == ((5,), Owner.NODE, Cause.COMPUTE)
+    assert "on the mean" in finding.headline
+
+
 def test_a_host_whose_clocks_are_low_is_given_no_longer_data(job):
     """It holds whole replicas, whose documents may be longer, until its clocks are read."""
 

@@ -156,3 +156,53 @@ def test_iterations_that_take_far_longer_are_a_note_and_no_finding(job, factor, 
     assert len(said) == is_said
     if is_said:
         assert said[0].startswith("3 of 20 iterations take up to 2.0") and "13%" in said[0]
+
+
+def held_up(seen, by, factor=1.8):
+    """The same observations with some long iterations, {slot: rows that are busy then}; all other
+    rows wait for these.
+    """
+    growth = np.zeros(len(seen.iterations))
+    growth[list(by)] = (factor - 1.0) * np.median(seen.iteration_ns)
+    waiting_ns = np.tile(growth, (len(seen.members), 1))
+    busy_ns = seen.busy_ns.copy()
+    for slot, rows in by.items():
+        waiting_ns[list(rows), slot] -= growth[slot]
+        busy_ns[list(rows), slot] += growth[slot]
+    return replace(
+        seen, iteration_ns=seen.iteration_ns + growth, waiting_ns=waiting_ns, busy_ns=busy_ns
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "ranks"),
+    [
+        ({3: (2,), 6: (2,)}, (2,)),
+        ({3: (2,)}, None),  # one iteration is chance
+        ({3: (2,), 6: (5,)}, None),  # one now, another then
+        ({3: (0, 1, 2, 3), 6: (0, 1, 2, 3)}, (0, 1, 2, 3)),  # a host
+        ({3: range(8), 6: range(8)}, None),  # all alike: longer data, a checkpoint of all
+    ],
+    ids=["one rank", "once", "by turns", "host", "all"],
+)
+def test_who_holds_up_all_others_now_and_then_is_pointed_at(job, by, ranks):
+    """Two of nine iterations are too few for bursts or levels; HEALTHY they are not."""
+    run = job(layout=HOSTS_OF_FOUR, hosts=2, iterations=9)
+    report = judge(held_up(observe(run.timeline()), by), SETTINGS)
+    assert not [one for one in report.findings if one.owner == Owner.NODE]
+    if ranks is None:
+        assert report.verdict == Verdict.HEALTHY
+        assert sum("usual step" in note for note in report.notes) == 1
+        return
+    assert told(report) == [(Cause.COMPUTE, Owner.UNDECIDED, ranks)]
+    (finding,) = report.findings
+    assert finding.episodes == ((6, 6), (9, 9)) and "now and then" in finding.headline
+    assert "2 of 9 iterations" in finding.evidence[0], finding.evidence
+
+
+def test_what_else_than_passes_grew_is_not_said_to_be_compute(job):
+    seen = observe(job(layout=HOSTS_OF_FOUR, hosts=2, iterations=9).timeline())
+    long = held_up(seen, {3: (2,), 6: (2,)})
+    report = judge(replace(long, busy_ns=seen.busy_ns), SETTINGS)
+    assert told(report) == [(Cause.UNKNOWN, Owner.UNDECIDED, (2,))]
+    assert any("neither passes nor gaps" in one for one in report.findings[0].evidence)
