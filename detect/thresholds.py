@@ -186,6 +186,16 @@ class _Kernels:
         "of a rank's compute time in kernels that its peers launch as often; below it the data or "
         "the model part differ, and equal launches may last longer, too",
     )  # fmt: skip
+    least_log: float = limit(
+        math.log(1.04), "log", Origin.PHYSICS,
+        "by which kernels of equal launch are slow before that alone makes it the node's: sound "
+        "chips of one model differ by less",
+    )  # fmt: skip
+    same_launches_share: float = limit(
+        0.98, "share", Origin.PHYSICS,
+        "of a rank's kernels that others launch as often and in the same sizes; below it elements "
+        "may be more",
+    )  # fmt: skip
     least_layers_share: float = limit(
         0.5, "share", Origin.CONVENTION,
         "of a stage's compute time in kernels that every stage launches: its layers",

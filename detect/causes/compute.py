@@ -68,6 +68,8 @@ from detect.causes.searches import (
     search_means,
 )
 from detect.observe.observations import (
+    BACKWARD,
+    FORWARD,
     PHASE_NAMES,
     Observations,
     num_judgeable,
@@ -85,10 +87,12 @@ from detect.thresholds import COMPUTE as LIMITS
 from detect.thresholds import (
     DEVICE,
     IMBALANCE,
+    KERNELS,
     ORDINARY,
     PAIRS,
     PERSISTENCE,
     POWER,
+    SPELLS,
     WINDOW,
 )
 from megascan.arrays import mask_of
@@ -99,6 +103,10 @@ CHANGED = (
     "data are not the reason"
 )
 EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
+LAUNCHES = (
+    "it launches the same kernels in the same sizes as its peers, and nearly all of them are slow: "
+    "longer data would have been launched in other sizes"
+)
 BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
     "be slower still"
@@ -297,8 +305,8 @@ def _judge(
         decision = _Decision(doubt is None, doubt or "")
         if doubt is not None and _changed_on_even_data(seen, found, slow):
             decision = _Decision(True, CHANGED)
-        elif doubt is not None and _is_given_even_data(seen, slow.suspect.row):
-            decision = _Decision(True, EVEN)
+        elif doubt is not None and (even := _even_data(seen, found, slow)) is not None:
+            decision = _Decision(True, even)
     if decision.decided and clock is None and len(seen.members.workers[slow.suspect.row]) > 1:
         decision = _one_of_group(seen, slow)
     owner = Owner.NODE if decision.decided else Owner.UNDECIDED
@@ -357,13 +365,37 @@ def _changed_on_even_data(seen: Observations, found: ComputeSearch, slow: SlowRo
     return spread < IMBALANCE.min_sequence_spread_log
 
 
-def _is_given_even_data(seen: Observations, row: int) -> bool:
-    """Return whether a rank that shares its data with nobody got as many tokens as its peers, on a
-    device that nobody shares as processes share cores.
+def _even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Return why the data of a slow rank are as long as those of its peers, as a sentence; None
+    where that is not known, and on devices that are shared as processes share cores.
     """
-    members = seen.members
+    members, row = seen.members, slow.suspect.row
+    if members.device_kind == "cpu":
+        return None
     alone = int((members.replica == members.replica[row]).sum()) == 1
-    return seen.rules_data_out and alone and members.device_kind != "cpu"
+    if seen.rules_data_out and alone:
+        return EVEN
+    return LAUNCHES if _launches_alike(seen, found, slow) else None
+
+
+def _launches_alike(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether a rank launches the kernels of its peers, in the same sizes, and nearly all
+    parts of both passes are slow: not attention alone, which may be over other documents.
+    """
+    row, active = slow.suspect.row, slow.suspect.course.active
+    if seen.launched_alike is None or slow.suspect.course.effect < KERNELS.least_log:
+        return False  # sound devices may differ by as much
+    if not seen.launched_alike[row][active].min() >= KERNELS.same_launches_share:
+        return False
+    over = deviations(seen.work, stage_groups(seen.members), found.slow_rows)[row][active]
+    level = robust.median(over, axis=0)
+    least = PAIRS.agrees_share * slow.suspect.course.effect
+    return all(
+        np.mean(level[known] >= least) >= SPELLS.parts_share
+        for phase in (FORWARD, BACKWARD)
+        for known in [np.isfinite(level) & (seen.work.phase == phase)]
+        if known.any()
+    )
 
 
 def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
@@ -622,10 +654,9 @@ def _by_even_data(
     """Two sound devices of one model differ by less than `min_effect_log` (`_ordinary_difference`
     asks that), and a device is not quicker than sound.
     """
-    del found, peer
-    if not _is_given_even_data(seen, slow.suspect.row):
-        return None
-    return _Decision(True, EVEN)
+    del peer
+    even = _even_data(seen, found, slow)
+    return None if even is None else _Decision(True, even)
 
 
 def _evidence(seen: Observations, slow: SlowRow) -> list[str]:

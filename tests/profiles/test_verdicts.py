@@ -186,10 +186,17 @@ def test_two_ranks_of_which_one_shares_its_gpu(verdict):
     assert any("kernels of equal name and launch" in sentence for sentence in finding.evidence)
 
 
-def test_a_pair_without_recorded_operators_stays_undecided(verdict):
+def test_of_a_pair_that_launches_the_same_sizes_the_slower_one_is_slow(verdict):
+    """Without recorded operators, so without passes; longer data were launched in other sizes."""
     report = verdict("ddp", num_ranks=2, gpu={1: 1.3}, records_operators=False)
-    assert named(report) == [((1,), Cause.COMPUTE, Owner.UNDECIDED)]
+    assert named(report) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    assert any("in the same sizes as its peers" in one for one in report.findings[0].evidence)
     assert any("all count as forward" in note for note in report.notes)
+
+
+def test_a_pair_that_differs_by_as_much_as_sound_devices_stays_undecided(verdict):
+    report = verdict("ddp", num_ranks=2, gpu={1: 1.05}, records_operators=False)
+    assert all(finding.owner != Owner.NODE for finding in report.findings)
 
 
 @pytest.mark.parametrize("records_operators", [True, False])
