@@ -843,6 +843,11 @@ class _Losses:
     loader_ratio: float = limit(
         2.0, "ratio", Origin.BENCHMARK, "by which loading on sound hosts differs with the documents"
     )
+    many_gaps_share: float = limit(
+        0.1, "share of the operations", Origin.BENCHMARK,
+        "launched only just in time, from which on a host's lost time is its pace, and no few "
+        "pauses",
+    )  # fmt: skip
     host_ratio: float = limit(
         1.2, "ratio", Origin.BENCHMARK,
         "by which gaps of devices differ where all hosts work as long in them, on cores that are "

@@ -484,10 +484,13 @@ def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
     return ""
 
 
-def hardly_slower_host(seen: Observations, row: int, active: Flags, effect: float) -> str:
+def hardly_slower_host(
+    seen: Observations, row: int, active: Flags, effect: float, *, least_starved: float = 0.0
+) -> str:
     """Return that a starved device's host is hardly slower than the hosts of its peers, which are
     ahead; empty where it is slower by a good part of `effect` (log), where nobody knows, and where
-    the device is not starved: then its host stops now and then, whatever its pace.
+    the device is not starved (`least_starved` of its work, else as much as shows it to be): then
+    its host stops now and then, whatever its pace.
 
     Whoever is a little slower falls behind until its device waits, the others then wait for it, and
     its work looks slower by all that the device stands still. Example: hosts that take 106 and
@@ -496,7 +499,7 @@ def hardly_slower_host(seen: Observations, row: int, active: Flags, effect: floa
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
-    if not own >= _least_starved(theirs):
+    if not own >= (least_starved or _least_starved(theirs)):
         return ""
     pace = robust.median(seen.held_pace[:, active], axis=1)
     over = float(pace[row] - robust.median(pace[_stage_peers(seen, row)]))

@@ -238,7 +238,13 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
         if _is_hardly_more(seen, suspect):
             return HARDLY_MORE
         slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
-        return hardly_slower_host(seen, suspect.row, suspect.course.active, slower)
+        return hardly_slower_host(
+            seen,
+            suspect.row,
+            suspect.course.active,
+            slower,
+            least_starved=LOSSES.many_gaps_share,
+        )
 
     def owner(suspect: Suspect) -> Owner:
         if doubt(suspect):
