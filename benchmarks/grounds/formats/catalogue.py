@@ -96,23 +96,23 @@ FAULTS = (
     Entry(family="host_cpu", causes=(_cause("host_cpu", factor=(1.6, 3.0)),),
           wish=replace(BUSY_HOSTS, shapes="medium", least_iterations=3)),
     Entry(family="neighbour", causes=(
-        _cause("neighbour", factor=(8.0, 25.0), amount_ms=(0.8, 3.0)),), wish=BUSY_HOSTS),
+        _cause("neighbour", factor=(4.0, 12.0), stand=(0.02, 0.06)),), wish=BUSY_HOSTS),
     Entry(family="host_memory", causes=(
-        _cause("host_memory", share=0.5, amount_ms=(40.0, 160.0)),),
+        _cause("host_memory", share=0.5, stand=(0.15, 0.6)),),
         wish=replace(BUSY_HOSTS, least_iterations=8)),
-    Entry(family="loader", causes=(_cause("loader", amount_ms=(10.0, 60.0)),),
+    Entry(family="loader", causes=(_cause("loader", stand=(0.15, 0.8)),),
           wish=Wish(least_iterations=6)),
-    Entry(family="loader", causes=(_cause("loader", amount_ms=(10.0, 50.0), whole_host=True),),
+    Entry(family="loader", causes=(_cause("loader", stand=(0.15, 0.6), whole_host=True),),
           wish=Wish(shapes="medium", least_nodes=2)),
-    Entry(family="gc", causes=(_cause("gc", share=0.7, amount_ms=(60.0, 250.0)),), wish=LONG),
-    Entry(family="gc", causes=(_cause("gc", share=0.5, amount_ms=(40.0, 120.0)),),
+    Entry(family="gc", causes=(_cause("gc", share=0.7, stand=(0.15, 0.6)),), wish=LONG),
+    Entry(family="gc", causes=(_cause("gc", share=0.5, stand=(0.1, 0.4)),),
           wish=replace(LONG, shapes="replicas")),
     Entry(family="two faults", causes=(_clock(1.15, 1.4), _clock(1.1, 1.4)),
           wish=Wish(shapes="medium")),
     Entry(family="two faults", causes=(_clock(1.15, 1.4), _cause("nic", factor=(4.0, 4.0))),
           wish=HOSTS),
     Entry(family="two faults", causes=(
-        _clock(1.1, 1.3), _cause("gc", share=0.6, amount_ms=(60.0, 200.0))), wish=LONG),
+        _clock(1.1, 1.3), _cause("gc", share=0.6, stand=(0.15, 0.5))), wish=LONG),
 )  # fmt: skip
 
 SOUND = (
@@ -157,12 +157,12 @@ SOUND = (
         wish=Wish(shapes="replicas", least_iterations=8)),
     Entry(family="look_alike: hot expert", causes=(_cause("hot_expert", factor=(1.4, 2.2)),),
           wish=Wish(shapes="experts")),
-    Entry(family="look_alike: slow storage", causes=(_cause("storage", amount_ms=(20.0, 60.0)),),
+    Entry(family="look_alike: slow storage", causes=(_cause("storage", stand=(0.2, 0.8)),),
           wish=Wish(shapes="small")),
     Entry(family="look_alike: slow network", causes=(_cause("network", factor=(2.0, 4.0)),),
           wish=HOSTS),
     Entry(family="look_alike: collector on all ranks", causes=(
-        _cause("collector", share=0.4, amount_ms=(50.0, 150.0)),), wish=LONG),
+        _cause("collector", share=0.4, stand=(0.1, 0.4)),), wish=LONG),
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.grounds.formats.hardware import Cluster
 from benchmarks.grounds.formats.job import Job
+from benchmarks.grounds.formats.settings import nominal_ms
 from benchmarks.grounds.formats.troubles import Trouble
 from benchmarks.grounds.formats.world import World
 from benchmarks.grounds.ground import Planted
@@ -16,11 +17,14 @@ from benchmarks.grounds.ground import Planted
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A trouble to plant: its kind, the range of its factor, how long host threads stand, when."""
+    """A trouble to plant: its kind, the range of its factor, how long host threads stand, when.
+
+    `stand` is that in shares of an iteration, of a microbatch's part of it where batches are late.
+    """
 
     kind: str
     factor: tuple[float, float] = (1.0, 1.0)
-    amount_ms: tuple[float, float] = (0.0, 0.0)
+    stand: tuple[float, float] = (0.0, 0.0)
     share: float = 1.0
     burst: tuple[float, float] = (1.0, 1.0)  # mean length of a burst, in iterations
     late: bool = False  # begins within the traced iterations
@@ -39,6 +43,8 @@ OF_JOB = {
     "hot_expert": "sequence_imbalance", "storage": "loader", "network": "link", "collector": "gc",
 }  # fmt: skip
 """Which of the causes of a `Planted` a kind is."""
+IN_BURSTS = ("throttling", "flapping")
+NOW_AND_THEN = ("neighbour", "host_memory", "gc", "collector")
 HOSTS = ("host_power", "nic", "lossy", "host_cpu", "neighbour", "host_memory")
 
 
@@ -64,9 +70,12 @@ def _draw(
     touched, named, node, nic = _place(job, cluster, cause, taken, rng)
     factor = float(np.exp(rng.uniform(*np.log(cause.factor))))
     first = job.iterations[len(job.iterations) * 2 // 5] if cause.late else 1
+    stand_ms = float(rng.uniform(*cause.stand)) * nominal_ms(job, cluster)
+    if cause.kind in ("loader", "storage"):
+        stand_ms /= job.num_microbatches
     trouble = Trouble(
         kind=cause.kind, touched=touched, factor=round(factor, 3),
-        amount_ms=float(rng.uniform(*cause.amount_ms)), first=first, share=cause.share,
+        amount_ms=stand_ms, first=first, share=cause.share,
         burst=float(rng.uniform(*cause.burst)), node=node, nic=nic,
     )  # fmt: skip
     is_of_host = cause.whole_host or cause.kind in HOSTS
@@ -76,10 +85,17 @@ def _draw(
         owner="node" if cause.kind in OF_NODE else "job",
         ranks=named,
         host=cluster.host(named[0]) if is_of_host else "",
-        factor=trouble.factor,
+        factor=_slowed(job, trouble),
         first_iteration=first,
-        share_of_time=cause.share,
+        share_of_time=cause.share if cause.kind in IN_BURSTS else 1.0,
     )
+
+
+def _slowed(job: Job, trouble: Trouble) -> float:
+    """Return how many times longer what is concerned takes; 1 where it stands now and then."""
+    if trouble.kind in ("loader", "storage"):
+        return round(1 + trouble.amount_ms * 1e3 / job.loader_us, 3)
+    return 1.0 if trouble.kind in NOW_AND_THEN else trouble.factor
 
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int, int]
@@ -89,35 +105,37 @@ Place = tuple[tuple[int, ...], tuple[int, ...], int, int]
 def _place(
     job: Job, cluster: Cluster, cause: Cause, taken: set[int], rng: np.random.Generator
 ) -> Place:
-    kind, everybody = cause.kind, tuple(range(job.shape.world))
-    free = [rank for rank in everybody if rank not in taken]
+    kind = cause.kind
+    free = [rank for rank in range(job.shape.world) if rank not in taken]
     loading = [rank for rank in free if loads(job, rank)]
-    if kind in HOSTS or cause.whole_host:
-        able = loading if kind == "loader" else free
-        node = cluster.node(int(rng.choice(able)))
-        ranks = cluster.ranks_on(node)
-        return ranks, ranks, node, -1
-    if kind in ("one_nic", "rail"):
-        nics = sorted({cluster.nic_of(rank) for rank in free})
-        node, nic = nics[int(rng.integers(len(nics)))]
-        users = cluster.users_of((node, nic))
-        if kind == "rail":
-            users = tuple(rank for rank in everybody if cluster.nic_of(rank)[1] == nic)
-        return users, users, node, nic
     if kind in ("nvlink", "pcie"):
         return _port(job, cluster, free, rng)
-    if kind == "long_sequences":
-        replica = int(rng.integers(job.shape.dp))
-        ranks = tuple(rank for rank in everybody if job.shape.place(rank)["dp"] == replica)
-        return ranks, ranks, -1, -1
-    if kind == "hot_expert":
-        part = int(rng.integers(job.shape.ep))
-        ranks = tuple(rank for rank in everybody if job.shape.place(rank)["ep"] == part)
-        return ranks, ranks, -1, -1
-    if kind in OF_JOB:
-        return everybody, everybody, -1, -1
-    rank = int(rng.choice(loading if kind == "loader" else free))
-    return (rank,), (rank,), -1, -1
+    node = nic = -1
+    if kind in HOSTS or cause.whole_host:
+        node = cluster.node(int(rng.choice(loading if kind == "loader" else free)))
+        ranks = cluster.ranks_on(node)
+    elif kind in ("one_nic", "rail"):
+        nics = sorted({cluster.nic_of(rank) for rank in free})
+        node, nic = nics[int(rng.integers(len(nics)))]
+        ranks = cluster.users_of((node, nic))
+        if kind == "rail":
+            ranks = tuple(rank for rank in range(job.shape.world) if cluster.nic_of(rank)[1] == nic)
+    elif kind in OF_JOB:
+        ranks = _in_common(job, kind, rng)
+    else:
+        ranks = (int(rng.choice(loading if kind == "loader" else free)),)
+    return ranks, ranks, node, nic
+
+
+def _in_common(job: Job, kind: str, rng: np.random.Generator) -> tuple[int, ...]:
+    """Return the ranks that share what the data or the job bring with them."""
+    shape = job.shape
+    axis = {"long_sequences": "dp", "hot_expert": "ep"}.get(kind)
+    ranks = tuple(range(shape.world))
+    if axis is None:
+        return ranks
+    place = int(rng.integers(getattr(shape, axis)))
+    return tuple(rank for rank in ranks if shape.place(rank)[axis] == place)
 
 
 def loads(job: Job, rank: int) -> bool:
@@ -153,9 +171,7 @@ def _port(job: Job, cluster: Cluster, free: list[int], rng: np.random.Generator)
     return (rank,), tuple(sorted((rank, *partner))), cluster.node(rank), -1
 
 
-def _shape_of_model(
-    world: World, cause: Cause, rng: np.random.Generator
-) -> tuple[World, Planted]:
+def _shape_of_model(world: World, cause: Cause, rng: np.random.Generator) -> tuple[World, Planted]:
     """Give one stage more to do than the others: a large vocabulary at its end, or more layers."""
     job, shape = world.job, world.job.shape
     if cause.kind == "heavy_stage":
@@ -175,6 +191,7 @@ def _shape_of_model(
     return replace(world, job=changed, sound_job=job), made
 
 
-SHAPED: dict[
-    str, Callable[[World, Cause, np.random.Generator], tuple[World, Planted]]
-] = {"heavy_stage": _shape_of_model, "uneven_layers": _shape_of_model}
+SHAPED: dict[str, Callable[[World, Cause, np.random.Generator], tuple[World, Planted]]] = {
+    "heavy_stage": _shape_of_model,
+    "uneven_layers": _shape_of_model,
+}

@@ -167,7 +167,8 @@ class Draws:
         job, known = self.job, self.known
         rng = np.random.default_rng((self._seed, 5, number))
         count = len(self.host_ns)
-        costs = self.host_ns * self._host_factor * np.exp(job.host_noise * rng.standard_normal(count))
+        costs = self.host_ns * self._host_factor
+        costs *= np.exp(job.host_noise * rng.standard_normal(count))
         preempted = (rng.random(count) < PREEMPTION) & (self.host_ns > 0)
         costs[preempted] += rng.exponential(1.2e6, preempted.sum())
         late = rng.random(len(self._loads)) < 0.01
@@ -179,7 +180,7 @@ class Draws:
         if number <= 2:
             costs *= 2.5 if number == 1 else 1.15
         if job.collect_every and number % job.collect_every == 0:
-            for rank, places in known.pauses.items():
+            for places in known.pauses.values():
                 costs[places[0]] += rng.uniform(3e7, 5e7)
                 notes[int(places[0])] = "gc-generation-2"
         return np.asarray(costs)
@@ -216,7 +217,6 @@ def _sharing(job: Job, cluster: Cluster) -> dict[str, dict[tuple[int, int], int]
     sharing: dict[str, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
     for group, members in job.shape.groups.items():
         axis = group.partition("@")[0]
-        sharing[axis]  # noqa: B018 an axis that stays on its nodes is known as well
         if cluster.crosses(members):
             for nic in {cluster.nic_of(rank) for rank in members}:
                 sharing[axis][nic] += 1

@@ -28,9 +28,7 @@ def write(case: Case, directory: Path) -> tuple[Planted, ...]:
     world = world_of(case)
     run = simulate(world)
     _write(run, style_of(case), directory)
-    return tuple(
-        _priced(case, world, run, number, one) for number, one in enumerate(case.planted)
-    )
+    return tuple(_priced(case, world, run, number, one) for number, one in enumerate(case.planted))
 
 
 def _write(run: Run, style: Style, directory: Path) -> None:
@@ -73,9 +71,7 @@ def write_varied(case: Case, variation: Variation, directory: Path | None) -> Fl
     spread = variation.chip_spread_ratio
     chips = Chips(world.job, world.seed, world.job.chip_spread if spread is None else spread)
     if variation.slow_rank >= 0:
-        slow = Trouble(
-            kind="gpu_clock", touched=(variation.slow_rank,), factor=variation.factor
-        )
+        slow = Trouble(kind="gpu_clock", touched=(variation.slow_rank,), factor=variation.factor)
         world = replace(world, troubles=(slow,))
     if directory is not None:
         _write(simulate(world, chips), style_of(case), directory)

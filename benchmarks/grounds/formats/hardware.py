@@ -17,7 +17,9 @@ class Chip:
     clock_mhz: int
 
 
-H100 = Chip(name="NVIDIA H100 80GB HBM3", flops=5.6e14, memory=2.5e12, nvlink=2.6e11, clock_mhz=1755)
+H100 = Chip(
+    name="NVIDIA H100 80GB HBM3", flops=5.6e14, memory=2.5e12, nvlink=2.6e11, clock_mhz=1755
+)
 A100 = Chip(
     name="NVIDIA A100-SXM4-80GB", flops=2.2e14, memory=1.5e12, nvlink=1.7e11, clock_mhz=1410
 )

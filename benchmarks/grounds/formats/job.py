@@ -123,6 +123,7 @@ class Job:
     iterations: tuple[int, ...]
     hidden: int = 4096
     sequence: int = 4096
+    batch: int = 1  # sequences in a microbatch
     vocabulary: int = 32_000
     num_experts: int = 0
     recompute: bool = False
@@ -143,6 +144,11 @@ class Job:
     checkpoint_every: int = 0
     evaluate_every: int = 0
     collect_every: int = 0  # iterations between planned collections of garbage on all ranks
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a microbatch on a rank."""
+        return self.sequence * self.batch // self.shape.cp
 
     def layers_of(self, stage: int, chunk: int) -> range:
         """Return the numbers, from 1, of the layers that a chunk of a stage holds."""

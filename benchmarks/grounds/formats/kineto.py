@@ -22,6 +22,8 @@ from benchmarks.grounds.formats.program import Bound, Code, Communication, Messa
 from benchmarks.grounds.formats.world import Run
 
 Event = dict[str, object]
+Moments = tuple[float, float, float, float]
+"""When the host came to an operation and issued it, when it began and ended on the device; µs."""
 COMPUTE_STREAM, FIRST_STREAM, STREAM_STEP = 7, 19, 4
 DESCRIPTIONS = {
     "world": "default_pg",
@@ -175,8 +177,11 @@ class _Profile:
                  "args": {"name": label}}
             )  # fmt: skip
 
-    def _add(self, category: str, name: str, thread: int, begin_us: float, end_us: float,
-             arguments: Event | None = None, *, on_device: bool = False) -> None:  # fmt: skip
+    def _add(
+        self, category: str, name: str, thread: int, when: tuple[float, float],
+        arguments: Event | None = None, *, on_device: bool = False,
+    ) -> None:  # fmt: skip
+        begin_us, end_us = when
         self.events.append(
             {"ph": "X", "cat": category, "name": name,
              "pid": self.device if on_device else self.process, "tid": thread,
@@ -195,15 +200,15 @@ class _Profile:
         for number, began, now, begin, done in loop:
             one = operations[number]
             if one.code is Code.KERNEL:
-                self._kernel(one, began, now, begin, done)
+                self._kernel(one, (began, now, begin, done))
             elif one.code is Code.JOIN:
-                self._join(number, one, began, now, begin, done)
+                self._join(number, one, (began, now, begin, done))
             elif one.code is Code.SYNC:
-                self._add("cuda_runtime", "cudaDeviceSynchronize", self.process, began, now,
+                self._add("cuda_runtime", "cudaDeviceSynchronize", self.process, (began, now),
                           {"cbid": 165, "correlation": 0})  # fmt: skip
             elif one.name == "loader" and self.style.operators:
                 name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-                self._add("user_annotation", name, self.process, began, now)
+                self._add("user_annotation", name, self.process, (began, now))
         self._annotate(place, issued, start)
 
     def _annotate(
@@ -215,7 +220,7 @@ class _Profile:
                 if span.rank == self.rank and span.name == "optimizer":
                     self._add(
                         "user_annotation", "Optimizer.step#FusedAdam.step", self.process,
-                        float(issued[where[span.begin]]), float(issued[where[span.end]]),
+                        (float(issued[where[span.begin]]), float(issued[where[span.end]])),
                     )  # fmt: skip
         if not self.style.steps:
             return
@@ -224,7 +229,8 @@ class _Profile:
         if place + 1 < len(self.run.start):
             later = self.run.start[place + 1][self.own[:1]]
             finish = float(self.clock.read(later)[0]) / 1e3 - 1.0
-        self._add("user_annotation", f"ProfilerStep#{number}", self.process, float(start[0]), finish)
+        self._add("user_annotation", f"ProfilerStep#{number}", self.process,
+                  (float(start[0]), finish))  # fmt: skip
 
     def _thread_of(self, one: Operation) -> int:
         is_backward = one.phase in ("backward", "recompute")
@@ -234,18 +240,17 @@ class _Profile:
         """Note the launch of a kernel; return its correlation and when the launch began."""
         self.correlation += 3
         begin = now - min(3.2, 0.6 * (now - began))
-        self._add("cuda_runtime", name, thread, begin, now,
+        self._add("cuda_runtime", name, thread, (begin, now),
                   {"External id": self.correlation - 1, "cbid": 211,
                    "correlation": self.correlation})  # fmt: skip
         return self.correlation, begin
 
     def _operator(self, name: str, thread: int, began: float, now: float) -> None:
         if self.style.operators:
-            self._add("cpu_op", name, thread, began, now, {"External id": self.correlation - 1})
+            self._add("cpu_op", name, thread, (began, now), {"External id": self.correlation - 1})
 
-    def _kernel(
-        self, one: Operation, began: float, now: float, begin: float, done: float
-    ) -> None:
+    def _kernel(self, one: Operation, when: Moments) -> None:
+        began, now = when[:2]
         operator, _, name = one.name.partition("|")
         thread = self._thread_of(one)
         correlation, _ = self._launch(thread, began, now, "cudaLaunchKernel")
@@ -255,7 +260,7 @@ class _Profile:
                        began, now)  # fmt: skip
         wide = one.bound in (Bound.PRODUCT, Bound.ATTENTION)
         blocks = 132 if wide else 1 + min(65_535, int(one.cost_ns) // 16)
-        self._add("kernel", name, COMPUTE_STREAM, begin, done, {
+        self._add("kernel", name, COMPUTE_STREAM, when[2:], {
             "External id": correlation - 1, "queued": 0, "device": self.device, "context": 1,
             "stream": COMPUTE_STREAM, "correlation": correlation,
             "registers per thread": 168 if wide else 32,
@@ -270,9 +275,8 @@ class _Profile:
         )
         return known
 
-    def _join(
-        self, number: int, one: Operation, began: float, now: float, begin: float, done: float
-    ) -> None:
+    def _join(self, number: int, one: Operation, when: Moments) -> None:
+        began, now = when[:2]
         made = self.run.program.communications[one.communication]
         thread, messages = self._thread_of(one), self.messages.get(number, [])
         is_hidden = self.run.world.job.hidden_tp and made.group.startswith("tp@")
@@ -287,9 +291,12 @@ class _Profile:
             name = kernel.format(_dtype(made)[1]) + NCCL_ARGUMENT
             described, arguments = f"nccl:{described}", self._of_collective(made)
         correlation, launched = self._launch(thread, began, now, "cudaLaunchKernelExC")
-        self._note(thread, described, began, now, launched, arguments, messages, made)
+        if self.style.operators and described == "nccl:coalesced":
+            self._note_batch(thread, (began, launched, now), messages, made)
+        elif self.style.operators and arguments:
+            self._note(thread, described, (began, launched, now), arguments)
         stream = self._stream(one)
-        self._add("kernel", name, stream, begin, done, {
+        self._add("kernel", name, stream, when[2:], {
             "External id": correlation - 1, "queued": 0, "device": self.device, "context": 1,
             "stream": stream, "correlation": correlation, "registers per thread": 96,
             "shared memory": 82_240, "blocks per SM": 0.121, "warps per SM": 1.94,
@@ -297,23 +304,28 @@ class _Profile:
         }, on_device=True)  # fmt: skip
 
     def _note(
-        self, thread: int, described: str, began: float, now: float, launched: float,
-        arguments: Event, messages: list[Message], made: Communication,
-    ) -> None:  # fmt: skip
+        self, thread: int, described: str, when: tuple[float, float, float], arguments: Event
+    ) -> None:
         """Note what the host's thread did to launch a communication."""
-        if not self.style.operators:
-            return
-        if described == "nccl:coalesced":
-            step = (launched - began) / (len(messages) + 1)
-            for place, message in enumerate(messages):
-                self._add("cpu_op", "record_param_comms", thread, began + place * step,
-                          began + (place + 0.8) * step, self._of_message(made, message))  # fmt: skip
-            self._add("user_annotation", described, thread, began + len(messages) * step, now)
-        elif arguments:
-            self._add("cpu_op", "record_param_comms", thread, began, now,
-                      {"External id": self.correlation - 1, **arguments})  # fmt: skip
-            self._add("user_annotation", described, thread, began + 0.1 * (launched - began),
-                      now - 0.05 * (now - launched))  # fmt: skip
+        began, launched, now = when
+        self._add("cpu_op", "record_param_comms", thread, (began, now),
+                  {"External id": self.correlation - 1, **arguments})  # fmt: skip
+        inner = began + 0.1 * (launched - began), now - 0.05 * (now - launched)
+        self._add("user_annotation", described, thread, inner)
+
+    def _note_batch(
+        self, thread: int, when: tuple[float, float, float], messages: list[Message],
+        made: Communication,
+    ) -> None:  # fmt: skip
+        """Note the members of a batch one after the other, then the launch of them all."""
+        began, launched, now = when
+        step = (launched - began) / (len(messages) + 1)
+        for place, message in enumerate(messages):
+            moment = began + place * step, began + (place + 0.8) * step
+            arguments = self._of_message(made, message)
+            self._add("cpu_op", "record_param_comms", thread, moment, arguments)
+        last = began + len(messages) * step, now
+        self._add("user_annotation", "nccl:coalesced", thread, last)
 
     def _of_group(self, group: str, members: tuple[int, ...]) -> Event:
         return {

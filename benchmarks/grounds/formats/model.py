@@ -51,7 +51,7 @@ class Costing:
 
     def __init__(self, job: Job, chip: Chip) -> None:
         self.job, self._chip = job, chip
-        self.tokens = job.sequence // job.shape.cp
+        self.tokens = job.tokens
         self.activation_bytes = self.tokens * job.hidden * 2
 
     def _product(self, operations: float, share: float = 1.0) -> float:

@@ -116,9 +116,7 @@ def _scopes(run: Run, style: OriginalStyle, rank: int) -> list[_Scope]:
     job = run.world.job
     spans = [one for one in run.program.spans if one.rank == rank]
     scopes = _of_model(spans) if style.full else []
-    scopes += [
-        _Scope("optimizer", one.begin, one.end) for one in spans if one.name == "optimizer"
-    ]
+    scopes += [_Scope("optimizer", one.begin, one.end) for one in spans if one.name == "optimizer"]
     scopes += _reductions(run, rank)
     if style.head:
         return scopes
@@ -173,8 +171,7 @@ def _reductions(run: Run, rank: int) -> list[_Scope]:
 def _is_of_loss(run: Run, number: int) -> bool:
     one = run.program.operations[number]
     made = run.program.communications[one.communication]
-    job = run.world.job
-    return made.size_bytes == 4 * (job.sequence // job.shape.cp)
+    return made.size_bytes == 4 * run.world.job.tokens
 
 
 def _warmup(run: Run, rank: int) -> int:
@@ -209,9 +206,8 @@ EXPECTS = {
 def _named(notes: list[tuple[str, str, int]], warmup: int, steady: int) -> str:
     """Return the event's name of a batch of messages: [(op, direction, microbatch)]."""
     if len(notes) == 2:
-        return "exchange-next" if ("send", "forward") in {one[:2] for one in notes} else (
-            "exchange-prev"
-        )
+        to_next = ("send", "forward") in {one[:2] for one in notes}
+        return "exchange-next" if to_next else "exchange-prev"
     op, direction, microbatch = notes[0]
     if direction == "forward":
         if op == "recv":

@@ -12,7 +12,7 @@ import orjson
 from benchmarks.grounds.formats.clocks import ORIGIN_NS, Clock, clocks_of
 from benchmarks.grounds.formats.job import Job
 from benchmarks.grounds.formats.program import Code, SpanPlan
-from benchmarks.grounds.formats.world import Run
+from benchmarks.grounds.formats.world import Run, draws_of
 
 COMPUTE, COMMUNICATION, HOST, OVERLAPPED = 1, 2, 3, 4
 TRACKS = {"compute": 1, "communication": 2, "host": 3, "overlapped": 4}
@@ -53,10 +53,10 @@ def write_rank_files(run: Run, style: RankFileStyle, directory: Path) -> None:
             spans = [
                 line
                 for place in places
-                for line in _spans(run, style, rank, place, rows[rank], clocks[rank])
+                for line in _spans(run, style, rank, place, rows[rank], clock=clocks[rank])
             ]
             lines += spans
-            lines.append(_window(run, style, rank, number, places, len(spans)))
+            lines.append(_window(run, style, rank, number, places, num_spans=len(spans)))
         path = directory / _file_name(world.job, rank)
         path.write_bytes(b"[\n" + b",\n".join(lines) + b"\n]\n")
 
@@ -141,7 +141,7 @@ def _names(run: Run, rank: int) -> list[bytes]:
 
 
 def _window(
-    run: Run, style: RankFileStyle, rank: int, number: int, places: list[int], num_spans: int
+    run: Run, style: RankFileStyle, rank: int, number: int, places: list[int], *, num_spans: int
 ) -> bytes:
     job = run.world.job
     first, last = job.iterations[places[0]], job.iterations[places[-1]]
@@ -178,12 +178,10 @@ def _tokens(run: Run, style: RankFileStyle, rank: int, first: int, last: int) ->
     ends = job.shape.place(rank)["pp"] in (0, job.shape.pp - 1)
     if style.packed or not ends:
         return []
-    from benchmarks.grounds.formats.world import draws_of
-
     draws, replica = draws_of(run.world), job.shape.place(rank)["dp"]
     numbers = [number for number in job.iterations if first <= number <= last]
     lengths = np.array([draws.lengths(each, run.world.troubles)[replica] for each in numbers])
-    tokens = job.sequence // job.shape.cp * lengths
+    tokens = job.tokens * lengths
     return [int(tokens.min()), int(tokens.max())]
 
 
@@ -253,7 +251,7 @@ def _add_messages(run: Run, rows: list[list[_Row]]) -> None:
 
 
 def _spans(
-    run: Run, style: RankFileStyle, rank: int, place: int, rows: list[_Row], clock: Clock
+    run: Run, style: RankFileStyle, rank: int, place: int, rows: list[_Row], *, clock: Clock
 ) -> list[bytes]:
     """Return the events of one iteration of a rank, by their ends as a tracer has them."""
     iteration = run.world.job.iterations[place]
@@ -261,9 +259,11 @@ def _spans(
     issued = clock.read(run.issued[place])
     timed: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
 
-    def add(kind: str, name: str, track: int, begin: float, finish: float,
-            arguments: dict[str, int | str]) -> None:  # fmt: skip
-        begin_ns, end_ns = round(begin), round(finish)
+    def add(
+        kind: str, name: str, track: int, when: tuple[float, float],
+        arguments: dict[str, int | str],
+    ) -> None:  # fmt: skip
+        begin_ns, end_ns = round(when[0]), round(when[1])
         event = {
             "name": name, "cat": kind, "ph": "X", "ts": begin_ns / 1000,
             "dur": max(0, end_ns - begin_ns) / 1000, "pid": rank, "tid": track,
@@ -278,15 +278,15 @@ def _spans(
         if style.full and row.track != HOST:
             launched = round(issued[row.begin]) - round(start[row.begin])
             arguments = {**arguments, "launch_ns": launched}
-        add(row.kind, row.name, row.track, start[row.begin], finish, arguments)
+        add(row.kind, row.name, row.track, (start[row.begin], finish), arguments)
     if style.full:
         for number, name in run.notes[place].items():
             if run.program.operations[number].rank == rank:
-                add("gc", name, HOST, start[number], end[number], {})
+                add("gc", name, HOST, (start[number], end[number]), {})
         for one in run.pauses:
             if one.after == place and one.name:
                 moments = clock.read(np.array([one.begin[rank], one.end[rank]]))
-                add("checkpoint", one.name, HOST, moments[0], moments[1], {})
+                add("checkpoint", one.name, HOST, (moments[0], moments[1]), {})
     found = [line for lines in timed.values() for line in lines]
     found.sort(key=lambda pair: pair[0])
     return [line for _, line in found]

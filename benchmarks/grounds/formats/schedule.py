@@ -190,6 +190,4 @@ class _Pipeline:
         stream = f"pp {rank}>{peer} {direction}"
         note = ("send", direction, microbatch, chunk)
         pair = tuple(sorted((peer, rank)))
-        self._sent.append(
-            self._join(key, pair, peer, [note], stream=stream, synchronous=False)
-        )
+        self._sent.append(self._join(key, pair, peer, [note], stream=stream, synchronous=False))

@@ -1,4 +1,4 @@
-"""Draw what a job trains on what: layout, model, cluster and habits, within what a case asks for."""
+"""Draw what a job trains on what: layout, model, cluster and habits, as a case asks for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.grounds.formats.hardware import CHIPS, Cluster
 from benchmarks.grounds.formats.job import Job, Shape
 
-KERNELS_A_CASE = 13_000
+KERNELS_A_CASE = 17_000
 KERNELS_A_LAYER, KERNELS_AGAIN, KERNELS_OF_ENDS = 20, 8, 14
 NATURAL_END = (0.04, 0.16)  # work of the output layer as a share of a stage's layers
 
@@ -74,11 +74,15 @@ def shape_for(wish: Wish, rng: np.random.Generator) -> Shape:
 
 def cluster_for(wish: Wish, shape: Shape, rng: np.random.Generator) -> Cluster:
     """Return a cluster with enough nodes."""
-    sizes = [size for size in (8, 4, 2) if -(-shape.world // size) >= wish.least_nodes] or [1]
-    gpus = sizes[0] if shape.world > 16 else int(rng.choice(sizes[:2]))
-    if wish.least_nodes > 1:
-        gpus = sizes[0]
-    nics = [nics for nics in (1, 2, 4, 8) if wish.least_nics <= nics <= gpus] or [gpus]
+    inner = max(shape.tp * shape.cp, 2)  # what talks most stays on one node
+    sizes = [
+        size for size in (8, 4, 2) if size >= inner and -(-shape.world // size) >= wish.least_nodes
+    ] or [inner]
+    gpus = sizes[0]
+    if wish.least_nodes == 1 and shape.world <= 16:
+        gpus = int(rng.choice([size for size in sizes if size > 2] or sizes))
+    nics = [nics for nics in (gpus // 4, gpus // 2, gpus, gpus) if nics >= wish.least_nics]
+    nics = [number for number in nics if number] or [gpus]
     rate = rng.choice([2.2e10, 4.2e10]) if wish.slow_network else rng.choice([4.2e10, 4.4e10])
     chip = CHIPS[str(rng.choice(wish.chips))]
     num_nodes = -(-shape.world // gpus)
@@ -93,14 +97,17 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
     """Return a job of this layout; its iterations are as many as a case may hold."""
     if wish.host_bound:
         hidden, sequence, most_layers = int(rng.choice([768, 1024])), 1024, 4
+        batch = 1
+        most_layers = 2 if shape.world > 8 else most_layers
     else:
         hidden = int(rng.choice([3072, 4096, 5120, 6144]))
         hidden = hidden * (2 if shape.tp >= 4 else 1)
         sequence, most_layers = int(rng.choice([2048, 4096])), 2
         sequence *= 2 if shape.cp > 1 else 1
+        batch = int(rng.choice([2, 4]))
     layers = int(rng.integers(1, most_layers + 1))
     layers = 1 if shape.vpp > 1 or shape.world > 24 else max(layers, 2 if wish.host_bound else 1)
-    count = shape.pp * int(rng.integers(2, 4)) if shape.pp > 1 else int(rng.integers(1, 5))
+    count = shape.pp * int(rng.integers(2, 4)) if shape.pp > 1 else int(rng.integers(2, 5))
     count = shape.pp * 2 if shape.pp > 2 or shape.world > 24 else count
     share = rng.uniform(*NATURAL_END) if shape.pp > 1 else rng.uniform(0.1, 0.9)
     vocabulary = int(12 * hidden * layers * share) // 128 * 128
@@ -110,7 +117,7 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
         + KERNELS_OF_ENDS
     )
     most = int(np.clip(KERNELS_A_CASE // kernels, 3, 24))
-    num = max(min(wish.least_iterations, 24), int(round(most * rng.uniform(0.6, 1.0))))
+    num = max(min(wish.least_iterations, 24), round(most * rng.uniform(0.6, 1.0)))
     distributed = bool(rng.random() < 0.6)
     return Job(
         shape=shape,
@@ -119,6 +126,7 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
         iterations=numbers(num, wish, rng),
         hidden=hidden,
         sequence=sequence,
+        batch=batch,
         vocabulary=vocabulary,
         num_experts=2 * shape.ep if shape.ep > 1 else 0,
         recompute=recompute,
@@ -139,6 +147,16 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
         evaluate_every=int(rng.choice([0, 0, 0, 0, 4])),
         collect_every=int(rng.choice([0, 0, 0, 6])),
     )
+
+
+def nominal_ms(job: Job, cluster: Cluster) -> float:
+    """Estimate how long an iteration takes: the longer of computing and launching, and a bubble."""
+    shape = job.shape
+    layers = sum(job.stage_layers) / shape.pp
+    operations = 72.0 * job.tokens * job.hidden**2 * layers / shape.tp
+    device = operations / cluster.chip.flops * 1e3 * (1.33 if job.recompute else 1.0)
+    host = layers * (KERNELS_A_LAYER * job.launch_us + 4 * job.module_us) / 1e3
+    return max(device, host) * (job.num_microbatches + shape.pp - 1)
 
 
 def numbers(count: int, wish: Wish, rng: np.random.Generator) -> tuple[int, ...]:

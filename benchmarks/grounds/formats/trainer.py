@@ -192,7 +192,7 @@ class Trainer:
             self.program.spans.append(
                 SpanPlan(self.rank, "batch-generator", "data", number, number, microbatch, chunk)
             )
-        self.collective("tp", "broadcast", 8 * self.job.sequence * 2, rooted=True)
+        self.collective("tp", "broadcast", 16 * self.job.sequence * self.job.batch, rooted=True)
 
     def forward(self, microbatch: int, chunk: int) -> None:
         """Run one microbatch forward through one chunk."""
@@ -320,5 +320,3 @@ class Trainer:
         self.sync()
         finish = self.mark()
         self.span("iteration", begin, finish, kind="iteration")
-
-

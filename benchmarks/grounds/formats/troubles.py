@@ -49,7 +49,7 @@ class Trouble:
         if self.kind == "nvlink" and len(self.touched) == 2:
             return Links(of_pair={(self.touched[0], self.touched[1]): self.factor})
         if self.kind in ("nvlink", "pcie"):
-            return Links(of_gpu={rank: self.factor for rank in self.touched})
+            return Links(of_gpu=dict.fromkeys(self.touched, self.factor))
         nics = {cluster.nic_of(rank) for rank in range(cluster.num_ranks)}
         if self.kind in ("nic", "lossy"):
             return Links(of_nic={nic: self.factor for nic in nics if nic[0] == self.node})
@@ -116,9 +116,7 @@ class Effects:
                 factors *= np.where(mine & known.is_expert, one.factor, 1.0)
         return factors
 
-    def host(
-        self, iteration: int, known: Layer, host_ns: Floats
-    ) -> tuple[Floats, dict[int, str]]:
+    def host(self, iteration: int, known: Layer, host_ns: Floats) -> tuple[Floats, dict[int, str]]:
         """Return what the host operations cost with it all, and which pauses have a name."""
         changed, notes = host_ns.copy(), dict[int, str]()
         for number, one in enumerate(self.troubles):

@@ -61,7 +61,7 @@ class Run:
 
     @property
     def iteration_times(self) -> Floats:
-        """Return how long each iteration took, from the first rank's begin to the last one's end."""
+        """Return how long each iteration took, from the first begin to the last end."""
         return np.asarray(self.end_ns.max(1) - self.begin_ns.min(1))
 
 
