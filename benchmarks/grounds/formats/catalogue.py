@@ -23,6 +23,8 @@ from benchmarks.grounds.ground import Case, Planted
 
 GROUND = "formats"
 FORMATS = ("rank_files", "original", "kineto")
+PROFILED, PROFILED_SHARES = ("all", "trimmed", "device"), (0.7, 0.15, 0.15)
+"""Everything; that without operators, which somebody took out; or by a profiler of the device."""
 FIRST_SEED, SEEDS_A_DRAW = 61_000, 1_000
 
 
@@ -94,7 +96,7 @@ FAULTS = (
           wish=replace(HOSTS, shapes="rails", least_nics=4)),
     Entry(family="host_cpu", causes=(_cause("host_cpu", factor=(1.3, 2.0)),), wish=BUSY_HOSTS),
     Entry(family="host_cpu", causes=(_cause("host_cpu", factor=(1.6, 3.0)),),
-          wish=replace(BUSY_HOSTS, shapes="medium", least_iterations=3)),
+          wish=replace(BUSY_HOSTS, shapes="lean", least_iterations=3)),
     Entry(family="neighbour", causes=(
         _cause("neighbour", factor=(4.0, 12.0), stand=(0.02, 0.06)),), wish=BUSY_HOSTS),
     Entry(family="host_memory", causes=(
@@ -140,7 +142,8 @@ SOUND = (
     Entry(family="look_alike: pauses", wish=LONG,
           habits=(("checkpoint_every", 3), ("evaluate_every", 4), ("collect_every", 2))),
     Entry(family="look_alike: host-bound", wish=BUSY_HOSTS),
-    Entry(family="look_alike: host-bound", wish=replace(BUSY_HOSTS, shapes="medium"),
+    Entry(family="look_alike: host-bound",
+          wish=replace(BUSY_HOSTS, shapes="lean", least_iterations=3),
           habits=(("host_noise", 0.35),)),
     Entry(family="look_alike: noisy kernels", wish=Wish(shapes="small"),
           habits=(("kernel_noise", 0.05),)),
@@ -234,8 +237,10 @@ def style_of(case: Case) -> Style:
     """Return how a case is written."""
     rng = np.random.default_rng((case.seed, 14))
     job = world_of(case).job
-    operators = bool(rng.random() < 0.7)
-    interleaved = job.shape.vpp > 1
+    shape, interleaved = job.shape, job.shape.vpp > 1
+    head = bool(rng.random() < 0.3) or interleaved
+    has_little = shape.pp == 1 or interleaved or (head and shape.tp == 1)
+    profiled = str(rng.choice(PROFILED, p=PROFILED_SHARES))
     return Style(
         format=FORMATS[(case.seed - FIRST_SEED - case.draw * SEEDS_A_DRAW) % len(FORMATS)],
         rank_files=RankFileStyle(
@@ -243,13 +248,11 @@ def style_of(case: Case) -> Style:
             counters=bool(rng.random() < 0.4),
             packed=bool(rng.random() < 0.5 and job.varied_lengths > 0),
         ),
-        original=OriginalStyle(
-            head=bool(rng.random() < 0.3) or interleaved,
-            full=bool(rng.random() < 0.75) or job.shape.pp == 1 or interleaved,
-        ),
+        original=OriginalStyle(head=head, full=bool(rng.random() < 0.75) or has_little),
         profile=ProfileStyle(
-            operators=operators,
-            steps=operators or bool(rng.random() < 0.5),
+            operators=profiled == "all",
+            steps=profiled != "device",
+            arguments=profiled != "device",
             descriptions=bool(rng.random() < 0.8),
             base=str(rng.choice(["absolute", "common", "common", "own"])),
         ),

@@ -59,8 +59,7 @@ def slowness(case: Case) -> Floats:
     """
     world = world_of(case)
     chips = Chips(world.job, world.seed, world.job.chip_spread)
-    even = replace(world, troubles=())
-    return pass_times(world, chips) / pass_times(even, None)
+    return pass_times(world, chips) / pass_times(world.sound(), None)
 
 
 def write_varied(case: Case, variation: Variation, directory: Path | None) -> Floats:

@@ -38,13 +38,16 @@ DESCRIPTIONS = {
     "embd": "EMBEDDING_GROUP",
 }
 KERNELS = {
-    "all_reduce": ("ncclDevKernel_AllReduce_Sum_{}_RING_LL", "allreduce"),
-    "all_gather": ("ncclDevKernel_AllGather_RING_LL", "_allgather_base"),
-    "reduce_scatter": ("ncclDevKernel_ReduceScatter_Sum_{}_RING_LL", "_reduce_scatter_base"),
-    "all_to_all": ("ncclDevKernel_SendRecv", "all_to_allv"),
-    "broadcast": ("ncclDevKernel_Broadcast_RING_LL", "broadcast"),
-    "barrier": ("ncclDevKernel_AllReduce_Sum_i8_RING_LL", "allreduce"),
-}
+    "all_reduce": ("AllReduce_Sum_{}_RING_LL", "allreduce", "all_reduce"),
+    "all_gather": ("AllGather_RING_LL", "_allgather_base", "_all_gather_base"),
+    "reduce_scatter": (
+        "ReduceScatter_Sum_{}_RING_LL", "_reduce_scatter_base", "_reduce_scatter_base"
+    ),
+    "all_to_all": ("SendRecv", "all_to_allv", "all_to_all"),
+    "broadcast": ("Broadcast_RING_LL", "broadcast", "broadcast"),
+    "barrier": ("AllReduce_Sum_i8_RING_LL", "allreduce", "all_reduce_barrier"),
+}  # fmt: skip
+"""An operation's kernel, its name in the kernel's arguments, and around its launch."""
 NCCL_ARGUMENT = "(ncclDevKernelArgsStorage<4096ul>)"
 USER_BUFFERS = "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int, int, int, int, int, void**)"
 
@@ -58,6 +61,7 @@ class ProfileStyle:
 
     operators: bool = True
     steps: bool = True
+    arguments: bool = True  # only a profiler that records operators knows what NCCL's kernels move
     descriptions: bool = True
     base: str = "common"
 
@@ -287,8 +291,8 @@ class _Profile:
             described = "nccl:coalesced" if one.synchronous else f"nccl:{messages[0].op}"
             arguments = Event() if one.synchronous else self._of_message(made, messages[0])
         else:
-            kernel, described = KERNELS[made.op]
-            name = kernel.format(_dtype(made)[1]) + NCCL_ARGUMENT
+            kernel, _, described = KERNELS[made.op]
+            name = f"ncclDevKernel_{kernel.format(_dtype(made)[1])}{NCCL_ARGUMENT}"
             described, arguments = f"nccl:{described}", self._of_collective(made)
         correlation, launched = self._launch(thread, began, now, "cudaLaunchKernelExC")
         if self.style.operators and described == "nccl:coalesced":
@@ -300,7 +304,8 @@ class _Profile:
             "External id": correlation - 1, "queued": 0, "device": self.device, "context": 1,
             "stream": stream, "correlation": correlation, "registers per thread": 96,
             "shared memory": 82_240, "blocks per SM": 0.121, "warps per SM": 1.94,
-            "grid": [16, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %": 0, **arguments,
+            "grid": [16, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %": 0,
+            **(arguments if self.style.arguments else {}),
         }, on_device=True)  # fmt: skip
 
     def _note(

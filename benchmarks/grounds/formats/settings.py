@@ -9,9 +9,11 @@ import numpy as np
 from benchmarks.grounds.formats.hardware import CHIPS, Cluster
 from benchmarks.grounds.formats.job import Job, Shape
 
-KERNELS_A_CASE = 17_000
+CHIP_SPREADS = (0.2, 0.2, 0.2, 0.15, 0.15, 0.06, 0.04)
+LAUNCHES_A_CASE = 18_000
 KERNELS_A_LAYER, KERNELS_AGAIN, KERNELS_OF_ENDS = 20, 8, 14
-NATURAL_END = (0.04, 0.16)  # work of the output layer as a share of a stage's layers
+HOST_BOUND_SHARE = 0.12  # of jobs whose case does not ask for it
+NATURAL_END = (0.04, 0.2)  # work of the output layer as a share of a stage's layers
 
 SHAPES = {
     "pair": (Shape(dp=2), Shape(tp=2), Shape(pp=2)),
@@ -24,6 +26,10 @@ SHAPES = {
         Shape(dp=16), Shape(tp=2, dp=8), Shape(tp=4, dp=4), Shape(tp=2, dp=4, pp=2),
         Shape(tp=4, dp=2, pp=2), Shape(tp=2, dp=2, pp=4), Shape(dp=4, pp=4), Shape(tp=8, dp=2),
         Shape(dp=4, pp=4, vpp=2), Shape(tp=2, dp=4, pp=2, vpp=2), Shape(dp=8, pp=2),
+    ),
+    "lean": (
+        Shape(dp=16), Shape(tp=2, dp=8), Shape(tp=2, dp=4, pp=2), Shape(dp=8, pp=2),
+        Shape(dp=4, pp=4), Shape(dp=4, pp=4, vpp=2),
     ),
     "large": (
         Shape(tp=4, dp=4, pp=2), Shape(tp=4, dp=8), Shape(dp=32), Shape(tp=8, dp=2, pp=2),
@@ -81,8 +87,8 @@ def cluster_for(wish: Wish, shape: Shape, rng: np.random.Generator) -> Cluster:
     gpus = sizes[0]
     if wish.least_nodes == 1 and shape.world <= 16:
         gpus = int(rng.choice([size for size in sizes if size > 2] or sizes))
-    nics = [nics for nics in (gpus // 4, gpus // 2, gpus, gpus) if nics >= wish.least_nics]
-    nics = [number for number in nics if number] or [gpus]
+    few = gpus // 4 if shape.tp == 1 else gpus
+    nics = [each for each in (few, gpus // 2, gpus, gpus) if each >= wish.least_nics] or [gpus]
     rate = rng.choice([2.2e10, 4.2e10]) if wish.slow_network else rng.choice([4.2e10, 4.4e10])
     chip = CHIPS[str(rng.choice(wish.chips))]
     num_nodes = -(-shape.world // gpus)
@@ -95,7 +101,9 @@ def cluster_for(wish: Wish, shape: Shape, rng: np.random.Generator) -> Cluster:
 
 def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool) -> Job:
     """Return a job of this layout; its iterations are as many as a case may hold."""
-    if wish.host_bound:
+    is_plain = shape.tp * shape.cp * shape.ep == 1
+    host_bound = wish.host_bound or (bool(rng.random() < HOST_BOUND_SHARE) and is_plain)
+    if host_bound:
         hidden, sequence, most_layers = int(rng.choice([768, 1024])), 1024, 4
         batch = 1
         most_layers = 2 if shape.world > 8 else most_layers
@@ -105,18 +113,12 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
         sequence, most_layers = int(rng.choice([2048, 4096])), 2
         sequence *= 2 if shape.cp > 1 else 1
         batch = int(rng.choice([2, 4]))
-    layers = int(rng.integers(1, most_layers + 1))
-    layers = 1 if shape.vpp > 1 or shape.world > 24 else max(layers, 2 if wish.host_bound else 1)
-    count = shape.pp * int(rng.integers(2, 4)) if shape.pp > 1 else int(rng.integers(2, 5))
-    count = shape.pp * 2 if shape.pp > 2 or shape.world > 24 else count
+    recompute = bool(rng.random() < 0.2)
+    layers, count = _size(wish, shape, rng, most_layers, recompute=recompute)
     share = rng.uniform(*NATURAL_END) if shape.pp > 1 else rng.uniform(0.1, 0.9)
     vocabulary = int(12 * hidden * layers * share) // 128 * 128
-    recompute = bool(rng.random() < 0.2)
-    kernels = shape.world * (
-        count * (shape.vpp * layers * (KERNELS_A_LAYER + recompute * KERNELS_AGAIN) + 2)
-        + KERNELS_OF_ENDS
-    )
-    most = int(np.clip(KERNELS_A_CASE // kernels, 3, 24))
+    launches = _launches(shape, layers, count, recompute=recompute)
+    most = int(np.clip(LAUNCHES_A_CASE // launches, 3, 24))
     num = max(min(wish.least_iterations, 24), round(most * rng.uniform(0.6, 1.0)))
     distributed = bool(rng.random() < 0.6)
     return Job(
@@ -136,17 +138,41 @@ def job_for(wish: Wish, shape: Shape, rng: np.random.Generator, *, barrier: bool
         loss_reduced=bool(rng.random() < 0.4),
         barrier=barrier,
         hidden_tp=bool(shape.tp > 1 and shape.ep == 1 and rng.random() < 0.12),
-        launch_us=float(rng.uniform(8, 11) if wish.host_bound else rng.uniform(3.5, 5.5)),
-        module_us=float(rng.uniform(45, 70) if wish.host_bound else rng.uniform(8, 20)),
+        launch_us=float(rng.uniform(8, 11) if host_bound else rng.uniform(3.5, 5.5)),
+        module_us=float(rng.uniform(45, 70) if host_bound else rng.uniform(8, 20)),
         loader_us=float(rng.uniform(150, 500)),
         kernel_noise=float(rng.uniform(0.006, 0.02)),
-        chip_spread=float(rng.choice([0.005, 0.01, 0.01, 0.02])),
+        chip_spread=float(rng.choice([0.005, 0.01, 0.01, 0.02, 0.02, 0.03, 0.05], p=CHIP_SPREADS)),
         host_noise=float(rng.uniform(0.1, 0.25)),
-        varied_lengths=float(rng.choice([0, 0, 0, 0.03, 0.1])),
+        varied_lengths=float(rng.choice([0, 0, 0, 0.03, 0.1, 0.25])),
         checkpoint_every=int(rng.choice([0, 0, 0, 5])),
         evaluate_every=int(rng.choice([0, 0, 0, 0, 4])),
         collect_every=int(rng.choice([0, 0, 0, 6])),
     )
+
+
+def _launches(shape: Shape, layers: int, count: int, *, recompute: bool) -> int:
+    """Return about how many kernels and communications all ranks launch in an iteration."""
+    shared = (shape.tp > 1) + (shape.cp > 1) + (shape.ep > 1)
+    a_layer = KERNELS_A_LAYER + 4 * shared + recompute * (KERNELS_AGAIN + 2 * shared)
+    return shape.world * (count * shape.vpp * (layers * a_layer + 4) + KERNELS_OF_ENDS)
+
+
+def _size(
+    wish: Wish, shape: Shape, rng: np.random.Generator, most_layers: int, *, recompute: bool
+) -> tuple[int, int]:
+    """Return layers a chunk and microbatches, few enough for the iterations that are asked for."""
+    layers = int(rng.integers(1 if most_layers < 3 else 2, most_layers + 1))
+    least = shape.pp * 2 if shape.pp > 1 else 2
+    more = {1: 1, 2: 2}.get(shape.pp, 0) if shape.vpp == 1 else 0
+    count = least + more * int(rng.integers(0, 3))
+    while (
+        layers > 1
+        and _launches(shape, layers, count, recompute=recompute) * (wish.least_iterations)
+        > LAUNCHES_A_CASE
+    ):
+        layers -= 1
+    return layers, count
 
 
 def nominal_ms(job: Job, cluster: Cluster) -> float:
