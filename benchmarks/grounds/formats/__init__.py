@@ -20,9 +20,9 @@ communications end when all have joined and the data is through.
     settings.py    draws layouts, models and clusters
     causes.py      places causes, and says who may be named for them
     catalogue.py   all cases
-    ground.py      the interface: cases, write, slowness, write_varied
+    interface.py   what every ground offers: cases, write, slowness, write_varied
 """
 
-from benchmarks.grounds.formats.ground import cases, slowness, write, write_varied
+from benchmarks.grounds.formats.interface import cases, slowness, write, write_varied
 
 __all__ = ["cases", "slowness", "write", "write_varied"]

@@ -82,7 +82,7 @@ FAULTS = (
     Entry(family="nvlink", causes=(_cause("nvlink", factor=(1.5, 4.0)),),
           wish=Wish(shapes="tensor")),
     Entry(family="nvlink", causes=(_cause("nvlink", factor=(2.0, 6.0)),),
-          wish=Wish(shapes="experts")),
+          wish=Wish(shapes="experts", experts_inside=True)),
     Entry(family="pcie", causes=(_cause("pcie", factor=(2.0, 4.0)),),
           wish=Wish(shapes="tensor", chips=("l40",))),
     Entry(family="nic", causes=(_cause("nic", factor=(2.0, 2.0)),), wish=HOSTS),
@@ -244,7 +244,7 @@ def style_of(case: Case) -> Style:
     return Style(
         format=FORMATS[(case.seed - FIRST_SEED - case.draw * SEEDS_A_DRAW) % len(FORMATS)],
         rank_files=RankFileStyle(
-            full=bool(rng.random() < 0.75),
+            full=bool(rng.random() < 0.65),
             counters=bool(rng.random() < 0.4),
             packed=bool(rng.random() < 0.5 and job.varied_lengths > 0),
         ),

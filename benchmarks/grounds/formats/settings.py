@@ -70,6 +70,7 @@ class Wish:
     gaps: bool = False
     pcie_node: bool = False
     slow_network: bool = False
+    experts_inside: bool = False  # a group of experts stays on a node
 
 
 def shape_for(wish: Wish, rng: np.random.Generator) -> Shape:
@@ -81,6 +82,7 @@ def shape_for(wish: Wish, rng: np.random.Generator) -> Shape:
 def cluster_for(wish: Wish, shape: Shape, rng: np.random.Generator) -> Cluster:
     """Return a cluster with enough nodes."""
     inner = max(shape.tp * shape.cp, 2)  # what talks most stays on one node
+    inner = max(inner, shape.ep) if wish.experts_inside else inner
     sizes = [
         size for size in (8, 4, 2) if size >= inner and -(-shape.world // size) >= wish.least_nodes
     ] or [inner]
