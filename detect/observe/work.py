@@ -105,6 +105,9 @@ LAYER_NAMES = {
 }
 _HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
 _NEVER = np.iinfo(np.int64).max
+_RANKS_THAT_TELL = 32
+"""Ranks whose layers are compared, of all stages together: which layers a rank has is decided by
+its stage, so a few of each tell as much as thousands, and are quickly looked at one by one."""
 
 
 def layer_spans(index: SpanIndex) -> Flags:
@@ -324,16 +327,16 @@ class Layers:
         )
 
 
-def layers_of(layers: Layers, shape: tuple[int, int]) -> Work | None:
+def layers_of(layers: Layers, stage: Integers, shape: tuple[int, int]) -> Work | None:
     """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
-    unlike.
+    unlike. `stage` is (rank,).
     """
     time_ns = layers.time_ns
     if not len(time_ns):
         return None
     if layers.entangled is not None:
         time_ns = own_times(layers.entangled, layers.samples.phase, time_ns).time_ns
-    if not _layers_alike(layers, time_ns):
+    if not _layers_alike(layers, stage, time_ns):
         return None
     work = work_of(layers.samples, time_ns, shape)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
@@ -345,12 +348,12 @@ def layers_of(layers: Layers, shape: tuple[int, int]) -> Work | None:
     )
 
 
-def _layers_alike(layers: Layers, time_ns: Floats) -> bool:
+def _layers_alike(layers: Layers, stage: Integers, time_ns: Floats) -> bool:
     """Return False when layers of one rank differ by 15 % and more (dense and expert layers
     mixed).
     """
     row = layers.samples.row
-    few = np.flatnonzero(layers.is_forward & (row < 32))  # a few stages' worth of ranks tells
+    few = np.flatnonzero(layers.is_forward & _few_of_each(stage)[row])
     row, time_ns, layer = row[few], time_ns[few], layers.number[few]
     for one in np.unique(row).tolist():
         mine = row == one
@@ -358,6 +361,16 @@ def _layers_alike(layers: Layers, time_ns: Floats) -> bool:
         if max(medians) > PASSES.layers_alike_ratio * min(medians):
             return False
     return True
+
+
+def _few_of_each(stage: Integers) -> Flags:
+    """Return which ranks, (rank,), are among the first of their stage; as many of each stage."""
+    stages = np.unique(stage)
+    num_of_each = -(-_RANKS_THAT_TELL // len(stages))
+    chosen = np.zeros(len(stage), dtype=bool)
+    for one in stages.tolist():
+        chosen[np.flatnonzero(stage == one)[:num_of_each]] = True
+    return chosen
 
 
 @dataclass(frozen=True)
