@@ -241,9 +241,12 @@ class FileRuns:
         ]
 
 
-def read_rank_files(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
-    """Read all runs of all files, the files side by side; by threads of this process."""
-    here = workers if isinstance(workers, Here) else Here()
+def read_rank_files(paths: Sequence[Path], here: Here | None = None) -> list[Segment]:
+    """Read all runs of all files, the files side by side, by threads of this process.
+
+    Other workers read rank files by shards: `keep_rank_files`.
+    """
+    here = here or Here()
     batches = list(file_batches(paths, _TOGETHER_BYTES, _SHORT_BYTES))
     num_threads = (here.num_threads or num_workers()) // max(len(batches), 1)
     read = partial(_read_batch, num_threads=num_threads)
