@@ -6,7 +6,8 @@
 
 What is asked of single spans, most of all what lies in what, needs one rank's spans only. Whoever
 has the spans answers it and hands over an array of a few numbers a pass, a layer, a module that
-waits inside: a tenth of the bytes of the spans. What is typical of all ranks is found afterwards.
+waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a job of 64 ranks in
+benchmarks/results/detection_scale.md). What is typical of all ranks is found afterwards.
 Facts of all ranks are the same to the bit however the ranks were divided.
 """
 
