@@ -141,7 +141,9 @@ def is_mark(events: pa.Table) -> Flags:
 class Segment:
     """Finished windows of one rank and run, from one file.
 
-    `spans` has schema TRACE_SCHEMA with `start_ns` in unix time by the rank's clock, in any order.
+    `spans` has `start_ns` in unix time by the rank's clock. As read, these are all spans of the
+    windows, in TRACE_SCHEMA and any order. Once `stays` says where all spans are kept, they are
+    only the ends among them, ordered by start, which is all that is handed on (`settled_shard`).
     `notes` are sentences about what was left out.
     """
 
@@ -152,7 +154,7 @@ class Segment:
     num_unfinished_spans: int = 0
     notes: tuple[str, ...] = ()
     stays: tuple[Stay, ...] = ()
-    """Where the spans are, of which `spans` are then the ends; stretches in the order of time."""
+    """Where all spans are kept, stretches in the order of time; () as long as `spans` has them."""
 
 
 def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:

@@ -205,7 +205,8 @@ def _blocks(path: Path) -> Iterator[EventBlock]:
             raise InputError(f"{path} is cut off inside its compressed data; {AGAIN}")
         end = bytes(block.text[-8:]).strip() or end
         if events is not None:
-            for damage in events.damages:
+            if events.damages:
+                damage = events.damages[0]
                 raise InputError(f"{path}: line {damage.line} {damage.reason}; {AGAIN}")
             yield events
     if not end.endswith((b"]", b"]}")):
@@ -230,7 +231,9 @@ class _JsonReading:
             return
         table = rows_of(table, rows)
         spans = span_columns(table, _COLUMNS)
-        for row, reason in faulty_rows(spans, table, rank=None):
+        faults = faulty_rows(spans, table, rank=None)
+        if faults:
+            row, reason = faults[0]
             line = events.numbers[int(rows[row])]
             raise InputError(f"{self._path}: line {line} {reason}; {AGAIN}")
         self._spans.append(shifted(spans, record.origin_ns))
