@@ -142,3 +142,17 @@ def test_modules_of_a_layer_follow_each_other():
         "mlp-backward",
         "moe-backward",
     }
+
+
+def test_who_reads_what_a_span_counts_as_is_said():
+    """`CountsAs` says of each member whether it is read: these are, no others."""
+    packages = ("megascan", "aggregate", "detect", "megascope", "training")
+    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    read = {
+        node.attr
+        for path in sources
+        if path != Path(vocabulary.__file__)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "CountsAs"
+    }
+    assert read == {"PASS", "LAYER", "MODULE"}, "say in CountsAs who reads what, then here"
