@@ -216,7 +216,7 @@ def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
     """Return (domain,) first level that joins a domain to its reference; -1 without one.
 
-    A reference itself counts where it first joins anybody.
+    A reference itself counts where it first joins any other domain.
     """
     num_levels, num_domains = set_at_level.shape
     level = np.full(num_domains, -1, dtype=np.int64)

@@ -16,8 +16,8 @@ of them be read one by one, where it is named or left out.
     cuts                   ╵           ╵                  every some MB
     stretch  ├──────────────┤├──────────┤├────────────┤   from window to window
 
-Each stretch is read by whoever is free, who finds its borders himself: the ends of the first
-windows behind the cuts. So nobody holds all of a large file, and many may work on it.
+Each stretch is read by any worker that is free, which finds its borders by itself: the ends of the
+first windows behind the cuts. So no worker holds all of a large file, and many may work on it.
 
 What a stretch cannot know is what stands before it. It is read as if the file's first header were
 in force; whatever is out of the ordinary in one of them (a second run, damage, which is named by

@@ -158,8 +158,11 @@ class Segment:
 
 
 def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:
-    """Return all spans of some segments, the shard of a number, as one table, and the segments with
-    the ends only.
+    """Make the shard of this number out of segments as read: one table of all their spans, for the
+    worker to keep, and the segments to hand on, which keep the ends and say where the rest stays.
+
+    Example: segments of 10 and 20 spans with 2 and 3 ends give a table of 30 rows, and segments
+    with `spans` of 2 and 3 rows that stay at rows 0 to 10 and 10 to 30 of the shard.
     """
     ordered = sorted(segments, key=lambda one: (one.header.run_id, one.header.rank))
     several = ordered and ordered[0].header.run_id != ordered[-1].header.run_id

@@ -350,8 +350,8 @@ def _chain(tags: Integers, end: Integers) -> Integers:
     """Return places in `tags` that are reached from the first when each leads to the one at its
     `end`.
 
-    Where a packet ends is known only once its own begin is; so the steps are doubled: who is
-    reached by 1, 2, 4, … of them.
+    Where a packet ends is known only once its own begin is; so the steps are doubled: places that
+    are reached by 1, 2, 4, … of them.
     """
     stop = len(tags)
     place = np.searchsorted(tags, end)
