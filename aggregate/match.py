@@ -206,7 +206,7 @@ class _Groups:
     members: Integers
     num_ranks: int
     alone: Flags
-    """Groups of several ranks of which the trace has one: its spans have no counterpart."""
+    """Groups of several ranks of which the trace has one: its spans have nobody to match."""
     notes: tuple[str, ...]
 
     @classmethod

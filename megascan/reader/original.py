@@ -4,7 +4,7 @@
     fold              pair begins with ends, step by step, without a loop over records
     original_spans    scopes in our columns; OPERATIONS says what each name is in our words
     read_original     all files: the smallest layout that fits them, steps on a common axis
-    keep_original     the same by shards: scopes, and then spans, stay with their readers
+    keep_original     the same by shards: scopes, and then spans, stay with those who read them
 
 Each rank's times count from its own step begin, so steps are put on a common axis by their index:
 step k begins where step k - 1 ends (its longest wall time over ranks) plus the longest pause before
