@@ -1,8 +1,8 @@
 """Find what ties clocks together: the ends of collectives, and bounds from messages.
 
 No member leaves a collective before its last member has arrived, so its ends lie together on a
-common clock, whoever was late. Starts carry the lateness and are never used. Operations with a
-root are left out: the source of a broadcast need not wait for anyone.
+common clock, whichever was late. Starts carry the lateness and are never used. Operations with a
+root are left out: the source of a broadcast need not wait for any other rank.
 
 For a message it is only certain that the receive ends after the send started. The fastest messages
 of an iteration in both directions bound the difference of two clocks from both sides, and the

@@ -2,12 +2,12 @@
 
 `Ties` are what ties the clocks of a trace together, and into which sets (`components`).
 
-A receive ends after its send started; a collective that joins all its ranks lets nobody leave
+A receive ends after its send started; a collective that joins all its ranks lets none leave
 before the last member has entered. So on a common clock
 
     start on the one rank  ≤  end on the other            for every pair of members
 
-whoever was late or slow: a late start makes the bound looser, never wrong. These inequalities do
+whichever was late or slow: a late start makes the bound looser, never wrong. These inequalities do
 not estimate clocks. They show when an estimate cannot be right, and how far it must be off:
 
     rank i   ├── all_reduce ──┤                     fitted clocks: i leaves before j has entered,

@@ -71,7 +71,10 @@ from megascan.arrays import (
 from megascan.header import RankHeader
 from megascan.timeline import ClockFit, narrow, numbers, shifted
 
+LARGEST_DRIFT_ERROR = 10e-6
+"""A drift whose standard error is larger is not claimed but set to 0 (a ratio)."""
 _QUANTILE = 0.99
+_WORTH_A_NOTE_NS = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +216,7 @@ def _joined(sets: Integers, links: Integers, num_domains: int) -> Integers:
 def _levels(set_at_level: Integers, references: Integers) -> Integers:
     """Return (domain,) first level that joins a domain to its reference; -1 without one.
 
-    A reference itself counts where it first joins anybody.
+    A reference itself counts where it first joins any other domain.
     """
     num_levels, num_domains = set_at_level.shape
     level = np.full(num_domains, -1, dtype=np.int64)
@@ -256,15 +259,19 @@ def ordering_shift(accuracy: Accuracy, orders: Orders, delay_ns: Floats) -> Floa
 def order_shifts(
     source: Integers, destination: Integers, delay_ns: Floats, limit_ns: Floats
 ) -> Floats:
-    """Return (domain,) smallest shifts that let each late time come after its early one.
+    """Return (domain,) shifts, about as small as can be, that let each late time come after its
+    early one, as far as the error bars allow.
 
     source, destination  (order,) clock domains of the early and the late time
     delay_ns             (order,) late time minus early one on the fitted clocks
     limit_ns             (domain,) error bar; no clock moves further than that
 
     Each pair of domains gives one bound, shift[destination] − shift[source] ≥ −delay: that of the
-    third-worst, so that one or two bad matches move nothing. Bounds are met by relaxation: every
-    violated one pulls both its domains by half of what is missing.
+    third-worst, so that one or two bad matches move nothing. Bounds are met by relaxation: in each
+    round every violated one asks both its domains to move by half of what is missing, a domain
+    moves by the mean of what it is asked for, and is put back where that leaves its error bar.
+    Starting from nothing, this comes near the smallest shifts but need not reach them. It ends when
+    less than 1 ns is missing, or after _ORDERING_ROUNDS: what is missing then stays.
     """
     shift = np.zeros(len(limit_ns))
     bounds = _bounds(source, destination, delay_ns)
@@ -295,9 +302,6 @@ def _bounds(
     enough = group_lengths(starts, len(rows)) >= BELIEVED_VIOLATION
     worst = order[chosen[enough]]
     return source[worst], destination[worst], -delay_ns[worst].astype(np.float64)
-
-
-_WORTH_A_NOTE_NS = 1e3
 
 
 def fit_method(ties: Ties, lines: Lines, component: Integers) -> str:
@@ -390,8 +394,6 @@ def order_notes(shift_ns: Floats, remaining: Contradictions) -> tuple[str, ...]:
     return tuple(notes)
 
 
-LARGEST_DRIFT_ERROR = 10e-6
-"""A drift whose standard error is larger is not claimed but set to 0 (a ratio)."""
 _GROSS_SIGMAS = 5.0
 
 

@@ -37,8 +37,9 @@ __all__ = ["Cluster", "connect"]
 Result = TypeVar("Result")
 Table = TypeVar("Table")
 
-_WORTH_THE_SAME = ("numpy", "pyarrow", "isal", "perfetto")
-"""Packages whose version may change a byte of the output."""
+_EQUAL_EVERYWHERE = ("numpy", "pyarrow", "isal", "perfetto")
+"""Packages whose version may change a byte of the output: workers need the versions of this
+process."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class WorkerView:
 def look(paths: Sequence[Path]) -> WorkerView:
     """Return what this process has and sees."""
     versions = {"MegaScan's schema": str(SCHEMA_VERSION)}
-    for name in _WORTH_THE_SAME:
+    for name in _EQUAL_EVERYWHERE:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -70,8 +71,10 @@ def second(pair: tuple[object, Result]) -> Result:
     return pair[1]
 
 
-def submitted(work: Callable[..., Result], *arguments: object) -> Result:
-    """Do a piece of work; its futures are tables by now."""
+def run_on_worker(work: Callable[..., Result], *arguments: object) -> Result:
+    """Do a piece of work, on a worker: Dask has put tables in the place of the futures that were
+    submitted as its arguments.
+    """
     return work(*arguments)
 
 
@@ -207,7 +210,7 @@ class Cluster:
         waiting: deque[Future] = deque()
         for work, task in tasks:
             arguments = [one.future if isinstance(one, _Remote) else one for one in task]
-            waiting.append(self._submit(submitted, work, *arguments))
+            waiting.append(self._submit(run_on_worker, work, *arguments))
             if len(waiting) >= most:
                 yield waiting.popleft()
         while waiting:

@@ -1,7 +1,7 @@
 """Split communication into wait and transfer, and take it out of the spans around it.
 
-Who was last is known where all ranks are seen together (`split_waits`, of the ends of a trace);
-self times need one rank only (`decompose`, of a shard).
+Which member was last is known where all ranks are seen together (`split_waits`, of the ends of a
+trace); self times need one rank only (`decompose`, of a shard).
 
     own start          last member's start          end
         ├──── wait ────────────┼───── transfer ──────┤
@@ -12,14 +12,14 @@ send until the receive was posted. Where the last start lies on another clock an
 than the error bar of the two clocks, no wait is claimed and all of the span is transfer; where
 nothing links the two clocks, or the end is only a bound, neither is claimed (-1).
 
-Nobody waits for a member that comes after he has left:
+No rank waits for a member that comes after it has left:
 
     send       ├──────┤                     buffered: it has not waited for the receive at all
     receive                 ├──────────┤
     broadcast  ├──────────┤    ╷            the last member that came before the end counts,
     broadcast      ├──────┤    ╷            although only the root can be waited for
     broadcast                  ├───┤
-    all_reduce ├──────┤                     impossible: nobody leaves before the last has come, so
+    all_reduce ├──────┤                     impossible: no rank leaves before the last has come, so
     all_reduce              ├──────────┤    the match is wrong; neither is claimed
 
 A collective or a receive that ends before its last member starts, by no more than the error bar,
@@ -122,7 +122,7 @@ class _Ends:
 
     def _last_before_end(self, rows: RowNumbers) -> RowNumbers:
         """Return for each of some rows, whole matches in order, the row of the last member that
-        started by its end. At least one has: whose end it is.
+        started by its end. There is one: the row itself did.
         """
         by_start = np.lexsort((self.start_ns[rows], self.match[rows]))
         start_ns, first = self.start_ns[rows[by_start]], group_starts(self.match[rows])

@@ -10,8 +10,8 @@ domains, one block for offsets and one for drifts. It is never formed: conjugate
 only its products, two sparse multiplications each, so that a group of thousands of ranks costs no
 more than its members. P says that real clocks drift by some tens of ppm.
 
-Two domains, one event, w = 1, no drift: local ends 100 and 140 ns give offsets −20 and +20 about
-their mean … or, with the first domain as reference, 0 and −40: both end at 100 ns.
+Two domains, one event, w = 1, no drift: local ends 100 and 140 ns give offsets +20 and −20, so both
+end at 120 ns, their mean. With the first as reference they are 0 and −40, so both end at 100 ns.
 
 Weights w come from the residuals: Huber's first, then Tukey's biweight, which gives gross errors no
 weight at all (Holland & Welsch, Comm. Statist. A6, 1977). Large problems are first solved on a
@@ -24,8 +24,8 @@ Nothing here calls BLAS, `pow` or `hypot`, whose last digits depend on the proce
 events tie two hosts together, a last digit of a sum becomes a nanosecond of an hour's end. The same
 files give the same times, bit for bit, on any machine.
 
-Such rounds settle near where they begin. They begin with all anchors believed, unless a better
-place is known (`aggregate.causality`).
+Rounds of fitting and weighing anew find a solution near the one they begin with, not the best of
+all. They begin with all anchors believed, unless a better one is known (`aggregate.causality`).
 """
 
 from __future__ import annotations

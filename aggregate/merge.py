@@ -525,12 +525,13 @@ def groups_of(
     clock.
     """
     extents = [stay.extent for stay in stays if stay.extent is not None]
-    first_ns, last_ns, end_ns, busy_until_ns = _on_common_clock(rank, extents, corrected)
+    times = _on_common_clock(rank, extents, corrected)
+    busy_until_ns = times.device_end_ns.tolist()
     last_iteration = np.maximum.accumulate([one.last_iteration for one in extents])
     first_iteration = np.array([one.first_iteration for one in extents])
-    is_border = first_ns[1:] >= np.maximum.accumulate(end_ns)[:-1]
+    is_border = times.first_start_ns[1:] >= np.maximum.accumulate(times.end_ns)[:-1]
     # Spans that start at one time might else change places.
-    is_border &= first_ns[1:] > np.maximum.accumulate(last_ns)[:-1]
+    is_border &= times.first_start_ns[1:] > np.maximum.accumulate(times.last_start_ns)[:-1]
     is_border &= first_iteration[1:] > last_iteration[:-1]
     borders = (np.flatnonzero(is_border) + 1).tolist()
     return [
@@ -543,12 +544,24 @@ def groups_of(
     ]
 
 
+@dataclass(frozen=True)
+class _StretchTimes:
+    """When stretches of a rank begin and end on the common clock, (stretch,) each."""
+
+    first_start_ns: Integers
+    """When the first span starts."""
+    last_start_ns: Integers
+    """When the last span starts."""
+    end_ns: Integers
+    """When the last span to end ends."""
+    device_end_ns: Integers
+    """When the device has done its work, 0 if it had none."""
+
+
 def _on_common_clock(
     rank: int, extents: Sequence[Extent], corrected: Callable[[pa.Table], pa.Table]
-) -> tuple[Integers, Integers, Integers, list[int]]:
-    """Return when the first and the last span of each stretch start, when it ends, and when its
-    device has done its work, 0 if it had none.
-    """
+) -> _StretchTimes:
+    """Return when the stretches of a rank begin and end."""
     spans = [
         span
         for one in extents
@@ -565,5 +578,10 @@ def _on_common_clock(
     table = corrected(pa.table(columns))
     end_ns = (numbers(table, "start_ns") + numbers(table, "duration_ns")).reshape(-1, 4)
     works = np.array([one.device is not None for one in extents])
-    first_ns, last_start_ns, last_ns, device_ns = end_ns.T
-    return first_ns, last_start_ns, last_ns, np.where(works, device_ns, 0).tolist()
+    first_start_ns, last_start_ns, last_end_ns, device_end_ns = end_ns.T
+    return _StretchTimes(
+        first_start_ns=first_start_ns,
+        last_start_ns=last_start_ns,
+        end_ns=last_end_ns,
+        device_end_ns=np.where(works, device_end_ns, 0),
+    )

@@ -298,8 +298,8 @@ class Summary:
                 iteration of a job, which loads and compiles, must not stand for the others),
                 duration_ns (of all its iterations), `<share>_ns` and `<share>_ratio` of duration_ns
 
-    The ns of a row's shares add up to its duration. Worst is who waits for others least: everyone
-    else waits for that rank.
+    The ns of a row's shares add up to its duration. Worst is the rank that waits for others
+    least: all others wait for it.
     """
 
     run_id: str

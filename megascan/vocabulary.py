@@ -45,29 +45,49 @@ class FaultKind(StrEnum):
 
 
 class CountsAs(StrEnum):
-    """What a span is to the analysis."""
+    """What a span is to the analysis; all members are shown in docs/format.md.
+
+    Three of them are read (PASS, LAYER, MODULE). The others are shown only: where the analysis asks
+    for such spans, it goes by their kind or their name, as said with each.
+    """
 
     ITERATION = "iteration"
+    """Shown only: iterations are found by their kind."""
     PASS = "pass"
-    """Forward or backward of one microbatch through one model chunk."""
+    """Forward or backward of one microbatch through one model chunk. Read by `detect.observe.spans`
+    (what is compared between peers) and `detect.whatif.marks` (the passes of the replay)."""
     BLOCK = "block"
-    """All layers of a chunk as one span."""
+    """All layers of a chunk as one span. Shown only: nobody asks for it."""
     LAYER = "layer"
+    """Read by `detect.observe.work` (layers compared where a stage has no peer) and
+    `detect.comparison.measures`."""
     MODULE = "module"
-    """Part of a layer; the modules of a layer follow each other."""
+    """Part of a layer; the modules of a layer follow each other. Read by `detect.observe.spans`
+    (what is typical of a pass, how far a host launches ahead) and `detect.comparison.measures`."""
     MODEL_END = "model_end"
-    """Before the first layer or after the last one."""
+    """Before the first layer or after the last one. Shown only; `detect.observe.work` asks for the
+    output layer by its name."""
     LOSS = "loss"
+    """Shown only: `detect.observe.spans` asks for the name."""
     PART = "part"
-    """Inside a module: a kernel, an operator, a part that is recomputed alone."""
+    """Inside a module: a kernel, an operator, a part that is recomputed alone. Shown only: what
+    is compute and nothing else."""
     OPTIMIZER = "optimizer"
+    """Shown only: `detect.observe.facts` asks for the name."""
     GRADIENT_SYNC = "gradient_sync"
+    """Shown only: `detect.observe.spans` asks for the name."""
     LOADER = "loader"
+    """Shown only: loading is found by its kind."""
     COLLECTOR = "collector"
+    """Shown only: collections of garbage are found by their kind."""
     CHECKPOINT = "checkpoint"
+    """Shown only: checkpoints are found by their kind."""
     HOST = "host"
+    """Shown only: what is the host's is found by its kind or its track."""
     COLLECTIVE = "collective"
+    """Shown only: collectives are found by their kind."""
     MESSAGE = "message"
+    """Shown only: messages are found by their kind."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -487,14 +487,19 @@ def _doubt(seen: Observations, row: int, *, num_others: int) -> str:
 def hardly_slower_host(
     seen: Observations, row: int, active: Flags, effect: float, *, least_starved: float = 0.0
 ) -> str:
-    """Return that a starved device's host is hardly slower than the hosts of its peers, which are
-    ahead; empty where it is slower by a good part of `effect` (log), where nobody knows, and where
-    the device is not starved (`least_starved` of its work, else as much as shows it to be): then
-    its host stops now and then, whatever its pace.
+    """Say why a starved device's host need not be to blame: it is hardly slower than its peers'
+    hosts. Empty where that is not so.
 
-    Whoever is a little slower falls behind until its device waits, the others then wait for it, and
-    its work looks slower by all that the device stands still. Example: hosts that take 106 and
-    100 ms to launch an iteration of 30 ms: one device computes 3.5 times as long as the other.
+    Problem: where hosts can hardly keep up, the one that is a little slower falls behind until its
+    device waits for launches. The other ranks then wait for that device, which gives their hosts
+    time to run ahead, and the device's work looks slower by all that it stands still. Example: two
+    hosts take 106 and 100 ms to launch an iteration of 30 ms of work. The first device then
+    seems to compute 3.5 times as long as the second, although its host is 6 % slower.
+
+    So the host is to blame only where it launches slower than its peers' by a good part of `effect`
+    (log), which is what its device loses. Empty, too, where the trace does not tell launches, and
+    where the device is not starved (`least_starved` of its work, or as much as shows it to be):
+    then its host stops now and then, whatever its pace.
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
         return ""

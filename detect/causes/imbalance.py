@@ -197,8 +197,8 @@ def _heavy(
     """`own` is (phase, row, iteration), `others` (stage, phase, iteration)."""
     level = robust.median(own, axis=1)
     expected = robust.median(others, axis=0)
-    total, normal = level.sum(axis=0), expected.sum(axis=0)
-    logs = np.log(total / normal)
+    total, expected_total = level.sum(axis=0), expected.sum(axis=0)
+    logs = np.log(total / expected_total)
     effect = float(robust.median(logs))
     if not np.isfinite(effect) or effect <= 0:
         return None
@@ -208,20 +208,20 @@ def _heavy(
     if replica_spread > IMBALANCE.replicas_agree_share * effect and len(by_replica) > 1:
         return None
     error = float(np.nan_to_num(np.std(logs) / np.sqrt(len(logs)))) + IMBALANCE.error_floor_ratio
-    forward, backward = robust.median(level, axis=1), robust.median(expected, axis=1)
+    own_ns, expected_ns = robust.median(level, axis=1), robust.median(expected, axis=1)
     layer_ratio = _layer_ratio(seen, stage, faulty)
-    normal = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
+    normal_ratio = 1 + IMBALANCE.normal_layers_share * (float(np.exp(effect)) - 1)
     return HeavyStage(
         stage=stage,
         ratio=float(np.exp(effect)),
         interval=interval_of_ratio(effect, error),
         p_value=t_tail(effect / error, max(len(logs) - 1, 1)),
-        excess_forward_ns=float(forward[FORWARD] - backward[FORWARD]),
-        excess_backward_ns=float(forward[BACKWARD] - backward[BACKWARD]),
-        ratio_forward=float(forward[FORWARD] / backward[FORWARD]),
-        ratio_backward=float(forward[BACKWARD] / backward[BACKWARD]),
+        excess_forward_ns=float(own_ns[FORWARD] - expected_ns[FORWARD]),
+        excess_backward_ns=float(own_ns[BACKWARD] - expected_ns[BACKWARD]),
+        ratio_forward=float(own_ns[FORWARD] / expected_ns[FORWARD]),
+        ratio_backward=float(own_ns[BACKWARD] / expected_ns[BACKWARD]),
         layer_ratio=layer_ratio,
-        layers_are_normal=layer_ratio < normal,
+        layers_are_normal=layer_ratio < normal_ratio,
         num_replicas=len(by_replica),
         num_ranks=own.shape[1],
         replica_spread=replica_spread,

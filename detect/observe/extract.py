@@ -122,7 +122,7 @@ def _observations(
         iterations=frame.iterations,
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
         work=work_of(samples, passes.work_ns, shape),
-        layers=layers_of(facts.layers, shape),
+        layers=layers_of(facts.layers, members.stage, shape),
         busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=None if frame.is_sampled else cells.attention_ns,

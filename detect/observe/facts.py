@@ -6,7 +6,8 @@
 
 What is asked of single spans, most of all what lies in what, needs one rank's spans only. Whoever
 has the spans answers it and hands over an array of a few numbers a pass, a layer, a module that
-waits inside: a tenth of the bytes of the spans. What is typical of all ranks is found afterwards.
+waits inside: a sixth to a quarter of the bytes of the spans (examples/, and a job of 64 ranks in
+benchmarks/results/detection_scale.md). What is typical of all ranks is found afterwards.
 Facts of all ranks are the same to the bit however the ranks were divided.
 """
 
@@ -169,7 +170,7 @@ def _passes(
 ) -> Passes:
     wall_ns = np.zeros(len(samples.row))
     if index.uses_cpu_time:
-        loads_ns = enclosed_time(index, rows, data_rows, _wall_time(index, data_rows))
+        loads_ns = enclosed_time(index, rows, data_rows, index.wall_time(data_rows))
         wall_ns = numbers(index.table, "self_ns")[rows] - loads_ns
     return Passes(
         samples=samples,
@@ -220,10 +221,6 @@ def _communicating_beside(index: SpanIndex, rows: Flags) -> Floats:
         begins, ends = np.maximum(begins, start[rows][owner])[within], ends[within]
     covered = Cover.of(*united(begins, ends))
     return covered.length_within(start[rows], end[rows]).astype(np.float64)
-
-
-def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
-    return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
 
 
 def _num_spans(index: SpanIndex) -> Integers:

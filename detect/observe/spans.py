@@ -172,6 +172,10 @@ class SpanIndex:
         column = "self_cpu_ns" if self.uses_cpu_time else "self_ns"
         return np.maximum(numbers(self.table, column)[rows], 0).astype(np.float64)
 
+    def wall_time(self, rows: Flags) -> Floats:
+        """Return the self time of the spans by the wall, also where CPU time is used."""
+        return np.maximum(numbers(self.table, "self_ns")[rows], 0).astype(np.float64)
+
     def summed(self, rows: Flags, time_ns: Floats) -> Floats:
         """Sum by (rank, iteration); NaN where a rank has no such span in any iteration."""
         return summed(self.row[rows], self.slot[rows], time_ns, self.shape)

@@ -1,55 +1,20 @@
 """Time for which a device stands still inside its passes, its host late with the next launch.
 
-A slow device multiplies every operation. A slow host lets the device run dry now and then: in a few
-modules, or between them, while most modules take as long as ever:
+Problem: a slow device multiplies every operation. A slow host lets the device run dry now and then:
+in a few modules, or between them, while most modules take as long as ever:
 
     slow device  |── attention ────|── mlp ───|── attention ────|── mlp ───|
     slow host    |─ attention ─|  ·  |─ mlp ─|    ·    |─ attention ─|─ mlp ─|
                  · the queue is empty
 
-So what a pass should take follows from its own modules. A module's typical time is its median over
-the rank's passes, times the pass's median ratio to such medians (a longer sequence, a slow phase:
-all modules of the pass alike). The rest of a pass (embedding, loss, norms) is the rank's own
-median, unless that is more than twice what a rank of its stage typically needs, in proportion to
-their modules. What the pass took beyond all this, it stood still. That needs no peers: a stage of
-one rank shows it, too. A rest that is that long in the rank's typical pass is its device's own,
-where modules were launched long before in either phase: a host that is late each time is visibly
-so in one of them.
+Idea: what a pass should take follows from its own modules (`contents_of`). What it took beyond
+that, it stood still (`stalled_time`). That needs no peers: a stage of one rank shows it, too.
 
-Where modules of some layers only were recorded, in turns, the others take what is typical of them
-on their rank, times the same ratio: each of them is recorded in some iteration of the window.
-Layers of different turns are seen in different passes, and where sequences are uneven those of one
-turn are longer on the median. So a module's typical time is there its median share of a pass, times
-the median pass; else the passes of a turn would seem to stand still in the layers of the others.
-
-Waiting for the TP group inside modules is no standing still: it is part of what is typical, and not
-of the pass's own time (see `detect.observe.work`). Nor is it the host's doing where a pass waits
-for the communication beside it: the first forward of an iteration for its parameters, which are
-gathered meanwhile and which a rank that is late (it logs, or saves) has to share first. As long as
-communication that ends in a pass was under way beside it, its device may have waited for that.
-
-Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
-launches, so the queue is long again at nearly every start that was recorded.
-
-With parameters sharded over the replicas (FSDP) all that lies between the layers is waiting for the
-slowest replica's part of the next one's parameters, or the cause of that waiting: its host was late
-with the launch. What lies before the launch is the host's, what follows it is waiting.
-
-    late host    ── layer 1 ──|        launch|─ gather ─|── layer 2 ──
-                              |──── lost ────|
-    its partner  ── layer 1 ──|──────── gather ─────────|── layer 2 ──        launched long before
-
-Loading and garbage collection. On the CPU such a span lies inside the pass that it interrupts, and
-all of it counts. On a GPU the host runs ahead of the device: while it loads the data of one
-microbatch the device computes an earlier one, and a copy that waits for the device to catch up
-makes the span long without costing anything. Only the time during which the device has nothing to
-do is lost:
-
-    host      |── loading of microbatch 3 ──────────|
-    device  ── backward 1 ──|   idle    | broadcast |── forward 3 ──
-                            |── lost ───|
-
-A forward pass holds the loading of its own microbatch: the device passes its beginning and waits.
+    contents_of, stalled_time        passes and their modules
+    launched_late                    the device waited for launches between layers
+    loading_time                     loading of data
+    collecting_time, within_stalls   garbage collection
+    starved                          operations launched only just in time
 """
 
 from __future__ import annotations
@@ -61,7 +26,16 @@ import numpy as np
 from detect.observe.observations import FORWARD
 from detect.observe.spans import SpanIndex, SpanTimes, axis_of, enclosed_time, enclosing
 from detect.thresholds import STALLS, STARVATION
-from megascan.arrays import Flags, Floats, Integers, group_lengths, group_starts, order_within
+from megascan.arrays import (
+    Cover,
+    Flags,
+    Floats,
+    Integers,
+    group_lengths,
+    group_starts,
+    order_within,
+    united,
+)
 from megascan.schema import NOT_APPLICABLE, Kind, Track
 from megascan.timeline import equals, numbers
 from megascan.vocabulary import CONTAINERS
@@ -104,7 +78,18 @@ class Contents:
 
 
 def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
-    """Say what the modules of each pass took, and what they take typically on their rank."""
+    """Say what the modules of each pass took, and what they take typically on their rank.
+
+    A module's typical time is its median over the rank's passes, times the pass's median ratio to
+    such medians (a longer sequence, a slow phase: all modules of the pass alike).
+
+    Where modules of some layers only were recorded, in turns, the others take what is typical of
+    them on their rank, times the same ratio: each of them is recorded in some iteration of the
+    window. Layers of different turns are seen in different passes, and where sequences are uneven
+    those of one turn are longer on the median. So a module's typical time is there its median share
+    of a pass, times the median pass; else the passes of a turn would seem to stand still in the
+    layers of the others.
+    """
     owner = enclosing(spans, pieces.passes, pieces.modules)
     inside = owner >= 0
     num_passes = len(pieces.role)
@@ -144,11 +129,21 @@ def stalled_time(
     own_ns: Floats,
     tolerance_share: float = STALLS.tolerance_share,
 ) -> Floats:
-    """Time that each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
+    """Return how long each pass stood still, (pass,) ns; 0 where it holds too few modules to tell.
 
     `stage` (pass,) is the pipeline stage of its rank, `time_ns` and `own_ns` are its time and that
     less all waiting. What is within the tolerance, a share of the pass, is scatter and no standing
     still.
+
+    Waiting for the TP group inside modules is no standing still: it is part of what is typical, and
+    not of the pass's own time (see `detect.observe.work`). Nor is it the host's doing where a pass
+    waits for the communication beside it (`Passes.beside_ns`, which is taken off afterwards): the
+    first forward of an iteration for its parameters, which are gathered meanwhile and which a rank
+    that is late (it logs, or saves) has to share first. As long as communication that ends in a
+    pass was under way beside it, its device may have waited for that.
+
+    Launch times do not tell it as well: a host that lost its core for 20 ms catches up within a few
+    launches, so the queue is long again at nearly every start that was recorded.
     """
     enough = contents.num_modules >= STALLS.min_modules
     if not enough.any():
@@ -187,7 +182,14 @@ def _unseen_modules(
 
 
 def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) -> Floats:
-    """Rest of a pass as it should be, (pass,) ns."""
+    """Return what lies in a pass beside its modules (embedding, loss, norms), as it should be,
+    (pass,) ns.
+
+    It is the rank's own median, unless that is more than twice what a rank of its stage typically
+    needs, in proportion to their modules. A rest that is that long in the rank's typical pass is
+    its device's own, where modules were launched long before in either phase: a host that is late
+    each time is visibly so in one of them.
+    """
     role, expected = contents.role, contents.expected_ns
     num_roles = int(role.max(initial=0)) + 1
     by_rank = (contents.row * num_roles + role)[told]
@@ -227,6 +229,14 @@ def _median_by(key: Integers, values: Floats) -> Floats:
 def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats | None:
     """Return for how long the device waited for launches between the layers of passes, (pass,) ns;
     None where launches were not recorded.
+
+    With parameters sharded over the replicas (FSDP) all that lies between the layers is waiting for
+    the slowest replica's part of the next one's parameters, or the cause of that waiting: its host
+    was late with the launch. What lies before the launch is the host's, what follows it is waiting.
+
+        late host    ── layer 1 ──|        launch|─ gather ─|── layer 2 ──
+                                  |──── lost ────|
+        its partner  ── layer 1 ──|──────── gather ─────────|── layer 2 ──      launched long before
     """
     start, end = axis_of(index)
     order = np.flatnonzero(layers)[np.argsort(start[layers], kind="stable")]
@@ -255,10 +265,23 @@ class HostTime:
 
 
 def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) -> HostTime:
-    """Return what the loading of data costs; `phase` is that of each pass."""
+    """Return what the loading of data costs; `phase` is that of each pass.
+
+    On the CPU such a span lies inside the pass that it interrupts, and all of it counts. On a GPU
+    the host runs ahead of the device: while it loads the data of one microbatch the device computes
+    an earlier one, and a copy that waits for the device to catch up makes the span long without
+    costing anything. Only the time during which the device has nothing to do is lost:
+
+        host      |── loading of microbatch 3 ──────────|
+        device  ── backward 1 ──|   idle    | broadcast |── forward 3 ──
+                                |── lost ───|
+
+    A forward pass holds the loading of its own microbatch: the device passes its beginning and
+    waits.
+    """
     if index.is_cpu:
         inside = enclosed_time(index, passes, data, index.self_time(data))
-        return HostTime(_wall_time(index, data), inside)
+        return HostTime(index.wall_time(data), inside)
     owner = _own_passes(index, passes, phase, data)
     start, end = axis_of(index)
     covered_from = start.copy()
@@ -266,11 +289,11 @@ def loading_time(index: SpanIndex, passes: Flags, phase: Integers, data: Flags) 
     owned = owner >= 0
     mine = pass_spans[owner[owned]]
     np.maximum.at(covered_from, mine, end[data][owned])
-    cover = _Cover(covered_from, end, _on_device(index))
+    cover = _cover(covered_from, end, _on_device(index))
     within = np.zeros(len(pass_spans))
     since = np.maximum(start[data][owned], start[mine])
-    np.add.at(within, owner[owned], cover.idle(since, end[data][owned]))
-    return HostTime(cover.idle(start[data], end[data]), within)
+    np.add.at(within, owner[owned], _idle(cover, since, end[data][owned]))
+    return HostTime(_idle(cover, start[data], end[data]), within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +315,9 @@ class Collections:
 def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
     """Return what garbage collection costs.
 
-    A device that has launches left stands still later than its host begins to collect, often in
-    another pass:
+    On the CPU all of it counts, on a GPU only the time in which the device has nothing to do, as
+    with loading (`loading_time`). A device that has launches left stands still later than its host
+    begins to collect, often in another pass:
 
         host    pass 1, pass 2, |── gc ──────────────────| launches the rest of pass 3
         device    pass 0 |pass 1 |pass 2 |pass 3 · · · · · · rest|      it stands still in pass 3
@@ -301,15 +325,15 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
     lost = index.duration[gc].astype(np.float64)
     start, end = axis_of(index)
     outside = np.zeros(len(lost))
-    cover: _Cover | None = None
+    cover: Cover | None = None
     if not index.is_cpu:
         on_device = _on_device(index)
         if index.is_sampled:
-            outside = _Cover(start, end, on_device).idle(start[gc], end[gc])
+            outside = _idle(_cover(start, end, on_device), start[gc], end[gc])
         if index.frame.has_parts:
             busy = on_device & ~equals(index.table, "name", *CONTAINERS)
-            cover = _Cover(start, end, busy)
-            lost = cover.idle(start[gc], end[gc])
+            cover = _cover(start, end, busy)
+            lost = _idle(cover, start[gc], end[gc])
     first = np.searchsorted(end[passes], start[gc], side="right")
     last = np.maximum(np.searchsorted(start[passes], end[gc]), first)
     before = np.searchsorted(index.row[passes], index.row[gc])
@@ -327,7 +351,7 @@ def collecting_time(index: SpanIndex, passes: Flags, gc: Flags) -> Collections:
 
 
 def _idle_beside(
-    cover: _Cover,
+    cover: Cover,
     passes: tuple[Integers, Integers],
     collections: tuple[Integers, Integers],
     first: Integers,
@@ -344,7 +368,7 @@ def _idle_beside(
     inside = np.zeros(len(passes[0]))
     low = np.maximum(passes[0][one], collections[0][which])
     high = np.minimum(passes[1][one], collections[1][which])
-    np.add.at(inside, one, cover.idle(low, high))
+    np.add.at(inside, one, _idle(cover, low, high))
     return inside
 
 
@@ -398,10 +422,6 @@ def starved(index: SpanIndex, rows: Flags) -> Starved:
     return Starved(np.asarray(late.reshape(index.shape), np.float64), count.reshape(index.shape))
 
 
-def _wall_time(index: SpanIndex, rows: Flags) -> Floats:
-    return np.maximum(numbers(index.table, "self_ns")[rows], 0).astype(np.float64)
-
-
 def _on_device(index: SpanIndex) -> Flags:
     is_iteration = equals(index.table, "kind", Kind.ITERATION)
     on_host = index.track == Track.HOST
@@ -436,30 +456,12 @@ def _key(index: SpanIndex) -> Integers:
     return np.asarray(key * (int(microbatch.max(initial=0)) + 1) + microbatch)
 
 
-class _Cover:
-    """Union of spans of one axis, asked for what it leaves free."""
+def _cover(start: Integers, end: Integers, use: Flags) -> Cover:
+    """Return the union of those spans that are to be used."""
+    return Cover.of(*united(start[use], end[use]))
 
-    def __init__(self, start: Integers, end: Integers, use: Flags) -> None:
-        begins, ends = start[use], end[use]
-        order = np.argsort(begins, kind="stable")
-        begins, reached = begins[order], np.maximum.accumulate(ends[order])
-        opens = np.flatnonzero(np.concatenate([[True], begins[1:] > reached[:-1]]))
-        self._begin = begins[opens] if len(begins) else begins
-        last = np.concatenate([opens[1:], [len(begins)]]) - 1
-        self._end = reached[last] if len(begins) else begins
-        length = self._end - self._begin
-        self._before = np.cumsum(length) - length
 
-    def idle(self, start: Integers, end: Integers) -> Floats:
-        """Time of each stretch that no span covers."""
-        free = (end - start) - (self._covered(end) - self._covered(start))
-        return np.maximum(free, 0).astype(np.float64)
-
-    def _covered(self, at: Integers) -> Integers:
-        """Return the covered time from the beginning up to `at`."""
-        if not len(self._begin):
-            return np.zeros_like(at)
-        place = np.searchsorted(self._begin, at, side="right") - 1
-        known = np.maximum(place, 0)
-        inside = np.minimum(at, self._end[known]) - self._begin[known]
-        return np.where(place >= 0, self._before[known] + inside, 0)
+def _idle(cover: Cover, start: Integers, end: Integers) -> Floats:
+    """Return how much of each stretch no span covers, ns; 0 where it ends before it begins."""
+    free = end - start - cover.length_within(start, end)
+    return np.asarray(np.maximum(free, 0), dtype=np.float64)

@@ -1,59 +1,19 @@
 """Passes and layers as samples of work: their own times, by rank, iteration and operation.
 
-In some passes a rank's own time and its waiting cannot be told apart. Megatron-Core overlaps the
-reduction of input gradients over the TP group with the weight gradients. The pass then waits for
-the group's slowest member inside its own compute spans:
+Problem: in some passes a rank's own time and its waiting cannot be told apart. Megatron-Core
+overlaps the reduction of input gradients over the TP group with the weight gradients. The pass then
+waits for the group's slowest member inside its own compute spans, so on a GPU a slow rank makes the
+backward passes of its whole TP group look slow.
 
-    mlp-backward   |── own compute ──|── weight gradients ──| waiting |── own ──|
-    all_reduce                       |───── wait ───── transfer ──────|
-                   |───── lead ──────|
+Idea: modules and the collectives in them, both recorded, tell what a rank did by itself
+(`own_times`). CPU runs do not need this: a thread that waits uses no CPU time.
 
-On a GPU a slow rank therefore makes the backward passes of its whole TP group look slow, and a rank
-that is a little faster than its partners gathers a lead over them from module to module. Between
-launch and end of the collective a rank's own work cannot be seen where the transfer hides it; what
-counts for it there is the same for all ranks, h. Two measures of a module's own time exist:
-
-    span − collective + h   = exact for the last to arrive; too short by what is hidden in the wait
-                              of others, or behind a transfer that takes longer than that work
-    k · lead                = start to the launch of the first reduction, times the usual ratio of
-                              the first measure to the lead; blind for what is slow only afterwards
-
-With sequence parallelism other collectives lie before the reduction. What the module stands still
-for (a gather of output gradients) is no part of it at all. A gather of its input begins beside
-compute: it was waited for only if the reduction begins as soon as it is over, and else hides no
-time and costs none.
-
-    mlp-backward   |waiting|── own compute ──|── weight gradients ──| waiting |
-    all_gather     |───────| |─ of inputs ─|
-    reduce_scatter         |── lead ─────────|─ wait ─── transfer ─|
-
-The larger one of their sums over an iteration counts. A device that is f times slower has f times
-the lead, so f comes out whatever h and k are, even where the transfer hides all weight gradients.
-
-Limit: in a TP group that has no equal anywhere in the job, k comes from the suspects themselves.
-CPU runs do not need this: a thread that waits uses no CPU time.
-
-Where no passes are marked, work is what lies between communications (`stretches_of`).
-
-**Launches** (`launches_of`): the time from one launch to the next within a pass.
-
-Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose may
-be the stage's own doing as well: more work, longer documents, its place in the pipeline.
-
-Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither on
-how long the kernels run nor on whose turn it is. So the same step, from the launch of one module to
-that of the next one of the pass, takes every host of the job as long:
-
-    launches   |attention |mlp     |attention |mlp        host of stage 0
-    launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
-
-A host that is far ahead of its device is held back by it once the queue is full. So only launches
-count that are less ahead than a full queue lasts, and of each kind the quicker ones (a quarter of
-them is quicker than the value taken). What all launches say (`log_held_ns`) accuses nobody: it may
-acquit a host that is hardly slower than those ahead of it.
-
-Limit: kernels that a module launches in one stage only lengthen its step there; the median over the
-kinds of steps is taken, and only kinds that more than half of the ranks have.
+    Samples, work_of             passes as (rank, iteration, operation)
+    gathers_of, pass_times       passes that wait for sharded parameters
+    entangled_in, own_times      passes that wait inside their modules
+    Layers, layers_of            the same of layers
+    stretches_of                 where no passes are marked: work between communications
+    launches_of, launch_pace     how long a host needs from one launch to the next
 """
 
 from __future__ import annotations
@@ -105,6 +65,9 @@ LAYER_NAMES = {
 }
 _HEADS = (OUTPUT_LAYER, backward_of(OUTPUT_LAYER))
 _NEVER = np.iinfo(np.int64).max
+_RANKS_THAT_TELL = 32
+"""Ranks whose layers are compared, of all stages together: which layers a rank has is decided by
+its stage, so a few of each tell as much as thousands, and are quickly looked at one by one."""
 
 
 def layer_spans(index: SpanIndex) -> Flags:
@@ -324,16 +287,16 @@ class Layers:
         )
 
 
-def layers_of(layers: Layers, shape: tuple[int, int]) -> Work | None:
+def layers_of(layers: Layers, stage: Integers, shape: tuple[int, int]) -> Work | None:
     """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
-    unlike.
+    unlike. `stage` is (rank,).
     """
     time_ns = layers.time_ns
     if not len(time_ns):
         return None
     if layers.entangled is not None:
         time_ns = own_times(layers.entangled, layers.samples.phase, time_ns).time_ns
-    if not _layers_alike(layers, time_ns):
+    if not _layers_alike(layers, stage, time_ns):
         return None
     work = work_of(layers.samples, time_ns, shape)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch
@@ -345,12 +308,12 @@ def layers_of(layers: Layers, shape: tuple[int, int]) -> Work | None:
     )
 
 
-def _layers_alike(layers: Layers, time_ns: Floats) -> bool:
+def _layers_alike(layers: Layers, stage: Integers, time_ns: Floats) -> bool:
     """Return False when layers of one rank differ by 15 % and more (dense and expert layers
     mixed).
     """
     row = layers.samples.row
-    few = np.flatnonzero(layers.is_forward & (row < 32))  # a few stages' worth of ranks tells
+    few = np.flatnonzero(layers.is_forward & _few_of_each(stage)[row])
     row, time_ns, layer = row[few], time_ns[few], layers.number[few]
     for one in np.unique(row).tolist():
         mine = row == one
@@ -358,6 +321,16 @@ def _layers_alike(layers: Layers, time_ns: Floats) -> bool:
         if max(medians) > PASSES.layers_alike_ratio * min(medians):
             return False
     return True
+
+
+def _few_of_each(stage: Integers) -> Flags:
+    """Return which ranks, (rank,), are among the first of their stage; as many of each stage."""
+    stages = np.unique(stage)
+    num_of_each = -(-_RANKS_THAT_TELL // len(stages))
+    chosen = np.zeros(len(stage), dtype=bool)
+    for one in stages.tolist():
+        chosen[np.flatnonzero(stage == one)[:num_of_each]] = True
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -429,7 +402,34 @@ class Unseen:
 
 
 def own_times(entangled: Entangled, phase: Integers, time_ns: Floats) -> OwnTimes:
-    """Own time of every pass, of which `phase` and `time_ns` are, and which are entangled."""
+    """Return the own time of each pass, and which phases are entangled.
+
+    `phase` (pass,) and `time_ns` (pass,) are of the passes that own the modules of `entangled`; a
+    phase is entangled where more than `PASSES.entangled_share` of its passes hold such a module.
+
+        mlp-backward   |── own compute ──|── weight gradients ──| waiting |── own ──|
+        all_reduce                       |───── wait ───── transfer ──────|
+                       |───── lead ──────|
+
+    A rank that is a little faster than its partners gathers a lead over them from module to module.
+    Between launch and end of the collective a rank's own work cannot be seen where the transfer
+    hides it; what counts for it there is the same for all ranks, h. Two measures of a module's own
+    time exist:
+
+        span − collective + h   = exact for the last to arrive; too short by what is hidden in the
+                                  wait of others, or behind a transfer that takes longer than that
+                                  work
+        k · lead                = start to the launch of the first reduction, times the usual ratio
+                                  of the first measure to the lead; blind for what is slow only
+                                  afterwards
+
+    The larger one of their sums over an iteration counts. A device that is f times slower has f
+    times the lead, so f comes out whatever h and k are, even where the transfer hides all weight
+    gradients.
+
+    Limit: in a TP group that has no equal anywhere in the job, k comes from the suspects
+    themselves.
+    """
     holds = np.zeros(len(phase), dtype=bool)
     inside = entangled.owner >= 0
     owner = entangled.owner[inside]
@@ -469,7 +469,17 @@ def _of_unseen_modules(entangled: Entangled, unseen: Unseen, difference_ns: Floa
 
 
 def entangled_by(spans: SpanTimes, marks: Entanglement) -> Entangled:
-    """Find the modules that hold the marked collectives, and the passes that hold them."""
+    """Find the modules that hold the marked collectives, and the passes that hold them.
+
+    With sequence parallelism other collectives lie before the reduction. What the module stands
+    still for (a gather of output gradients) is no part of it at all. A gather of its input begins
+    beside compute: it was waited for only if the reduction begins as soon as it is over, and else
+    hides no time and costs none.
+
+        mlp-backward   |waiting|── own compute ──|── weight gradients ──| waiting |
+        all_gather     |───────| |─ of inputs ─|
+        reduce_scatter         |── lead ─────────|─ wait ─── transfer ─|
+    """
     module = enclosing(spans, marks.modules, marks.overlapped)
     awaited = ~_is_hidden(spans, marks, module)
     inside = (module >= 0) & awaited
@@ -722,7 +732,28 @@ class Launches:
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
-    """Return the steps of each rank; None where launches or passes were not recorded."""
+    """Return the steps of each rank, from the launch of one module of a pass to that of the next;
+    None where launches or passes were not recorded.
+
+    Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose
+    may be the stage's own doing as well: more work, longer documents, its place in the pipeline.
+
+    Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither
+    on how long the kernels run nor on whose turn it is. So the same step takes every host of the
+    job as long:
+
+        launches   |attention |mlp     |attention |mlp        host of stage 0
+        launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
+
+    A host that is far ahead of its device is held back by it once the queue is full. So only
+    launches count that are less ahead than a full queue lasts, and of each kind the quicker ones (a
+    quarter of them is quicker than the value taken). What all launches say (`log_held_ns`) accuses
+    nobody: it may acquit a host that is hardly slower than those ahead of it.
+
+    Limit: kernels that a module launches in one stage only lengthen its step there; the median over
+    the kinds of steps is taken, and only kinds that more than half of the ranks have
+    (`launch_pace`).
+    """
     passes, is_module = index.named(WORK_NAMES), launched_in_turn(index)
     modules = np.flatnonzero(is_module)  # of each rank in the order of their starts
     launch = numbers(index.table, "launch_ns")[modules]

@@ -126,17 +126,24 @@ def _written(
 
     The head of thousands of ranks takes seconds: it is made when the workers have begun.
     """
-    heads = [head]
+
+    def written_head() -> int:
+        count, text = head.make()
+        output.write(encoded(text, gzipped))
+        return count
+
+    is_head_written = False
     for is_made, some in groupby(blocks, lambda block: isinstance(block.made, bytes)):
         written = appended(_encoded_here(some, gzipped), output)
         if not is_made:
             tasks = ((one.made, gzipped, one.num_events, *one.arguments) for one in some)
             written = workers.append(make_block, tasks, output)
-        while heads:
-            count, text = heads.pop().make()
-            output.write(encoded(text, gzipped))
-            yield count
+        if not is_head_written:
+            is_head_written = True
+            yield written_head()
         yield from written
+    if not is_head_written:  # there are no blocks
+        yield written_head()
 
 
 def _encoded_here(blocks: Iterable[Block], gzipped: bool) -> Iterator[tuple[int, bytes]]:

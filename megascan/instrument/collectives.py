@@ -282,7 +282,7 @@ class PendingWork:
         self._keep = keep
         self._result: object = None
 
-    def completes(self, result: object) -> None:
+    def keep_result(self, result: object) -> None:
         """Keep the tensor that is complete once the work is done."""
         self._result = result
 
@@ -297,7 +297,7 @@ class PendingWork:
                 self._tracer.fail(error)
         return done
 
-    def is_done_here(self) -> None:
+    def mark_done_here(self) -> None:
         """Mark the end: the current stream has waited for the work."""
         if self._watched or self._span.end is not None:
             return
@@ -372,7 +372,7 @@ class Collectives:
                 keep = (call.positional, call.named)
                 work = cast("AsyncWork", result)
                 pending = self._follow(work, operation.name, begin, arguments, keep)
-                pending.completes(result_of(call))
+                pending.keep_result(result_of(call))
                 return pending
             end = tracer.mark_after(result_of(call))
             tracer.add_collective(operation.name, begin, end, arguments, str(arguments["group"]))
@@ -659,7 +659,7 @@ def _all_reduce(
 
     def first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         if isinstance(work, PendingWork):  # a future's callback has a stream that waits for it
-            work.is_done_here()
+            work.mark_done_here()
         return future.value()[0]
 
     reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(first)

@@ -140,6 +140,7 @@ class Installation:
             if spot is None:
                 continue
             replacement = place.wrap(spot.original)
+            _hand_on_cache(spot.original, replacement)
             holders: list[tuple[object, str]] = [(spot.owner, spot.name)]
             if spot.is_of_module:
                 holders += bindings.get(id(spot.original), [])
@@ -161,6 +162,19 @@ class Installation:
         self.remove_full()
         while self.undo:
             self.undo.pop()()
+
+
+_OF_CACHES = ("cache_clear", "cache_info")
+"""What `functools.lru_cache` offers beside the call; `functools.wraps` does not copy methods."""
+
+
+def _hand_on_cache(original: Function, replacement: Function) -> None:
+    """Let the replacement of a cached function be asked what the function is asked: Megatron-Core
+    empties the caches of some `forward` methods by `self.forward.cache_clear()`.
+    """
+    for name in _OF_CACHES:
+        if hasattr(original, name) and not hasattr(replacement, name):
+            setattr(replacement, name, getattr(original, name))
 
 
 def _replace(owner: object, name: str, original: Function, replacement: Function) -> Undo:

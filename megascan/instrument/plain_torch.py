@@ -424,18 +424,28 @@ class Exchanges:
         tracer = self._tracer
 
         def enter(call: Call) -> bool:
-            self._depth += 1
+            if self._depth > 1:
+                return False
             call.memory = tracer.mark()
             return True
 
         def leave(call: Call, result: object) -> object:
-            self._depth -= 1
-            if self._depth or not isinstance(result, list) or not result:
+            if not isinstance(result, list) or not result:
                 return result
             batch = cast("Sequence[P2POp]", next(iter((*call.positional, *call.named.values()))))
             return self._follow(batch, result, call.memory)
 
-        return around(tracer, original, enter, leave)
+        recorded = around(tracer, original, enter, leave)
+
+        @functools.wraps(original)
+        def exchange(*positional: object, **named: object) -> object:
+            self._depth += 1
+            try:
+                return recorded(*positional, **named)
+            finally:  # also of a batch that raises: the trainer may catch it and go on
+                self._depth -= 1
+
+        return exchange
 
     def _follow(
         self, batch: Sequence[P2POp], works: list[AsyncWork], begin: Mark

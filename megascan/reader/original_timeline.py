@@ -77,7 +77,8 @@ def _events(path: Path) -> pa.Table:
         events = parse_block(block, templates)
         torn = torn or block.torn
         if events is not None:
-            for damage in events.damages:
+            if events.damages:
+                damage = events.damages[0]
                 raise InputError(f"{path}: event {damage.line} {damage.reason}; restore the file")
             tables.append(events.table)
     if torn or not tables:

@@ -16,8 +16,8 @@ of them be read one by one, where it is named or left out.
     cuts                   ╵           ╵                  every some MB
     stretch  ├──────────────┤├──────────┤├────────────┤   from window to window
 
-Each stretch is read by whoever is free, who finds its borders himself: the ends of the first
-windows behind the cuts. So nobody holds all of a large file, and many may work on it.
+Each stretch is read by any worker that is free, which finds its borders by itself: the ends of the
+first windows behind the cuts. So no worker holds all of a large file, and many may work on it.
 
 What a stretch cannot know is what stands before it. It is read as if the file's first header were
 in force; whatever is out of the ordinary in one of them (a second run, damage, which is named by
@@ -241,9 +241,12 @@ class FileRuns:
         ]
 
 
-def read_rank_files(paths: Sequence[Path], workers: Workers | None = None) -> list[Segment]:
-    """Read all runs of all files, the files side by side; by threads of this process."""
-    here = workers if isinstance(workers, Here) else Here()
+def read_rank_files(paths: Sequence[Path], here: Here | None = None) -> list[Segment]:
+    """Read all runs of all files, the files side by side, by threads of this process.
+
+    Other workers read rank files by shards: `keep_rank_files`.
+    """
+    here = here or Here()
     batches = list(file_batches(paths, _TOGETHER_BYTES, _SHORT_BYTES))
     num_threads = (here.num_threads or num_workers()) // max(len(batches), 1)
     read = partial(_read_batch, num_threads=num_threads)

@@ -141,7 +141,9 @@ def is_mark(events: pa.Table) -> Flags:
 class Segment:
     """Finished windows of one rank and run, from one file.
 
-    `spans` has schema TRACE_SCHEMA with `start_ns` in unix time by the rank's clock, in any order.
+    `spans` has `start_ns` in unix time by the rank's clock. As read, these are all spans of the
+    windows, in TRACE_SCHEMA and any order. Once `stays` says where all spans are kept, they are
+    only the ends among them, ordered by start, which is all that is handed on (`settled_shard`).
     `notes` are sentences about what was left out.
     """
 
@@ -152,12 +154,15 @@ class Segment:
     num_unfinished_spans: int = 0
     notes: tuple[str, ...] = ()
     stays: tuple[Stay, ...] = ()
-    """Where the spans are, of which `spans` are then the ends; stretches in the order of time."""
+    """Where all spans are kept, stretches in the order of time; () as long as `spans` has them."""
 
 
 def settled_shard(segments: Sequence[Segment], number: int) -> tuple[pa.Table, Packed]:
-    """Return all spans of some segments, the shard of a number, as one table, and the segments with
-    the ends only.
+    """Make the shard of this number out of segments as read: one table of all their spans, for the
+    worker to keep, and the segments to hand on, which keep the ends and say where the rest stays.
+
+    Example: segments of 10 and 20 spans with 2 and 3 ends give a table of 30 rows, and segments
+    with `spans` of 2 and 3 rows that stay at rows 0 to 10 and 10 to 30 of the shard.
     """
     ordered = sorted(segments, key=lambda one: (one.header.run_id, one.header.rank))
     several = ordered and ordered[0].header.run_id != ordered[-1].header.run_id

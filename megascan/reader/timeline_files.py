@@ -205,7 +205,8 @@ def _blocks(path: Path) -> Iterator[EventBlock]:
             raise InputError(f"{path} is cut off inside its compressed data; {AGAIN}")
         end = bytes(block.text[-8:]).strip() or end
         if events is not None:
-            for damage in events.damages:
+            if events.damages:
+                damage = events.damages[0]
                 raise InputError(f"{path}: line {damage.line} {damage.reason}; {AGAIN}")
             yield events
     if not end.endswith((b"]", b"]}")):
@@ -230,7 +231,9 @@ class _JsonReading:
             return
         table = rows_of(table, rows)
         spans = span_columns(table, _COLUMNS)
-        for row, reason in faulty_rows(spans, table, rank=None):
+        faults = faulty_rows(spans, table, rank=None)
+        if faults:
+            row, reason = faults[0]
             line = events.numbers[int(rows[row])]
             raise InputError(f"{self._path}: line {line} {reason}; {AGAIN}")
         self._spans.append(shifted(spans, record.origin_ns))
@@ -347,8 +350,8 @@ def _chain(tags: Integers, end: Integers) -> Integers:
     """Return places in `tags` that are reached from the first when each leads to the one at its
     `end`.
 
-    Where a packet ends is known only once its own begin is; so the steps are doubled: who is
-    reached by 1, 2, 4, … of them.
+    Where a packet ends is known only once its own begin is; so the steps are doubled: places that
+    are reached by 1, 2, 4, … of them.
     """
     stop = len(tags)
     place = np.searchsorted(tags, end)

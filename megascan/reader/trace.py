@@ -722,7 +722,10 @@ _IMPORTERS = {
 
 
 def _importer(found: Format) -> Importer:
-    """Load the reader of a format; those of the others stay unloaded."""
+    """Load the reader of a format; those of the others stay unloaded.
+
+    That of rank files takes threads of this process only: `_ShardLoader` never asks for it.
+    """
     module, name = _IMPORTERS[found]
     importer: Importer = getattr(importlib.import_module(module), name)
     return importer

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from megascan.export import write_timeline
+from megascan.export.blocks import Block, Head
 from megascan.export.chrome import coded_numbers, microsecond_texts, number_texts, row_texts
 from megascan.export.protobuf import (
     begin,
@@ -25,9 +26,12 @@ from megascan.export.protobuf import (
     varint,
     varints,
 )
-from megascan.export.writing import gzip_member
-from megascan.parallel import across_threads
+from megascan.export.writing import _written, gzip_member
+from megascan.overwriting import GrowingFile
+from megascan.parallel import Here, across_threads
 
+MADE_HERE = Block(2, b"two")
+MADE_BY_WORKERS = Block(3, bytes, (b"three",))
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -146,3 +150,16 @@ def test_across_threads_passes_errors_on():
 
     with pytest.raises(ZeroDivisionError):
         list(across_threads(work, range(10), 2))
+
+
+@pytest.mark.parametrize(
+    "blocks", [[], [MADE_HERE], [MADE_BY_WORKERS], [MADE_BY_WORKERS, MADE_HERE, MADE_BY_WORKERS]]
+)
+def test_the_head_stands_first_and_once(tmp_path, blocks):
+    path = tmp_path / "written"
+    with path.open("wb") as file:
+        head = Head(lambda: (1, b"one"))
+        counts = list(_written(head, blocks, Here(1), False, GrowingFile(file)))
+    assert counts == [1, *(block.num_events for block in blocks)]
+    words = {2: b"two", 3: b"three"}
+    assert path.read_bytes() == b"one" + b"".join(words[block.num_events] for block in blocks)

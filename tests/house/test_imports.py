@@ -63,7 +63,9 @@ def test_packages_import_only_what_stands_below_them(package):
             f"{relative} imports {name}"
             for name in first_words & set(PACKAGES) - MAY_IMPORT[package]
         ]
-    assert not wrong
+    assert not wrong, (
+        "move what both need down (schema, vocabulary, timeline), or compose them in megascan/cli"
+    )
 
 
 def test_rooms_of_the_core_import_downwards_only():
@@ -79,7 +81,9 @@ def test_rooms_of_the_core_import_downwards_only():
             other = parts[1] if parts[0] == "megascan" and len(parts) > 1 else room
             if level_of.get(other, 0) > level_of[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports megascan.{other}")
-    assert not wrong
+    assert not wrong, (
+        "a lower room knows a higher one: move what it needs down, or hand it in as an argument"
+    )
 
 
 MEASURING = ("detect/observe", "detect/stats")
@@ -96,7 +100,9 @@ def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():
         for module in imported(path)
         if module.startswith(above)
     ]
-    assert wrong == []
+    assert wrong == [], (
+        "measuring and comparing say what is; move what names or draws it to detect/causes or above"
+    )
 
 
 def test_causes_do_not_import_each_other():
@@ -107,7 +113,10 @@ def test_causes_do_not_import_each_other():
         }
         if path.stem != "registry":
             wrong += [f"{path.stem} imports {one}" for one in others - SHARED_BY_CAUSES]
-    assert wrong == []
+    assert wrong == [], (
+        "move what causes share to finding.py or searches.py; what one found reaches the others "
+        "by `Inquiry`"
+    )
 
 
 @pytest.mark.parametrize("package", ["megascan", "aggregate", "detect"])
@@ -123,7 +132,10 @@ def test_only_tracing_and_training_touch_torch(package):
         for path in sources(package)
         if {"torch", "megatron"} & {module.split(".")[0] for module in imported(path)}
     ]
-    assert [path for path in wrong if not path.startswith(allowed)] == []
+    assert [path for path in wrong if not path.startswith(allowed)] == [], (
+        "analysis runs where there is no torch: put what needs it in megascan/tracer or "
+        "megascan/instrument"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +156,9 @@ def test_what_an_import_pulls_in(statement, heavy):
         cwd=ROOT,
         check=True,
     )
-    assert heavy & {name.split(".")[0] for name in done.stdout.split()} == set()
+    assert heavy & {name.split(".")[0] for name in done.stdout.split()} == set(), (
+        "import these within the functions that need them, so that the others start at once"
+    )
 
 
 def test_no_module_shadows_the_standard_library_or_a_package():
@@ -153,8 +167,10 @@ def test_no_module_shadows_the_standard_library_or_a_package():
     names = {path.stem for path in first_on_path} | {
         path.stem for path in (ROOT / "scripts").iterdir()
     }
-    assert names & reserved == set()
+    assert names & reserved == set(), "rename it: Python would import it in the other one's place"
 
 
 def test_tests_have_no_init_files():
-    assert list((ROOT / "tests").rglob("__init__.py")) == []
+    assert list((ROOT / "tests").rglob("__init__.py")) == [], (
+        "remove it: tests are imported by path (--import-mode=importlib)"
+    )

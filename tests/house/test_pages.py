@@ -27,7 +27,9 @@ def test_format_page_follows_the_schema():
 
 def test_every_command_is_described_in_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"megascan {name}" not in readme] == []
+    assert [name for name in COMMANDS if f"megascan {name}" not in readme] == [], (
+        "give the command a row in README's tables of commands"
+    )
 
 
 def test_changelog_keeps_an_unreleased_section_on_top():
@@ -47,7 +49,9 @@ def test_links_between_our_pages_lead_somewhere():
             path = target.split("#")[0]
             if path and "://" not in path and not (page.parent / path).exists():
                 broken.append(f"{page.name} → {target}")
-    assert broken == []
+    assert broken == [], (
+        "the link's file has moved or is gone: mend the path, from the page's folder"
+    )
 
 
 def test_the_files_that_the_architecture_names_are_there():
@@ -63,12 +67,16 @@ def test_the_files_that_the_architecture_names_are_there():
         )
     ]
     assert len(named) > 40
-    assert missing == []
+    assert missing == [], (
+        "the file has moved or is gone: say in docs/architecture.md where it is now"
+    )
 
 
 def test_the_page_about_tracing_lists_every_module_that_is_recorded():
     page = (ROOT / "docs" / "tracing-your-job.md").read_text(encoding="utf-8")
-    assert [name for name, _, _ in _MODULES if f"`{name}`" not in page] == []
+    assert [name for name, _, _ in _MODULES if f"`{name}`" not in page] == [], (
+        "give the module its row in docs/tracing-your-job.md"
+    )
 
 
 def imported_names(text: str) -> Iterator[tuple[str, str]]:
@@ -110,5 +118,7 @@ def test_what_examples_import_is_there():
         for module, name in imported_names(page.read_text(encoding="utf-8"))
     ]
     assert len(imports) > 8
-    assert [one for one in imports if not is_offered(*one[1:])] == []
+    assert [one for one in imports if not is_offered(*one[1:])] == [], (
+        "the example imports what is not there any more: (page, module, name); mend the page"
+    )
     assert not is_offered("detect.whatif", "render_text")

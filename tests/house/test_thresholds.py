@@ -36,7 +36,9 @@ def bare_fractions(source: str) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("path", VERDICT_CODE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_verdict_code_holds_no_bare_fractions(path):
-    assert bare_fractions(path.read_text(encoding="utf-8")) == []
+    assert bare_fractions(path.read_text(encoding="utf-8")) == [], (
+        "(line, number): give it a name, unit, origin and meaning in detect/thresholds.py"
+    )
 
 
 def test_a_bare_fraction_would_be_seen():

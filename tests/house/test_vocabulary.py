@@ -57,7 +57,9 @@ def test_names_are_recorded_out_of_the_vocabulary_only():
             if isinstance(name, ast.Constant | ast.JoinedStr):
                 literals.append(f"{path.name}:{name.lineno}")
     assert found >= 15
-    assert literals == []
+    assert literals == [], (
+        "declare the name in megascan/vocabulary.py and record it by its constant"
+    )
 
 
 def test_every_constant_of_a_name_is_declared():
@@ -67,12 +69,16 @@ def test_every_constant_of_a_name_is_declared():
 
 
 def test_traced_collectives_say_whom_their_members_wait_for():
-    assert {operation.name for operation in COLLECTIVE_FUNCTIONS} <= set(vocabulary.COLLECTIVES)
+    traced = {operation.name for operation in COLLECTIVE_FUNCTIONS}
+    assert traced <= set(vocabulary.COLLECTIVES), (
+        "say in COLLECTIVES of megascan/vocabulary.py whom the operation's members wait for"
+    )
 
 
 def test_the_originals_names_become_ours():
     imported = [one for operations in original.OPERATIONS.values() for one in operations]
-    assert [(one.kind, one.name) for one in imported if not is_declared(one.kind, one.name)] == []
+    undeclared = [(one.kind, one.name) for one in imported if not is_declared(one.kind, one.name)]
+    assert undeclared == [], "give these names a line of WORDS in megascan/vocabulary.py"
     assert {one.op for one in imported if one.kind is Kind.COLLECTIVE and one.op} <= set(
         vocabulary.COLLECTIVES
     )
@@ -118,7 +124,9 @@ def test_a_profiles_names_become_ours():
 def test_every_simulated_name_is_known(layout):
     job = JobModel(layout=layout, costs=compute_bound(layout), num_layers=8)
     spans = [span for program in compile_job(job) for span in program.spans]
-    assert [span.name for span in spans if not is_declared(span.kind, span.name)] == []
+    assert [span.name for span in spans if not is_declared(span.kind, span.name)] == [], (
+        "give these names a line of WORDS in megascan/vocabulary.py"
+    )
     assert {span.axis for span in spans} - {""} <= {axis.name for axis in vocabulary.GROUP_AXES}
 
 
@@ -142,3 +150,17 @@ def test_modules_of_a_layer_follow_each_other():
         "mlp-backward",
         "moe-backward",
     }
+
+
+def test_who_reads_what_a_span_counts_as_is_said():
+    """`CountsAs` says of each member whether it is read: these are, no others."""
+    packages = ("megascan", "aggregate", "detect", "megascope", "training")
+    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    read = {
+        node.attr
+        for path in sources
+        if path != Path(vocabulary.__file__)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "CountsAs"
+    }
+    assert read == {"PASS", "LAYER", "MODULE"}, "say in CountsAs who reads what, then here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -130,3 +131,29 @@ def test_an_error_of_training_passes_through_unchanged():
     with pytest.raises(KeyError, match="training's"):
         around(tracer, original, lambda call: True, lambda call, result: result)()
     assert tracer.errors == [] and tracer.active
+
+
+def test_a_cached_function_keeps_what_is_asked_of_its_cache(library):
+    """Rotary embeddings of Megatron-Core call `self.forward.cache_clear()`."""
+
+    class Embedding:
+        @functools.lru_cache(maxsize=4)  # noqa: B019
+        def forward(self, x):
+            return x + 1
+
+        def renew(self):
+            self.forward.cache_clear()
+
+    def traced(original):
+        return around(FakeTracer(), original, lambda call: True, lambda call, result: result)
+
+    library.home.Embedding = Embedding
+    installation = Installation()
+    installation.install([Place(module="library", attribute="Embedding.forward", wrap=traced)])
+    embedding = Embedding()
+    assert embedding.forward(1) == embedding.forward(1) == 2
+    assert embedding.forward.cache_info().hits == 1
+    embedding.renew()
+    assert embedding.forward.cache_info().currsize == 0
+    installation.remove()
+    assert embedding.forward(1) == 2 and embedding.forward.cache_info().currsize == 1

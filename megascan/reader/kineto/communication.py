@@ -171,8 +171,8 @@ def _describing(host: Host, rows: Integers) -> Integers:
 
 
 def _with_batches(host: Host, rows: Integers, says: Integers) -> tuple[Integers, Integers]:
-    """Return the events `rows` and who describes each, one a message where a kernel carries out a
-    batch of them: those that its thread noted down since the batch before.
+    """Return the events `rows` and which event describes each, one a message where a kernel carries
+    out a batch of them: those that its thread noted down since the batch before.
 
         thread 1   send to 1, recv from 1, |── nccl:coalesced ──|      launches one SendRecv
     """

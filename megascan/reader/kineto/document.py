@@ -99,7 +99,7 @@ _AXIS_OF_DESCRIPTION = {
 }
 """Megatron's group descriptions; others keep their own words."""
 _LONGEST_LIST = 4000
-"""Characters of a list of ranks; the profiler shortens longer ones itself."""
+"""Characters of a list of ranks; the profiler shortens longer ones itself, by dots."""
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,12 @@ def stated_groups(events: pa.Table) -> dict[str, ProcessGroup]:
 
 
 def _listed_ranks(text: str) -> tuple[int, ...]:
-    """Read the members of "[0, 1, 2]"; none of a list that was shortened by dots."""
-    if "..." in text:
+    """Read the members of "[0, 1, 2]"; none of a list that was shortened by dots, or that is longer
+    than any that the profiler writes: part of the members would be a wrong group.
+    """
+    if "..." in text or len(text) > _LONGEST_LIST:
         return ()
-    ranks = tuple(int(number) for number in re.findall(r"[0-9]+", text[:_LONGEST_LIST]))
+    ranks = tuple(int(number) for number in re.findall(r"[0-9]+", text))
     return ranks if all(map(is_rank, ranks)) else ()
 
 
