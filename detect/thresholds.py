@@ -468,6 +468,20 @@ class _Ordinary:
         3.0, "times the largest", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",
     )  # fmt: skip
+    most_log: float = limit(
+        math.log(1.2), "log", Origin.PHYSICS, "by which sound devices of one model differ at most"
+    )
+    min_pairs: int = limit(
+        8, "pairs", Origin.CONVENTION, "of ranks of one stage before their spread is known"
+    )
+    nearest_share: float = limit(
+        0.25, "share of the pairs", Origin.MATHEMATICS,
+        "of ranks, the nearest ones: with half of the ranks slow, so many are sound ones",
+    )  # fmt: skip
+    nearest_sigmas: float = limit(
+        0.4506, "sigma", Origin.MATHEMATICS,
+        "within which that share of the distances between two draws of a normal law lies",
+    )  # fmt: skip
     mostly_share: float = limit(
         0.7, "share of the window", Origin.CONVENTION, "from which on a slowdown is a level"
     )

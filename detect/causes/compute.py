@@ -383,7 +383,8 @@ def _launches_alike(seen: Observations, found: ComputeSearch, slow: SlowRow) -> 
     parts of both passes are slow: not attention alone, which may be over other documents.
     """
     row, active = slow.suspect.row, slow.suspect.course.active
-    if seen.launched_alike is None or slow.suspect.course.effect < KERNELS.least_log:
+    least_effect = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
+    if seen.launched_alike is None or slow.suspect.course.effect < least_effect:
         return False  # sound devices may differ by as much
     if not seen.launched_alike[row][active].min() >= KERNELS.same_launches_share:
         return False
@@ -461,28 +462,78 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
     is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
     if is_pair and is_small and (lasts or len(course.episodes) > 1):
         return "two sound devices may differ by as much, and it has one peer only"
-    if not lasts or not (is_small or (is_pair and effect < PAIRS.min_effect_log)):
+    if not lasts:
         return None
-    large = [one.suspect.row for one in found.slow
-             if one.suspect.course.effect >= ORDINARY.small_floors * floor]  # fmt: skip
+    if is_small or (is_pair and effect < PAIRS.min_effect_log):
+        largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
+        if largest is not None:
+            return (
+                f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this "
+                "one may be no more than the slowest of sound devices"
+            )
+    return None if is_pair else _within_spread(inquiry.seen, found, slow)
+
+
+def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
+    """Return the largest distance of another rank from its peers where a slowdown does not stand
+    out from these; None where it does. Ranks that are slower than by `small` are left out.
+    """
+    large = [one.suspect.row for one in found.slow if one.suspect.course.effect >= small]
     others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
-    if is_pair:  # its peer is as far below it
+    if slow.num_peers == 1:  # its peer is as far below it
         others[slow.peers] = False
     levels = np.abs(robust.median(found.residuals.value[others], axis=1))
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
         return None
-    chance = found.noise.chance(found.residuals.value.shape[1])
-    square = float(np.mean(levels**2))
-    lasting = float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
-    largest = float(levels.max())
+    square, largest = float(np.mean(levels**2)), float(levels.max())
     most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
-    if effect >= lasting * most:
+    return None if slow.suspect.course.effect >= _lasting(found, square) * most else largest
+
+
+def _within_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Say that devices of this job differ by so much that the slowest sound one may be as slow;
+    None where it stands out from them, or its clock was read to be low.
+    """
+    spread = _spread_of_devices(seen, found)
+    stands_out = slow.suspect.course.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    if stands_out or _slow_clock(seen, found, slow) is not None:
         return None
     return (
-        f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this one may be "
-        "no more than the slowest of sound devices"
+        f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
+        "may be no more than the slowest of sound devices"
     )
+
+
+def _lasting(found: ComputeSearch, square: float) -> float:
+    """Return the share of a root mean square distance between ranks that noise in time does not
+    explain.
+    """
+    chance = found.noise.chance(found.residuals.value.shape[1])
+    return float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
+
+
+def _spread_of_devices(seen: Observations, found: ComputeSearch) -> float:
+    """Return sigma of the levels of ranks of one stage, log, from the quarter of all their pairs
+    that are nearest to each other.
+
+    Sound devices of one job may all differ by some per cent. To take the slowest out, one by one,
+    leaves those that happen to be alike; pairs have no centre that the slow ones could move, and
+    up to half of the ranks may be slow by as much as they like (the estimator Qn of Rousseeuw and
+    Croux, 1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter
+    of which lie within 4 %: sigma is 4 / 0.45 = 9 %.
+    """
+    level = robust.median(found.residuals.value, axis=1)
+    gaps = [
+        np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
+        for rows in stage_groups(seen.members)
+    ]
+    known = np.concatenate(gaps)
+    known = known[np.isfinite(known)]
+    if len(known) < ORDINARY.min_pairs:
+        return 0.0
+    sigma = float(np.quantile(known, ORDINARY.nearest_share)) / ORDINARY.nearest_sigmas
+    return sigma * _lasting(found, sigma**2)
 
 
 def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:

@@ -243,7 +243,8 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             suspect.row,
             suspect.course.active,
             slower,
-            least_starved=LOSSES.many_gaps_share,
+            # of two one is always the slower one; beside several, gaps are more likely pauses
+            least_starved=LOSSES.many_gaps_share if len(seen.members) == 2 else 0.0,
         )
 
     def owner(suspect: Suspect) -> Owner:

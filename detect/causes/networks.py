@@ -251,7 +251,10 @@ def _slowest(
     split = best[0][1]
     ranks = tuple(sorted(rank for port, _ in best for rank in port.ranks))
     excess_ns = _excess_ns(transfers, split, ranks)
-    if excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
+    is_cheap = excess_ns < NETWORKS.min_step_share * float(np.median(seen.iteration_ns))
+    # a link between two ranks, there and back, is no rail
+    is_link = len({frozenset(transfers.members[unit]) for unit in split.all_slow}) == 1
+    if is_cheap or (is_rail and is_link):
         return None
     slow_ns, quick_ns = _typical_ns(transfers, split)
     if slow_ns < quick_ns * float(np.exp(split.effect / 2)):

@@ -37,7 +37,7 @@ once in 30 times, but 16 hits of one speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -58,7 +58,7 @@ from detect.stats.residuals import (
     peer_groups,
     stage_groups,
 )
-from detect.stats.search import Course, SearchTask, Suspect, search
+from detect.stats.search import Course, SearchTask, Suspect, episodes_of, search
 from detect.text import counted, milliseconds, percent, place, ranks_of
 from detect.thresholds import BURSTS, LOSSES, PAIRS, POWER, SEARCH, STARVATION, DetectorSettings
 from detect.thresholds import COMPUTE as LIMITS
@@ -338,6 +338,8 @@ def lost_time(inquiry: Inquiry, loss: Loss) -> Answer:
         for one in result.suspects
         if _told_apart(lost, one, excluded) and _mean_share(one) >= LOSSES.least_mean_share
     )
+    if loss.stands_out and not result.suspects:
+        told = tuple(_apart(lost, task, inquiry.settings, step_ns))
     least = 1.0 + max(inquiry.detectable_effect(result.noise), task.floor)
     because = inquiry.limited_by(result.noise)
     return Answer(
@@ -413,6 +415,34 @@ def _told_apart(lost: _Lost, suspect: Suspect, excluded: Flags) -> bool:
     other = others[np.isfinite(others)]
     more = np.searchsorted(np.sort(other), own) / max(len(other), 1)
     return not len(other) or float(np.mean(more)) >= LOSSES.separated_share
+
+
+def _apart(
+    lost: _Lost, task: SearchTask, settings: DetectorSettings, step_ns: float
+) -> Iterator[Suspect]:
+    """Yield the row of each pair that loses more in all its iterations than the other in any.
+
+    How much a pair varies is known from itself alone, and a slow loader varies by far more than one
+    that is in time: against such noise 7 % of a step are chance. But were both alike, the one had
+    all of the n largest of 2 n values once in (2 n over n) times.
+
+    Example: 52 to 116 ms in 8 iterations, 0.8 to 1.2 ms on the other rank: 1 in 12,870.
+    """
+    for rows in lost.loss.groups:
+        time_ns = lost.time_ns[rows]
+        if len(rows) != 2 or not np.isfinite(time_ns).all():
+            continue
+        slow = int(np.argmax(time_ns.sum(axis=1)))
+        own, other = time_ns[slow], time_ns[1 - slow]
+        share = (own - np.median(other)) / step_ns
+        effect, length = float(np.median(share)), len(own)
+        q_value = task.num_tests * len(rows) / float(special.comb(2 * length, length))
+        is_apart = own.min() > other.max() and q_value <= settings.false_discovery_rate
+        if is_apart and effect >= max(task.floor, settings.min_slowdown - 1.0):
+            error = float(np.std(share) / np.sqrt(length))
+            active = np.ones(length, dtype=bool)
+            course = Course(active, effect, error, 1.0, episodes_of(active))
+            yield Suspect(int(rows[slow]), course, min(1.0, q_value), LOSSES.spread_share)
 
 
 def _num_peers(loss: Loss, row: int) -> int:

@@ -195,7 +195,7 @@ def test_of_a_pair_that_launches_the_same_sizes_the_slower_one_is_slow(verdict):
 
 
 def test_a_pair_that_differs_by_as_much_as_sound_devices_stays_undecided(verdict):
-    report = verdict("ddp", num_ranks=2, gpu={1: 1.05}, records_operators=False)
+    report = verdict("ddp", num_ranks=2, gpu={1: 1.1}, records_operators=False)
     assert all(finding.owner != Owner.NODE for finding in report.findings)
 
 
