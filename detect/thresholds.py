@@ -187,14 +187,9 @@ class _Kernels:
         "the model part differ, and equal launches may last longer, too",
     )  # fmt: skip
     least_log: float = limit(
-        math.log(1.04), "log", Origin.PHYSICS,
-        "by which kernels of equal launch are slow before that alone makes it the node's: sound "
-        "chips of one model differ by less",
-    )  # fmt: skip
-    same_launches_share: float = limit(
-        0.98, "share", Origin.PHYSICS,
-        "of a rank's kernels that others launch as often and in the same sizes; below it elements "
-        "may be more",
+        math.log(1.05), "log", Origin.PHYSICS,
+        "by which products of matrices are slow before that alone makes it the node's: sound chips "
+        "of one model differ by less",
     )  # fmt: skip
     least_layers_share: float = limit(
         0.5, "share", Origin.CONVENTION,
@@ -470,6 +465,9 @@ class _Ordinary:
     )  # fmt: skip
     most_log: float = limit(
         math.log(1.2), "log", Origin.PHYSICS, "by which sound devices of one model differ at most"
+    )
+    min_peers: int = limit(
+        3, "ranks", Origin.CONVENTION, "of which a small slowdown is told from ordinary ones"
     )
     min_pairs: int = limit(
         8, "pairs", Origin.CONVENTION, "of ranks of one stage before their spread is known"

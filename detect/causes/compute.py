@@ -103,9 +103,9 @@ CHANGED = (
     "data are not the reason"
 )
 EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
-LAUNCHES = (
-    "it launches the same kernels in the same sizes as its peers, and nearly all of them are slow: "
-    "longer data would have been launched in other sizes"
+SPARES_MEMORY = (
+    "its products of matrices are slow, and its kernels that only move memory hardly or not: more "
+    "data would lengthen both, a lower clock the first"
 )
 BOUND = (
     "communication within TP groups was not traced and is part of these times: the rank itself may "
@@ -375,28 +375,30 @@ def _even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str |
     alone = int((members.replica == members.replica[row]).sum()) == 1
     if seen.rules_data_out and alone:
         return EVEN
-    return LAUNCHES if _launches_alike(seen, found, slow) else None
+    return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
 
 
-def _launches_alike(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
-    """Return whether a rank launches the kernels of its peers, in the same sizes, and nearly all
-    parts of both passes are slow: not attention alone, which may be over other documents.
+def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether nearly all products of matrices are slow in both passes, and what is bound by
+    memory is not: not attention alone, which may be over longer documents.
     """
-    row, active = slow.suspect.row, slow.suspect.course.active
-    least_effect = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
-    if seen.launched_alike is None or slow.suspect.course.effect < least_effect:
+    kinds, effect = seen.boundness, slow.suspect.course.effect
+    least = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
+    if kinds is None or effect < least:
         return False  # sound devices may differ by as much
-    if not seen.launched_alike[row][active].min() >= KERNELS.same_launches_share:
-        return False
-    over = deviations(seen.work, stage_groups(seen.members), found.slow_rows)[row][active]
-    level = robust.median(over, axis=0)
-    least = PAIRS.agrees_share * slow.suspect.course.effect
-    return all(
-        np.mean(level[known] >= least) >= SPELLS.parts_share
-        for phase in (FORWARD, BACKWARD)
-        for known in [np.isfinite(level) & (seen.work.phase == phase)]
-        if known.any()
+    matrix, memory = (
+        robust.median(
+            deviations(work, stage_groups(seen.members), found.slow_rows)[slow.suspect.row][
+                slow.suspect.course.active
+            ],
+            axis=0,
+        )
+        for work in (kinds.matrix, kinds.memory)
     )
+    is_slow = matrix >= PAIRS.agrees_share * effect
+    parts = [np.isfinite(matrix) & (kinds.matrix.phase == phase) for phase in (FORWARD, BACKWARD)]
+    all_parts = all(is_slow[one].mean() >= SPELLS.parts_share for one in parts if one.any())
+    return all_parts and bool(robust.median(memory) < PAIRS.agrees_share * robust.median(matrix))
 
 
 def _effects(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
@@ -464,6 +466,8 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         return "two sound devices may differ by as much, and it has one peer only"
     if not lasts:
         return None
+    if is_small and slow.num_peers < ORDINARY.min_peers:
+        return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
     if is_small or (is_pair and effect < PAIRS.min_effect_log):
         largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
         if largest is not None:

@@ -59,7 +59,7 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, low_clocks
+from detect.causes.device import HOST_ADVICE, is_host_bound, low_clocks
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.causes.searches import load_as_long
 from detect.observe.observations import Observations
@@ -473,11 +473,16 @@ def _recorded(sides: _Sides, name: str) -> Floats:
 def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
     """Return whether the place in the pipeline may cost the host's ranks that time.
 
-    Stages have gaps of their own, some more than others; but none has many where others have next
+    Where all devices wait for their hosts, the gaps show what a stage has to launch. Elsewhere
+    stages have gaps of their own, some more than others; but none has many where others have next
     to none. That is no rule of loading: a stage that computes little waits for its data alone, and
     the first one however long, since others load while they wait for it.
     """
-    if cause not in LOST.values() or not sides.lacks_peers(sides.own) or _is_starved(sides):
+    if cause not in LOST.values() or not sides.lacks_peers(sides.own):
+        return False
+    if is_host_bound(sides.seen):
+        return True
+    if _is_starved(sides):
         return False
     if cause == Cause.LOADER:
         is_first = bool((sides.seen.members.stage[sides.own] == 0).all())

@@ -50,9 +50,6 @@ from megascan.schema import NOT_APPLICABLE, Kind, Phase, Track
 from megascan.timeline import codes, equals, numbers
 from megascan.vocabulary import is_bound_by_memory, is_copy, multiplies_matrices
 
-LAUNCH_MARK = "<<<"
-"""In the name of a kernel whose launch was recorded."""
-
 
 def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
     """Return the observations of a profile with its kernels as work; others as they are."""
@@ -83,7 +80,6 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         lost_ns=lost,
         unmatched_ns=unmatched_time(index),
         tells_passes=False,
-        launched_alike=_launched_alike(index, compared, compute),
         starved_share=None if index.is_cpu else starved(index, both).share(),
         held_pace=None if index.is_cpu else _held_pace(index, compute),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),
@@ -334,24 +330,6 @@ def _share(index: SpanIndex, kernels: _Kernels) -> Floats:
     part = np.bincount(cell, weights=kernels.time_ns * (kernels.sequence >= 0), minlength=size)
     with np.errstate(invalid="ignore"):
         return np.asarray((part / whole).reshape(index.shape))
-
-
-def _launched_alike(index: SpanIndex, kernels: _Kernels, compute: Flags) -> Floats | None:
-    """Return the share of each rank's kernels, by number, that are part of a sequence, (rank,
-    iteration); None where fewer than half of them say in which size they were launched.
-
-    Longer data are launched in other sizes: products on a fixed number of persistent blocks may not
-    show it, but what goes through all elements one by one does.
-    """
-    name, names = codes(index.table, "name")
-    tells = np.array([LAUNCH_MARK in text for text in names] or [False], dtype=bool)
-    if 2 * int(tells[name[compute]].sum()) < int(compute.sum()):
-        return None
-    cell = kernels.row * index.shape[1] + kernels.slot
-    size = index.shape[0] * index.shape[1]
-    alike = np.bincount(cell, weights=kernels.sequence >= 0, minlength=size)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((alike / np.bincount(cell, minlength=size)).reshape(index.shape))
 
 
 def _notes(members: Members, kernels: _Kernels, others_share: Floats) -> list[str]:

@@ -402,9 +402,6 @@ class Observations:
     unmatched_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """Profiles: time in which the rank did nothing but communicate, nobody knows with whom: waiting
     for somebody, or transfer over any link. None elsewhere."""
-    launched_alike: Floats | None = field(default=None, metadata=along("row", "iteration"))
-    """Profiles: share of a rank's kernels that another rank of its stage launches as often and in
-    the same sizes (grid and block). None elsewhere, and where sizes were not recorded."""
     starved_share: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """GPU runs: share of operations that began as soon as they were launched, so the device waited
     for the host. None where launches were not recorded."""
