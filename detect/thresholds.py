@@ -527,6 +527,10 @@ class _Device:
         0.08, "share of the effect", Origin.BENCHMARK,
         "that a slow device's optimizer, which is bound by memory, shows at least",
     )  # fmt: skip
+    optimizer_share_of_experts: float = limit(
+        0.25, "share of the effect", Origin.PHYSICS,
+        "that it shows at least where experts may be hot: chips that differ by 2 % show as much",
+    )  # fmt: skip
     sure_sigmas: float = limit(
         3.0, "sigma", Origin.CONVENTION, "of sound ranks by which a slow optimizer stands out"
     )
@@ -584,7 +588,8 @@ class _Hosts:
     )  # fmt: skip
     least_doubtful_share: float = limit(
         0.05, "share of an iteration", Origin.BENCHMARK,
-        "the same where stages are compared with each other, or another rank is named",
+        "the same where stages are compared with each other, there is one other host only, or "
+        "another rank is named",
     )  # fmt: skip
     unlike_share: float = limit(
         0.15, "share of an iteration", Origin.BENCHMARK,

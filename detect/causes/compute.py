@@ -384,8 +384,8 @@ def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> b
     """
     kinds, effect = seen.boundness, slow.suspect.course.effect
     least = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
-    if kinds is None or effect < least:
-        return False  # sound devices may differ by as much
+    if kinds is None or seen.may_have_stages or effect < least:
+        return False  # larger matrices of another stage, or what sound devices differ by
     matrix, memory = (
         robust.median(
             deviations(work, stage_groups(seen.members), found.slow_rows)[slow.suspect.row][

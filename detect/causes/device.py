@@ -101,7 +101,9 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     """
     effect, no_experts = float(passes.effects[row]), passes.is_beyond_experts(row)
     has_experts = seen.members.layout.ep > 1 and not no_experts
-    shows = optimizer_shows(optimizer, passes, row)
+    # experts that many tokens are routed to explain passes; what is left of a chip is small
+    share = DEVICE.optimizer_share_of_experts if has_experts else DEVICE.optimizer_share
+    shows = optimizer_shows(optimizer, passes, row, share)
     shows &= not _waits(seen, optimizer, passes, row)
     shows &= not _is_replicas(seen, optimizer, passes, row)
     if shows or is_isolated(seen.members, passes, row):
@@ -127,14 +129,17 @@ def not_shown(seen: Observations, optimizer: Floats, passes: Slowness, row: int)
     return f"{words}: longer data may be the reason as well as the device"
 
 
-def optimizer_shows(optimizer: Floats, passes: Slowness, row: int) -> bool:
-    """Return whether the optimizer of `row` is slower, too, as that of a slow device is."""
+def optimizer_shows(
+    optimizer: Floats, passes: Slowness, row: int, share: float = DEVICE.optimizer_share
+) -> bool:
+    """Return whether the optimizer of `row` is slower, too, by a `share` of what its passes are, as
+    that of a slow device is.
+    """
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
         return False
     error = _optimizer_error(optimizer, passes.slow, row)
-    least = DEVICE.optimizer_share * float(passes.effects[row])
-    return level >= max(least, DEVICE.sure_sigmas * error)
+    return level >= max(share * float(passes.effects[row]), DEVICE.sure_sigmas * error)
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:

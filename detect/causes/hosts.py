@@ -95,6 +95,10 @@ WANDERS = (
     "it launches slowly in some iterations and hardly slower than others in the rest: load that "
     "comes and goes, on any host, looks like this in a short window"
 )
+NOISIER = (
+    "there is one other host only, which loses a little less: of two hosts one is always the "
+    "noisier one"
+)
 NOT_SHOWN = (
     "its ranks share what no other host has (a replica's data, a stage's layers, or a TP group in "
     "which all wait for one): that may be the reason as well as the host"
@@ -343,6 +347,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
+    is_noisier = named is not None and _is_noisier_of_two(sides, tests, named[1])
     is_level = is_shown and int(sides.control.sum()) >= HOSTS.min_control
     change = None if is_level else _change(inquiry, sides, num_tests)
     if change is not None:
@@ -358,7 +363,7 @@ def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
         cause=cause,
         doubt=WANDERS
         if named is late and not is_shown
-        else _doubt(sides, cause, is_shown=is_shown),
+        else _doubt(sides, cause, is_shown=is_shown) or NOISIER * (is_noisier and not change),
         test=test,
         q_value=min(1.0, test.p_value * num_tests),
         excess_ns=_late_ns(sides, tests)
@@ -377,6 +382,13 @@ def _doubt(sides: _Sides, cause: Cause, *, is_shown: bool) -> str:
     if not is_shown:
         return NOT_SHOWN
     return OF_STORAGE if cause == Cause.LOADER and _others_load_as_long(sides) else ""
+
+
+def _is_noisier_of_two(sides: _Sides, tests: dict[str, _Test], test: _Test) -> bool:
+    """Return whether a host loses a little more than the only other one."""
+    is_lost = any(test is tests.get(name) for name in LOST)
+    is_only = len(np.unique(sides.host[sides.control])) < 2
+    return is_lost and is_only and test.effect < HOSTS.least_doubtful_share
 
 
 def _others_load_as_long(sides: _Sides) -> bool:

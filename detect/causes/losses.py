@@ -112,6 +112,8 @@ def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> s
     if load_as_long(own, loading[others]):
         return WAIT_TOO
     on_gpu = seen.members.device_kind == "cuda"
+    if not on_gpu and len(others) == 1:
+        return OF_TWO
     return WAIT_TOO if on_gpu and others_load_as_long(seen, suspect.row, others, active) else ""
 
 
@@ -328,6 +330,10 @@ SHARDS = (
 OF_STAGE = (
     "the ranks that load are of different stages, and how long a device waits for its data depends "
     "on what its stage has to do: the loader timed alone decides"
+)
+OF_TWO = (
+    "of two processes that share cores one may always lose more to what else runs there: a third "
+    "rank that loads, or the loader timed alone, decides"
 )
 OF_PLACE = (
     "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "

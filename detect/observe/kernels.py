@@ -80,6 +80,8 @@ def with_kernels(seen: Observations, index: SpanIndex) -> Observations:
         lost_ns=lost,
         unmatched_ns=unmatched_time(index),
         tells_passes=False,
+        may_have_stages=seen.members.layout.pp == 1
+        and bool(equals(index.table, "kind", Kind.P2P).any()),
         starved_share=None if index.is_cpu else starved(index, both).share(),
         held_pace=None if index.is_cpu else _held_pace(index, compute),
         notes=(*seen.notes, *_notes(seen.members, kernels, others_share)),

@@ -421,6 +421,8 @@ class Observations:
     """CPU runs at base granularity with TP: CPU time of compute holds that of communication."""
     splits_tensor_groups: bool = True
     """False when communication inside TP groups was not traced: their members' times are one."""
+    may_have_stages: bool = False
+    """Profiles: messages were recorded, and no pipeline stages: ranks may do other work."""
     tells_passes: bool = True
     """False for a profile: kernels of equal name and launch stand for passes, and garbage
     collection is not recorded."""
