@@ -525,7 +525,7 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch) -> float:
     leaves those that happen to be alike; pairs have no centre that the slow ones could move, and
     up to half of the ranks may be slow by as much as they like (the estimator Qn of Rousseeuw and
     Croux, 1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter
-    of which lie within 4 %: sigma is 4 / 0.45 = 9 %.
+    of which lie within 1 %: sigma is 1 / 0.45 = 2 %.
     """
     level = robust.median(found.residuals.value, axis=1)
     gaps = [
@@ -536,7 +536,8 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch) -> float:
     known = known[np.isfinite(known)]
     if len(known) < ORDINARY.min_pairs:
         return 0.0
-    sigma = float(np.quantile(known, ORDINARY.nearest_share)) / ORDINARY.nearest_sigmas
+    nearest = np.quantile(known, ORDINARY.nearest_share, method="lower")
+    sigma = float(nearest) / ORDINARY.nearest_sigmas
     return sigma * _lasting(found, sigma**2)
 
 

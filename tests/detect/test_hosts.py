@@ -24,6 +24,17 @@ def test_host_that_holds_up_its_ranks_is_one_finding(job):
     assert "host n01" in finding.headline and finding.host == "n01"
 
 
+@pytest.mark.parametrize(("hosts", "owner"), [(4, Owner.UNDECIDED), (2, Owner.NODE)])
+def test_of_two_hosts_the_one_that_loses_a_little_more_is_undecided(job, hosts, owner):
+    """9 ms of 255 an iteration: 4 % of it. `hosts` is the number of ranks on each."""
+    report = job(
+        layout=Layout(dp=8), hosts=hosts, gap_ms=lost_by(range(hosts), 10.0), iterations=10
+    ).report()
+    finding = next(one for one in report.findings if len(one.ranks) == hosts)
+    assert (finding.cause, finding.owner) == (Cause.HOST, owner)
+    assert any("the noisier one" in one for one in finding.evidence) == (owner != Owner.NODE)
+
+
 def test_host_that_is_a_stage_is_found_from_five_per_cent_on(job):
     stages = Layout(pp=4, dp=4)
     slow = job(layout=stages, hosts=4, gap_ms=lost_by(range(4, 8), 25.0)).report()

@@ -12,9 +12,12 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.device import starvation
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
+from detect.causes.searches import Loss, _apart, _Lost
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import cut
+from detect.stats.noise import Usual
+from detect.stats.search import SearchTask
 from detect.text import render_text
 from megascan.topology import Layout
 
@@ -27,6 +30,29 @@ def test_slow_loader_is_not_slow_compute(job):
         ((1,), Cause.LOADER, Owner.NODE)
     ]
     assert report.findings[0].slowdown == pytest.approx(6.0, rel=0.05)
+
+
+WILD_MS = (60.5, 59.8, 69.1, 90.4, 98.6, 51.5, 116.1, 67.8)
+"""What a device lost to its loader in 8 iterations of 1.02 s, as one simulated job had it."""
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "is_told"), [(WILD_MS, True), (WILD_MS[:4], False), ((0.9, *WILD_MS[1:]), False)]
+)
+def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_told):
+    """It varies by far more than the other one: that all its values are the larger ones tells."""
+    length = len(lost_ms)
+    time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, length), lost_ms])
+    loss = Loss(
+        cause=Cause.LOADER, name="", groups=[np.arange(2)], predicate="",
+        advice=lambda suspect: (), owner=lambda suspect: Owner.NODE,
+    )  # fmt: skip
+    task = SearchTask(
+        compare=lambda excluded: time_ns, num_rows=2, num_tests=24, floor=0.01,
+        usual=Usual(floor=0.0, spread=0.0), forbidden=np.zeros(2, dtype=bool),
+    )  # fmt: skip
+    found = list(_apart(_Lost(loss, time_ns, time_ns), task, DetectorSettings(), 1.02e9))
+    assert [one.row for one in found] == [1] * is_told
 
 
 def test_loading_alike_is_silent(job):

@@ -151,6 +151,16 @@ def test_slow_rail_of_three_iterations_is_one_finding(job):
     assert "the rail of GPU 3 of every host" in finding.headline
 
 
+def test_a_link_there_and_back_is_no_rail(job):
+    """Rank 3's messages with rank 11 alone, in both directions: two hosts, one message a rail."""
+    report = job(
+        layout=Layout(pp=2, dp=8), hosts=8, iterations=6, message_bytes=MEGABYTE,
+        transfer=lambda one, other, iteration: 2.0 if {one, other} == {3, 11} else 1.0,
+    ).report()  # fmt: skip
+    (finding,) = report.findings
+    assert finding.ranks == (3, 11) and "link between ranks 3 and 11" in finding.headline
+
+
 def test_rails_that_always_go_together_stay_undecided(job, exchanging):
     """GPU 1 of one host talks to GPU 2 of the other only."""
     units = [((rank, 4 + (3 - rank)), 10**8, 20.0 if rank in (1, 2) else 10.0) for rank in range(4)]

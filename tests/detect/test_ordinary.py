@@ -36,6 +36,30 @@ def test_a_large_slowness_among_uneven_chips_is_the_node(job):
     assert owners(report) == [((3,), Owner.NODE)]
 
 
+UNEVEN = (0.99, 0.97, 0.96, 1.04, 1.01, 0.99, 1.0, 1.05, 0.97, 1.02, 0.985, 1.025)
+
+
+def test_of_chips_that_differ_all_over_the_job_none_is_named(job):
+    """Sigma 3 %, and the slowest of each four far from the three that happen to be alike."""
+    run = job(layout=Layout(dp=12), work=chips(UNEVEN))
+    assert not [one for one in run.report().findings if one.owner == Owner.NODE]
+    slow = [level * (1.3 if rank == 4 else 1.0) for rank, level in enumerate(UNEVEN)]
+    named = [one for one in run.but(work=chips(slow)).report().findings if one.owner == Owner.NODE]
+    assert [one.ranks for one in named] == [(4,)]
+
+
+def test_three_slow_ones_among_even_chips_are_no_spread(job):
+    levels = [1.08 if rank in (1, 6, 9) else 1.0 + 0.001 * (rank % 3) for rank in range(12)]
+    report = job(layout=Layout(dp=12), work=chips(levels)).report()
+    assert sorted(owners(report)) == [((rank,), Owner.NODE) for rank in (1, 6, 9)]
+
+
+def test_a_small_difference_from_two_peers_is_undecided(job):
+    report = job(layout=Layout(dp=3), work=chips((1.0, 1.0005, 1.04))).report()
+    assert owners(report) == [((2,), Owner.UNDECIDED)]
+    assert any("2 peers only" in one for one in report.findings[0].evidence)
+
+
 def test_a_small_difference_of_a_pair_is_undecided_and_says_why(job):
     report = job(layout=Layout(tp=2), work=chips((1.0, 1.035))).report()
     assert owners(report) == [((1,), Owner.UNDECIDED)]
