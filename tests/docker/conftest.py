@@ -35,6 +35,7 @@ stage() { # name: a fresh copy of this machine
     mount --rbind /proc "$root/proc"
     mount --rbind /dev "$root/dev"
     chmod a+x "$root/root" # the interpreter may live there, and a user must reach it
+    chmod 1777 "$root/tmp" # as in every image: apt checks signatures as a user of its own
     rm -rf "$root/workspace" "$root/opt/megascan" "$root/opt/venv" "$root/wheels"
 }
 """
