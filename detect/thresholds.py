@@ -241,6 +241,10 @@ class _Starvation:
     host_bound_share: float = limit(
         0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
     )
+    more_share: float = limit(
+        0.2, "share of operations", Origin.CONVENTION,
+        "launched just in time, by which a device that waits for its host exceeds its peers",
+    )  # fmt: skip
     slower_share: float = limit(
         0.4, "share of the slowdown", Origin.BENCHMARK,
         "by which a starved device's host launches more slowly than the others, if that is why",
@@ -530,6 +534,10 @@ class _Device:
     optimizer_share_of_experts: float = limit(
         0.25, "share of the effect", Origin.PHYSICS,
         "that it shows at least where experts may be hot: chips that differ by 2 % show as much",
+    )  # fmt: skip
+    most_optimizer_log: float = limit(
+        math.log(3.0), "log", Origin.PHYSICS,
+        "that it may be slower than the passes: more of a device's memory would slow those as well",
     )  # fmt: skip
     sure_sigmas: float = limit(
         3.0, "sigma", Origin.CONVENTION, "of sound ranks by which a slow optimizer stands out"
@@ -864,6 +872,11 @@ class _Losses:
         0.1, "share of the operations", Origin.BENCHMARK,
         "launched only just in time, from which on a host's lost time is its pace, and no few "
         "pauses",
+    )  # fmt: skip
+    place_share: float = limit(
+        0.5, "share of its excess", Origin.CONVENTION,
+        "of lost time that remains over ranks at the same place in other TP groups, where it is "
+        "the rank's own",
     )  # fmt: skip
     host_ratio: float = limit(
         1.2, "ratio", Origin.BENCHMARK,

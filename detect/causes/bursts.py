@@ -93,6 +93,10 @@ NOBODY_WAITS = (
 LONGER = "its microbatches vary in length, and longer ones may be the reason as well"
 EXPERTS = "now and then its experts may get more tokens, which would show the same"
 FEW_OTHERS = "with so few ranks beside it, noise of its own may be the reason as well"
+OTHERS_TOO = (
+    "its peers have such passes in iterations of their own, if in fewer: noise that comes to "
+    "everybody may be the reason as well"
+)
 LENGTHS = (
     "its microbatches vary in length, and so does what the last stage alone computes, which may be "
     "the reason as well"
@@ -374,6 +378,7 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
         return _doubt_of_host(seen, burst, is_uneven)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
+        OTHERS_TOO: burst.is_noise,
         LONGER: is_uneven,
         EXPERTS: seen.members.layout.ep > 1 and not _shows_in_attention(seen, burst),
     }

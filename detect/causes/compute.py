@@ -40,6 +40,7 @@ import numpy as np
 from detect.causes.device import (
     Slowness,
     attention_residuals,
+    half_starved,
     host_advice,
     is_host_bound,
     is_isolated,
@@ -95,7 +96,7 @@ from detect.thresholds import (
     SPELLS,
     WINDOW,
 )
-from megascan.arrays import mask_of
+from megascan.arrays import Floats, mask_of
 from megascan.errors import listed
 
 CHANGED = (
@@ -167,7 +168,12 @@ def _one_sided(slow: SlowRow) -> bool:
 
 
 def _optimizer_agrees(slow: SlowRow) -> bool:
-    return slow.optimizer >= PAIRS.agrees_share * slow.suspect.course.effect
+    """Return whether the optimizer is slow as well, and by no more than a device explains: one that
+    takes 24 times as long waits for somebody inside it.
+    """
+    effect = slow.suspect.course.effect
+    most = effect + DEVICE.most_optimizer_log
+    return PAIRS.agrees_share * effect <= slow.optimizer <= most
 
 
 def _is_estimated_in_one(seen: Observations, slow: SlowRow) -> bool:
@@ -282,8 +288,12 @@ def _judge(
                 "difference of the work: compare the two ranks' modules at granularity full",
             ),
         )
-    ordinary = _shared_core(seen, slow) or _ordinary_difference(inquiry, found, slow)
-    if ordinary is not None:
+    ordinary = (
+        _shared_core(seen, slow)
+        or _ordinary_difference(inquiry, found, slow)
+        or half_starved(seen, slow.suspect.row, course.active)
+    )
+    if ordinary:
         decision = _Decision(False, ordinary)
     elif clock is not None:
         decision = _Decision(True, clock[1])
@@ -488,7 +498,7 @@ def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> floa
         others[slow.peers] = False
     levels = np.abs(robust.median(found.residuals.value[others], axis=1))
     levels = levels[np.isfinite(levels)]
-    if len(levels) < 2:
+    if len(levels) < min(slow.num_peers, 2):  # of another pair one is enough: both are as far off
         return None
     square, largest = float(np.mean(levels**2)), float(levels.max())
     most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
@@ -499,7 +509,7 @@ def _within_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> s
     """Say that devices of this job differ by so much that the slowest sound one may be as slow;
     None where it stands out from them, or its clock was read to be low.
     """
-    spread = _spread_of_devices(seen, found)
+    spread = _spread_of_devices(seen, found, slow.suspect.row)
     stands_out = slow.suspect.course.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
     if stands_out or _slow_clock(seen, found, slow) is not None:
         return None
@@ -517,9 +527,9 @@ def _lasting(found: ComputeSearch, square: float) -> float:
     return float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
 
 
-def _spread_of_devices(seen: Observations, found: ComputeSearch) -> float:
+def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> float:
     """Return sigma of the levels of ranks of one stage, log, from the quarter of all their pairs
-    that are nearest to each other.
+    that are nearest to each other: of all stages, or of the row's own where that is more.
 
     Sound devices of one job may all differ by some per cent. To take the slowest out, one by one,
     leaves those that happen to be alike; pairs have no centre that the slow ones could move, and
@@ -528,17 +538,23 @@ def _spread_of_devices(seen: Observations, found: ComputeSearch) -> float:
     of which lie within 1 %: sigma is 1 / 0.45 = 2 %.
     """
     level = robust.median(found.residuals.value, axis=1)
+    groups = stage_groups(seen.members)
     gaps = [
         np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
-        for rows in stage_groups(seen.members)
+        for rows in groups
     ]
-    known = np.concatenate(gaps)
-    known = known[np.isfinite(known)]
+    own = gaps[next(place for place, rows in enumerate(groups) if row in rows)]
+    sigma = max(_sigma_of_pairs(np.concatenate(gaps)), _sigma_of_pairs(own))
+    return sigma * _lasting(found, sigma**2)
+
+
+def _sigma_of_pairs(gaps: Floats) -> float:
+    """Return sigma of draws that are so far apart, (pair,); 0 where too few pairs are known."""
+    known = gaps[np.isfinite(gaps)]
     if len(known) < ORDINARY.min_pairs:
         return 0.0
     nearest = np.quantile(known, ORDINARY.nearest_share, method="lower")
-    sigma = float(nearest) / ORDINARY.nearest_sigmas
-    return sigma * _lasting(found, sigma**2)
+    return float(nearest) / ORDINARY.nearest_sigmas
 
 
 def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:

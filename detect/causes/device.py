@@ -138,8 +138,9 @@ def optimizer_shows(
     level = float(robust.centre(optimizer[row]))
     if not np.isfinite(level):
         return False
-    error = _optimizer_error(optimizer, passes.slow, row)
-    return level >= max(share * float(passes.effects[row]), DEVICE.sure_sigmas * error)
+    effect, error = float(passes.effects[row]), _optimizer_error(optimizer, passes.slow, row)
+    least = max(share * effect, DEVICE.sure_sigmas * error)
+    return least <= level <= effect + DEVICE.most_optimizer_log
 
 
 def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: int) -> bool:
@@ -382,6 +383,10 @@ def _compared(name: str, own: float, peers: Sequence[float]) -> list[str]:
     return [f"counter {name} is {own:.0f} against its peers' {theirs:.0f}"] if notable else []
 
 
+UNKNOWN_ROLES = (
+    "no communication was matched, so nobody knows what each rank has to do (stage, TP group, "
+    "loading for others): what its place asks of it may be the reason as well"
+)
 HOST_ADVICE = (
     "on that host: read the load (top, pidstat -t), CPU frequency and affinity of the "
     "rank's process, and what else runs there",
@@ -456,6 +461,26 @@ def starvation(
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def half_starved(seen: Observations, row: int, active: Flags) -> str:
+    """Say that a device waits for its host half of the time, and so do its peers' to a lesser part:
+    which host is the slowest is news of nobody then. Empty where it waits less, or starves.
+
+    Example: 69 % of its operations come just in time, of its peers' 40 %; it takes 1.2x their time
+    while its host launches 4 % more slowly.
+    """
+    if seen.starved_share is None or launches_slowly(seen, row):
+        return ""
+    own, theirs = _just_in_time(seen, seen.starved_share, row, active)
+    waits_more = own - theirs >= STARVATION.more_share
+    if not waits_more or not STARVATION.fed_share <= own < _least_starved(theirs):
+        return ""
+    return (
+        f"{own:.0%} of its operations were launched only just in time, and of its peers' "
+        f"{theirs:.0%}: where all hosts can hardly keep up, the slowest by a little is the one "
+        "that its device waits for"
+    )
 
 
 def _just_in_time(

@@ -59,7 +59,7 @@ from functools import cached_property, partial
 import numpy as np
 from scipy import special
 
-from detect.causes.device import HOST_ADVICE, is_host_bound, low_clocks
+from detect.causes.device import HOST_ADVICE, UNKNOWN_ROLES, is_host_bound, low_clocks
 from detect.causes.finding import Answer, CauseSpec, Claim, Inquiry, build_finding
 from detect.causes.searches import load_as_long
 from detect.observe.observations import Observations
@@ -381,6 +381,8 @@ def _doubt(sides: _Sides, cause: Cause, *, is_shown: bool) -> str:
     """Return why it need not be the host, as a sentence; empty where it is."""
     if not is_shown:
         return NOT_SHOWN
+    if cause in LOST.values() and not sides.seen.knows_roles:
+        return UNKNOWN_ROLES
     return OF_STORAGE if cause == Cause.LOADER and _others_load_as_long(sides) else ""
 
 
@@ -673,10 +675,11 @@ def _is_starved(sides: _Sides) -> bool:
     if sides.seen.starved_share is None:
         return False
     level = robust.median(sides.seen.starved_share, axis=1)
-    mine, others = level[sides.own], level[sides.control]
-    return bool(
-        np.nanmin(mine) >= STARVATION.starved_share and np.nanmax(others) <= STARVATION.fed_share
-    )
+    known = np.isfinite(level)
+    mine, others = level[sides.own & known], level[sides.control & known]
+    if not len(mine) or not len(others):
+        return False
+    return bool(mine.min() >= STARVATION.starved_share and others.max() <= STARVATION.fed_share)
 
 
 def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:

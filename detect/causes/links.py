@@ -46,7 +46,7 @@ from detect.causes.finding import (
 )
 from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Members, Observations, Transfers
-from detect.observe.transfers import log_residuals
+from detect.observe.transfers import bus_factor, log_residuals
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
@@ -69,6 +69,10 @@ IN_DOUBT_ENDS = (
 IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
+)
+IN_DOUBT_INSIDE = (
+    "all that carries as much inside this host is slow: it may be built so (no NVLink between its "
+    "GPUs), or what they share is at fault; compare nvidia-smi topo -m with that of another host"
 )
 IN_DOUBT_A_LITTLE = (
     "where connections share a port or a switch, one of them may always meet others, and be slower "
@@ -126,6 +130,24 @@ class _Units:
     def witnesses(self, rank: int, like: int) -> list[int]:
         """Return those of a rank that surely take the same way as `like`."""
         return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
+
+    def rates(self) -> Floats:
+        """Return the bytes a ns that a unit's links carry at most, (unit,); NaN where no size is
+        known.
+
+        What carries less than a slow link is fine whatever its ends can do. Example: a
+        reduce-scatter of 1.8 GB in a slow pair takes 46 ms, 20 bytes a ns; messages of 0.2 GB that
+        copies bind to 19 bytes a ns say nothing of either end.
+        """
+        transfers = self.transfers
+        factors = [
+            bus_factor(transfers.kinds[int(kind)].split()[1], len(ranks)) or 1.0
+            for kind, ranks in zip(transfers.kind, transfers.members, strict=True)
+        ]
+        sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
+        rates = np.array(factors) * sizes / robust.median(transfers.transfer_ns, axis=1)
+        return np.array([np.fmax.reduce(rates[self.unit == one], initial=np.nan)
+                         for one in range(len(self.members))])  # fmt: skip
 
     def values(self, excluded: Flags) -> Floats:
         """Log residual, (unit, iteration): mean over the unit's kinds."""
@@ -203,10 +225,11 @@ def _attribute(
     over = np.nan_to_num(robust.median(units.values(slow), axis=1))
     found = []
     while left:
-        ranks = _culprits(units, compared, left, left[0])
+        whole = _whole_host(seen, units, compared, left)
+        ranks = whole or _culprits(units, compared, left, left[0])
         if len(ranks) == 2 and set(seen.members.recorded).issuperset(ranks):
             ranks = _guilty_end(units, np.where(compared, over, np.nan), ranks, left[0])
-        explained = [one for one in left if set(ranks) <= set(units.members[one.row])]
+        explained = [one for one in left if _is_part(set(units.members[one.row]), ranks, whole)]
         fine = compared & ~slow & (over < LINKS.fine_share * left[0].course.effect)
         link = _link(units, ranks, explained, compared)
         isolated = _is_isolated(seen, units, fine, ranks, left[0].row)
@@ -215,23 +238,46 @@ def _attribute(
     return found
 
 
+def _is_part(members: set[int], ranks: tuple[int, ...], host: tuple[int, ...]) -> bool:
+    """Return whether a slow unit of these members is slow because of these ranks, or `host`'s."""
+    return members <= set(host) or members >= set(ranks)
+
+
+def _whole_host(
+    seen: Observations, units: _Units, compared: Flags, slow: list[Suspect]
+) -> tuple[int, ...]:
+    """Return the ranks of the worst unit's host where all connections inside it are slow, or carry
+    less than the worst does; () where one is fine, or where all are of one rank.
+    """
+    worst, rates = slow[0].row, units.rates()
+    are_slow = mask_of([one.row for one in slow], len(rates))
+    host, _ = seen.members.device_of(units.members[worst][0])
+    inside = [
+        unit for unit in np.flatnonzero(compared & (are_slow | ~(rates < rates[worst]))).tolist()
+        if seen.members.are_inside_a_host(units.members[unit])
+        and seen.members.device_of(units.members[unit][0])[0] == host
+    ]  # fmt: skip
+    ranks = [set(units.members[unit]) for unit in inside]
+    if worst not in inside or set.intersection(*ranks) or not are_slow[inside].all():
+        return ()
+    return tuple(sorted(set.union(*ranks)))
+
+
 def _is_isolated(
     seen: Observations, units: _Units, fine: Flags, ranks: tuple[int, ...], worst: int
 ) -> bool:
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine; and what is a rail (the same device of several hosts). Which
-    member of another group is slow, nobody can tell, of one host's no more than of several.
+    `worst` unit takes, which are fine and carry as much. Which member of a larger group is slow,
+    nobody can tell, of one host's no more than of a rail's.
     """
     if len(ranks) == 1:
         return True
-    if not set(seen.members.recorded).issuperset(ranks):
+    if len(ranks) > 2 or not set(seen.members.recorded).issuperset(ranks):
         return False
-    places = [seen.members.device_of(rank) for rank in ranks]
-    if len({device for _, device in places}) == 1 and len(set(places)) == len(ranks):
-        return True
-    return len(ranks) == 2 and all(fine[units.witnesses(rank, worst)].any() for rank in ranks)
+    clear = fine & (units.rates() >= units.rates()[worst])
+    return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
 def _above(seen: Observations, units: _Units, suspect: Suspect) -> bool:
@@ -459,7 +505,9 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
     ]
     if len(link.units) > 1:
         groups = listed(f"{{{listed(ranks)}}}" for ranks in link.units)
-        sentences.append(f"slow among {groups}; what they share is named")
+        shared = set.intersection(*map(set, link.units))
+        sentences.append(f"slow among {groups}; what they share is named" if shared else
+                         f"slow among {groups}; {IN_DOUBT_INSIDE}")  # fmt: skip
     elif len(link.ranks) > 2 and seen.members.are_inside_a_host(link.ranks):
         sentences.append(
             "it lies inside one host; which of its GPUs is slow, one group alone cannot tell"

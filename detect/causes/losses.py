@@ -18,6 +18,8 @@ import numpy as np
 from scipy import special
 
 from detect.causes.device import (
+    UNKNOWN_ROLES,
+    half_starved,
     hardly_slower_host,
     host_advice,
     hosts_are_all_late,
@@ -222,7 +224,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     notes = _bound_by_hosts(seen)
     if Cause.HOST not in seen.lost_ns:
         return Answer(notes=notes)
-    alone = min(len(rows) for rows in stage_groups(seen.members)) < 2
+    alone = _are_alone(seen)
     at_place: set[int] = set()  # rows whose like in other stages lose as much
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
@@ -231,23 +233,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
         return tuple(one for one in waiting if not _refills_its_queue(seen, one))
 
     def doubt(suspect: Suspect) -> str:
-        if suspect.row in at_place:
-            return OF_PLACE
-        if len(seen.members) == 2 and len(seen.iterations) < inquiry.settings.min_iterations:
-            return FEW_OF_TWO
-        if alone and not launches_slowly(seen, suspect.row):
-            return OF_ITS_STAGE
-        if _is_hardly_more(seen, suspect):
-            return HARDLY_MORE
-        slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
-        return hardly_slower_host(
-            seen,
-            suspect.row,
-            suspect.course.active,
-            slower,
-            # of two one is always the slower one; beside several, gaps are more likely pauses
-            least_starved=LOSSES.many_gaps_share if len(seen.members) == 2 else 0.0,
-        )
+        return OF_PLACE if suspect.row in at_place else _doubt_of_host(inquiry, suspect)
 
     def owner(suspect: Suspect) -> Owner:
         if doubt(suspect):
@@ -277,6 +263,30 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     )
     findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
     return replace(answer, findings=findings, notes=notes)
+
+
+def _are_alone(seen: Observations) -> bool:
+    """Return whether some stage has one row only, so that stages are compared with each other."""
+    return min(len(rows) for rows in stage_groups(seen.members)) < 2
+
+
+def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
+    """Return why lost time need not be the fault of a rank's host; empty where it is."""
+    seen, row, active = inquiry.seen, suspect.row, suspect.course.active
+    if not seen.knows_roles:
+        return UNKNOWN_ROLES
+    if len(seen.members) == 2 and len(seen.iterations) < inquiry.settings.min_iterations:
+        return FEW_OF_TWO
+    if _are_alone(seen) and not launches_slowly(seen, row):
+        return OF_ITS_STAGE
+    if _is_hardly_more(seen, suspect):
+        return HARDLY_MORE
+    slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
+    # of two one is always the slower one; beside several, gaps are more likely pauses
+    least = LOSSES.many_gaps_share if len(seen.members) == 2 else 0.0
+    return half_starved(seen, row, active) or hardly_slower_host(
+        seen, row, active, slower, least_starved=least
+    )
 
 
 def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
@@ -336,10 +346,10 @@ OF_TWO = (
     "rank that loads, or the loader timed alone, decides"
 )
 OF_PLACE = (
-    "ranks at the same place in the TP groups of other stages lose time as well: waiting in a "
-    "communication that the trace does not show is likelier than as many slow hosts"
+    "ranks at the same place in other TP groups lose time as well: what that place has to do (load "
+    "a batch and hand it out), or a wait that the trace does not show, is likelier than as many "
+    "slow hosts"
 )
-
 
 FEW_OF_TWO = (
     "two ranks in so few iterations: hosts of a job that can hardly keep up differ by as much, now "
@@ -372,16 +382,27 @@ def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[S
 
 
 def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> set[int]:
-    """Return suspects that have the TP rank of a suspect of another stage."""
-    members = seen.members
+    """Return suspects that have the TP rank of a suspect of another stage, or of ranks that lose
+    most of what they lose over their peers.
+
+    Example: the first ranks of three TP groups lose 598, 571 and 529 us, the second ones 172: the
+    571 us are 397 over the peers, and the likes' 563 are nearly as much.
+    """
+    members, found = seen.members, set()
     if members.layout.tp < 2:
         return set()
-    places = [(int(members.place["tp"][one.row]), int(members.stage[one.row])) for one in suspects]
-    return {
-        one.row
-        for one, (tp, stage) in zip(suspects, places, strict=True)
-        if any(tp == other and stage != at for other, at in places)
-    }
+    tp_rank, lost = members.place["tp"], seen.lost(Cause.HOST)
+    accused = np.array([one.row for one in suspects], dtype=np.int64)
+    for one in suspects:
+        like = tp_rank == tp_rank[one.row]
+        elsewhere = members.stage[accused] != members.stage[one.row]
+        like[one.row] = False
+        own, over = _lost_and_excess_ns(seen, one, Cause.HOST)
+        active = lost[:, one.course.active]
+        theirs = float(np.median(robust.median(active[like], axis=1))) if like.any() else 0.0
+        if like[accused][elsewhere].any() or own - theirs < LOSSES.place_share * over:
+            found.add(one.row)
+    return found
 
 
 def _parts(seen: Observations, row: int, active: Flags) -> str:

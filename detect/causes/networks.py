@@ -59,6 +59,7 @@ from detect.causes.finding import (
     connection_advice,
 )
 from detect.observe.observations import Observations, Transfers
+from detect.observe.transfers import bus_factor
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
 from detect.stats.search import interval_of_ratio
@@ -69,6 +70,11 @@ from megascan.errors import listed
 
 NOT_TOLD_APART = (
     "these hosts exchange with each other only: the trace cannot tell which of them is slow"
+)
+
+ONE_RING = (
+    "one ring alone shows it: the NIC of any one of these ranks slows the ring as much as their "
+    "switch does; a transfer between pairs of them decides"
 )
 
 RAILS_NOT_TOLD_APART = "what takes one of these rails takes the others, too: either may be slow"
@@ -384,7 +390,10 @@ def _excess_ns(transfers: Transfers, split: _Split, ranks: tuple[int, ...]) -> f
 
 
 def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
-    is_one = len(slow.names) == 1
+    is_one, transfers = len(slow.names) == 1, seen.transfers
+    assert transfers is not None
+    shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
+    is_one_ring = slow.is_rail and len(shared) > 1
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART
@@ -395,7 +404,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             ranks=slow.ranks,
             rows=rows,
             cause=Cause.LINK,
-            owner=Owner.NODE if is_one else Owner.UNDECIDED,
+            owner=Owner.NODE if is_one and not is_one_ring else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=interval_of_ratio(split.effect, split.error),
             course=None,
@@ -404,7 +413,11 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
             saved_ns=np.full(len(seen.iterations), slow.excess_ns),
             subject=f"{_who(slow)} (ranks {listed(slow.ranks)})",
             predicate=f"transfers {times(slowdown)} slower than {others}",
-            evidence=(_evidence(seen, split, others), *(() if is_one else (doubt,))),
+            evidence=(
+                _evidence(seen, split, others),
+                *(() if is_one else (doubt,)),
+                *((ONE_RING,) if is_one_ring else ()),
+            ),
             advice=connection_advice(seen, slow.ranks),
             is_border=is_one and not slow.is_rail,
         ),
@@ -602,18 +615,6 @@ def one_way_gbytes_per_s(device: str) -> int | None:
     if any(word in device for word in ON_CARDS):
         return None
     return next((rate for name, rate in ONE_WAY_GBYTES_PER_S.items() if name in device), None)
-
-
-def bus_factor(operation: str, size: int) -> float | None:
-    """Return by what the bytes of an operation of `size` ranks are multiplied for its bus
-    bandwidth; None where that is not defined.
-    """
-    return {
-        "all_reduce": 2.0 * (size - 1) / size,
-        "reduce_scatter": (size - 1) / size,
-        "all_to_all": (size - 1) / size,
-        "all_gather": float(size - 1),
-    }.get(operation)
 
 
 def _slow_group(seen: Observations, unit: int) -> _SlowGroup | None:

@@ -550,6 +550,9 @@ class Burst:
     speeds; noise has no such second level."""
     stands_out: bool = False
     """Whether it is slower in its hits than all rows of its TP group."""
+    is_noise: bool = False
+    """Whether rows of its stage, or of all, have some in more iterations than leave them its own.
+    """
 
 
 def half_width(values: Floats) -> tuple[float, float]:
@@ -700,6 +703,15 @@ class _Passes:
         size = PAIRS.agrees_share * float(np.median(self.over[row][self.hits[row]]))
         return bool((self.hits[others] & (self.over[others] >= size)).any())
 
+    def is_noise(self, row: int, others: Flags, peers: Flags) -> bool:
+        """Return whether others, or those others who are its peers, are slow in more iterations
+        than leave slow passes the row's own: single ones may come to two rows in as many, though
+        to one of them in fewer runs.
+        """
+        often = self.hits.any(axis=2).mean(axis=1)
+        usual = [float(often[rows].mean()) for rows in (others, others & peers) if rows.any()]
+        return max(usual, default=0.0) >= BURSTS.others_share * float(often[row])
+
     def stands_out(self, seen: Observations, row: int) -> bool:
         """Return whether the row is slower in its hits than all of its TP group."""
         by_phase = np.stack(
@@ -748,6 +760,8 @@ def slow_passes(seen: Observations, known: Flags, rate: float, floor: float) -> 
                 row=row, hits=of_row, excess=excess[row], q_value=min(1.0, q_value),
                 others=others, other_hits=int(hits[others].any(axis=2).sum()),
                 is_one_speed=is_one_speed, stands_out=passes.stands_out(seen, row),
+                is_noise=not is_one_speed
+                and passes.is_noise(row, others, seen.members.stage == seen.members.stage[row]),
             )
         )  # fmt: skip
     return found

@@ -448,6 +448,14 @@ class Observations:
         """
         return self.has_even_data and self.members.layout.ep == 1
 
+    @property
+    def knows_roles(self) -> bool:
+        """Return whether communication tells who does the same work: in a profile of which nothing
+        was matched, a first stage or the leader of a TP group looks like any rank.
+        """
+        is_matched = self.transfers is not None and len(self.transfers.members) > 0
+        return self.unmatched_ns is None or is_matched or not self.unmatched_ns.any()
+
     def lost(self, cause: Cause) -> Floats:
         """Return the time lost to a cause, (row, iteration); NaN where it was not recorded."""
         found = self.lost_ns.get(cause)

@@ -301,6 +301,18 @@ def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> F
     return np.asarray(share[kind] >= LINKS.min_axis_share)
 
 
+def bus_factor(operation: str, size: int) -> float | None:
+    """Return by what the bytes of an operation of `size` ranks are multiplied for its bus
+    bandwidth; None where that is not defined.
+    """
+    return {
+        "all_reduce": 2.0 * (size - 1) / size,
+        "reduce_scatter": (size - 1) / size,
+        "all_to_all": (size - 1) / size,
+        "all_gather": float(size - 1),
+    }.get(operation)
+
+
 def log_residuals(transfers: Transfers, excluded: Flags) -> Floats:
     """Log transfer time against the median of the other rows of the kind, (row, iteration)."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -151,3 +151,17 @@ def test_one_slow_optimizer_does_not_outweigh_a_replica_that_is_slow_on_all_stag
     assert {owner for _, owner in owners(made.report()).values()} <= {Owner.UNDECIDED, Owner.JOB}
     steps = {0, 1, 6, 7}
     assert Owner.NODE in {owner for _, owner in owners(made.report()).values()}
+
+
+@pytest.mark.parametrize(("optimizer", "owner"), [(1.3, Owner.NODE), (24.0, Owner.UNDECIDED)])
+def test_an_optimizer_that_is_slower_by_far_more_waits_inside(job, optimizer, owner):
+    """What holds it up is no slow device, which would compute as slowly in its passes."""
+
+    def work(slot):
+        by_name = optimizer if slot.name == "optimizer" else 1.3
+        return by_name if slot.rank == 3 else 1.0
+
+    report = job(layout=Layout(dp=8), work=work).report()
+    assert [(one.ranks, one.owner) for one in report.findings if one.cause == Cause.COMPUTE] == [
+        ((3,), owner)
+    ]

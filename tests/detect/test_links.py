@@ -11,6 +11,8 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
+    IN_DOUBT_ENDS,
+    IN_DOUBT_INSIDE,
     _guilty_end,
     _is_at_its_end,
     _is_isolated,
@@ -52,16 +54,16 @@ def test_two_slow_pairs_are_two_findings(job):
 @pytest.mark.parametrize(
     ("pairs", "owner"),
     [
-        (((0, 8),), Owner.NODE),
-        (((0, 8), (1, 9)), Owner.UNDECIDED),  # both between the same two hosts
-        (((0, 8), (5, 13)), Owner.NODE),
+        (((8, 16),), Owner.NODE),
+        (((8, 16), (9, 17)), Owner.UNDECIDED),  # both between the same two hosts
+        (((8, 16), (13, 21)), Owner.NODE),
     ],
 )
 def test_several_slow_pairs_between_two_hosts_share_what_is_slow(job, pairs, owner):
     def transfer(rank, peer, iteration):
         return 3.0 if (rank, peer) in pairs else 1.0
 
-    report = job(layout=Layout(dp=8, pp=2), transfer=transfer, hosts=4).report()
+    report = job(layout=Layout(dp=8, pp=4), transfer=transfer, hosts=4).report()
     assert sorted(one.ranks for one in report.findings) == list(pairs)
     assert {one.owner for one in report.findings} == {owner}
     shared = [one for one in report.findings if IN_DOUBT_BETWEEN in one.evidence]
@@ -179,48 +181,74 @@ def test_a_slow_link_that_alone_joins_two_clocks_is_shown_by_one_clock(job, othe
     assert [one.ranks for one in found if one.cause == Cause.LINK] == names
 
 
-def test_one_slow_rail_of_two_hosts_names_both_ends(job):
-    """The same GPU of both hosts; their neighbours' rails are fine."""
+def test_one_slow_rail_of_two_hosts_is_undecided(job):
+    """The same GPU of both hosts: the NIC of either slows what the two exchange."""
 
     def transfer(rank, peer, iteration):
         return 2.0 if (rank, peer) == (1, 9) else 1.0
 
     report = job(layout=Layout(tp=2, dp=4, pp=2), hosts=8, transfer=transfer).report()
     (finding,) = report.findings
-    assert finding.ranks == (1, 9) and finding.owner == Owner.NODE
+    assert finding.ranks == (1, 9) and finding.owner == Owner.UNDECIDED
+    assert IN_DOUBT_ENDS in finding.evidence
 
 
-def test_a_rail_is_one_where_rows_stand_for_whole_groups(job):
-    """The second GPUs of four hosts; each row is a TP group of two, known by its first rank."""
-    seen = observe(job(layout=Layout(tp=2, dp=4), hosts=2, transfer=lambda *_: 1.0).timeline())
-    of_hosts = replace(seen.members, device_index=(0, 1) * 4)
-    merged = one_row_a_worker(replace(seen, members=of_hosts, splits_tensor_groups=False))
-    assert len(merged.members) == 4
-    units = _Units(
-        members=((1, 3, 5, 7),), unit=np.zeros(0, dtype=np.int64), transfers=seen.transfers,
-        crosses=np.ones(1, dtype=bool), way=np.zeros(1, dtype=np.int64),
+def _three_units(members, rates, crosses=False):
+    """Units of a transfer each, that move so many bytes a ns."""
+    transfers = Transfers(
+        members=members, kinds=("p2p message of 9 MB",), kind=np.zeros(3, dtype=np.int64),
+        size_bytes=np.full(3, 9_000_000), total_ns=np.ones(3), late_ns=np.zeros((8, 4)),
+        transfer_ns=9e6 / np.array(rates)[:, None] * np.ones((3, 4)), quick_ns=np.zeros((8, 4)),
     )  # fmt: skip
-    nobody = np.zeros(1, dtype=bool)
-    assert _is_isolated(merged, units, nobody, (1, 3, 5, 7), 0)
-    assert not _is_isolated(merged, units, nobody, (1, 3, 5, 6), 0)
+    return _Units(
+        members=members, unit=np.arange(3), transfers=transfers, crosses=np.full(3, crosses),
+        way=np.zeros(3, dtype=np.int64),
+    )  # fmt: skip
+
+
+def test_which_member_of_a_group_is_slow_one_group_does_not_tell(job):
+    seen = observe(job(layout=Layout(tp=2, dp=4), hosts=2, transfer=lambda *_: 1.0).timeline())
+    units = _three_units(((1, 3, 5, 7), (1, 3), (5, 7)), (10.0, 40.0, 40.0))
+    fine = np.array([False, True, True])
+    assert not _is_isolated(seen, units, fine, (1, 3, 5, 7), 0)
+    assert _is_isolated(seen, units, fine, (1,), 0)
 
 
 def test_without_host_names_only_the_same_axis_is_a_witness(job):
     """Links 1-5 and 5-9 are slow: rank 5 has no other message, and fine reductions say nothing."""
-
-    def transfer(rank, peer, iteration):
-        return 2.0 if (rank, peer) == (1, 5) else 1.0
-
-    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=transfer).timeline())
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
     members = replace(seen.members, hosts=("",) * 8, device_index=(-1,) * 8)
-    units = _Units(
-        members=((1, 5), (1, 2), (5, 6)), unit=np.arange(3), transfers=seen.transfers,
-        crosses=np.zeros(3, dtype=bool), way=np.array([0, 1, 1]),
-    )  # fmt: skip
+    units = _three_units(((1, 5), (1, 2), (5, 6)), (10.0, 40.0, 40.0))
     fine = np.array([False, True, True])
     unknown = replace(seen, members=members)
-    assert not _is_isolated(unknown, units, fine, (1, 5), 0)
-    assert _is_isolated(unknown, replace(units, way=np.zeros(3, dtype=np.int64)), fine, (1, 5), 0)
+    assert not _is_isolated(unknown, replace(units, way=np.array([0, 1, 1])), fine, (1, 5), 0)
+    assert _is_isolated(unknown, units, fine, (1, 5), 0)
+
+
+@pytest.mark.parametrize(("rate", "is_shown"), [(9.0, False), (40.0, True), (np.inf, False)])
+def test_what_carries_less_than_a_slow_link_clears_nobody(job, rate, is_shown):
+    """A fine message of rank 5 that moves 9 bytes a ns is bound by something else; of unknown size
+    it says nothing either.
+    """
+    seen = observe(job(layout=Layout(dp=4, pp=2), transfer=lambda *_: 1.0).timeline())
+    units = _three_units(((1, 5), (1, 2), (5, 6)), (10.0, 40.0, 40.0 if rate == np.inf else rate))
+    if rate == np.inf:
+        sizes = np.array([9_000_000, 9_000_000, -1])
+        units = replace(units, transfers=replace(units.transfers, size_bytes=sizes))
+    fine = np.array([False, True, True])
+    assert _is_isolated(seen, units, fine, (1, 5), 0) == is_shown
+
+
+@pytest.mark.parametrize("is_fine", [False, True])
+def test_a_host_all_of_whose_connections_are_slow_is_one_finding(job, exchanging, is_fine):
+    """Both pairs of the second of four hosts: it may be built without NVLink."""
+    timeline = job(layout=Layout(tp=2, dp=8), hosts=4).timeline()
+    slow = {4} if is_fine else {4, 6}
+    pairs = [((rank, rank + 1), 10**8, 16.0 if rank in slow else 2.0) for rank in range(0, 16, 2)]
+    (finding,) = judge(exchanging(timeline, pairs), DetectorSettings()).findings
+    assert finding.owner == Owner.UNDECIDED
+    assert finding.ranks == ((4, 5) if is_fine else (4, 5, 6, 7))
+    assert any(IN_DOUBT_INSIDE in one for one in finding.evidence) == (not is_fine)
 
 
 def test_a_pair_with_an_end_that_was_not_recorded_is_undecided(job):

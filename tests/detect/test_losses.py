@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.device import starvation
+from detect.causes.device import half_starved, starvation
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
+from detect.causes.losses import OF_PLACE
 from detect.causes.searches import Loss, _apart, _Lost
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -20,6 +21,10 @@ from detect.stats.noise import Usual
 from detect.stats.search import SearchTask
 from detect.text import render_text
 from megascan.topology import Layout
+
+
+def slow_of_three(slot):
+    return 1.3 if slot.rank == 3 else 1.0
 
 
 def test_slow_loader_is_not_slow_compute(job):
@@ -294,6 +299,32 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs", "is_doubtful"),
+    [
+        (0.65, 0.4, True),
+        (0.65, 0.5, False),
+        (0.4, 0.3, False),
+        (0.75, 0.4, False),
+        (0.65, 0.1, False),
+    ],
+)
+def test_who_waits_for_a_host_a_little_more_than_peers_that_wait_too(job, own, theirs, is_doubtful):
+    """All hosts can hardly keep up; beside peers that are well fed half is enough to be starved."""
+    seen = observe(job(layout=Layout(dp=4), launch_lead_ns=lambda rank: 10**8).timeline())
+    starved = np.full((4, 20), theirs)
+    starved[3] = own
+    seen = replace(seen, starved_share=starved)
+    assert bool(half_starved(seen, 3, np.ones(20, dtype=bool))) == is_doubtful
+    pace = np.zeros((4, 20))
+    pace[3] = np.log(2.0)  # its host is slow, whoever waits
+    assert not half_starved(replace(seen, launch_pace=pace), 3, np.ones(20, dtype=bool))
+    slow = job(layout=Layout(dp=4), work=slow_of_three, launch_lead_ns=lambda rank: 10**8)
+    report = judge(replace(observe(slow.timeline()), starved_share=starved), DetectorSettings())
+    named = [one.ranks for one in report.findings if one.owner is Owner.NODE]
+    assert named == ([] if is_doubtful else [(3,)])
+
+
 @pytest.mark.parametrize(("loading_ms", "waits", "is_found"), [
     (240.0, True, True),
     (240.0, False, False),  # nobody waits for it
@@ -368,3 +399,35 @@ def test_a_queue_that_a_late_batch_leaves_empty_is_no_second_fault(job, loading_
     causes = {one.cause for one in report.findings if one.ranks == (1,)}
     assert (Cause.HOST in causes) == is_named
     assert Cause.LOADER in causes
+
+
+@pytest.mark.parametrize(("late", "owner"), [({4}, Owner.NODE), ({0, 4, 8}, Owner.UNDECIDED)])
+def test_what_the_first_ranks_of_all_groups_lose_is_their_places(job, late, owner):
+    """They load and hand out; rank 4 a little longer than the others."""
+
+    def gap(slot):
+        return (60.0 if slot.rank == 4 else 50.0) if slot.rank in late else 1.0
+
+    report = job(layout=Layout(tp=4, dp=3), gap_ms=gap).report()
+    found = {one.ranks: one.owner for one in report.findings if one.cause == Cause.HOST}
+    assert found[4,] == owner
+    assert (OF_PLACE in " ".join(report.findings[0].evidence)) == (owner is Owner.UNDECIDED)
+
+
+@pytest.mark.parametrize("is_matched", [True, False])
+def test_of_a_profile_without_any_match_nobody_knows_who_ought_to_be_alike(job, is_matched):
+    """The rank that loses time may be a leader that loads for its group."""
+    late = job(
+        layout=Layout(dp=4), gap_ms=lambda slot: 60.0 if slot.rank == 1 else 1.0,
+        transfer=lambda *_: 1.0,
+    )  # fmt: skip
+    seen = observe(late.timeline())
+    seen = replace(
+        seen,
+        unmatched_ns=np.full_like(seen.busy_ns, 1e6),
+        transfers=seen.transfers if is_matched else None,
+    )
+    assert seen.transfers is None or seen.knows_roles == bool(seen.transfers.members)
+    report = judge(seen, DetectorSettings())
+    found = [one for one in report.findings if one.cause == Cause.HOST]
+    assert [one.owner for one in found] == [Owner.NODE if seen.knows_roles else Owner.UNDECIDED]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict, render_text
-from detect.causes.networks import bus_factor
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, steady
+from detect.observe.transfers import bus_factor
 from megascan.topology import Layout
 
 MEGABYTE = 1 << 20
@@ -283,3 +283,19 @@ def test_a_slow_pace_that_costs_next_to_nothing_is_not_worth_a_word(job, exchang
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(operation, factor):
     assert bus_factor(operation, 8) == factor
+
+
+@pytest.mark.parametrize(("slow", "owner"), [({0}, Owner.UNDECIDED), ({0, 16}, Owner.NODE)])
+def test_a_rail_that_one_ring_alone_shows_may_be_any_of_its_nics(job, exchanging, slow, owner):
+    """Rings of GPU 0 of four hosts, of stages on hosts of their own: both of them, or one."""
+    units = [
+        (tuple(range(first + gpu, first + 16, 4)), 10**8, 40.0 if first + gpu in slow else 10.0)
+        for first in (0, 16)
+        for gpu in range(4)
+    ]
+    timeline = job(layout=Layout(tp=4, dp=4, pp=2), hosts=4).timeline()
+    for rank, header in timeline.headers.items():
+        timeline.headers[rank] = replace(header, device=replace(header.device, index=rank % 4))
+    found = judge(exchanging(timeline, units), DetectorSettings()).findings
+    ranks = tuple(rank for first in sorted(slow) for rank in range(first, first + 16, 4))
+    assert [(one.ranks, one.owner) for one in found] == [(ranks, owner)]

@@ -148,3 +148,26 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     ):
         other = replace(small, **changes)
         assert undecided_if_small_and_free(seen, other).owner is Owner.NODE
+
+
+def test_a_small_difference_of_a_pair_is_measured_by_the_jobs_other_pair(job):
+    """Of two stages of two ranks each, ranks 0 and 3 are 5.1 and 3.6 % slower than their peers."""
+    small, alone = (
+        job(layout=Layout(dp=2, pp=2), work=chips((1.051, 1.0, 1.0, other))).report()
+        for other in (1.036, 1.0)
+    )
+    assert Owner.NODE not in {owner for _, owner in owners(small)}
+    assert owners(alone) == [((0,), Owner.NODE)]
+
+
+def test_chips_of_its_own_stage_that_differ_more_than_others_are_its_measure(job):
+    """The second stage's vary by 3 %, the first one's by 0.3 %: sigma of all pairs is small."""
+    even = [1.0 + 0.003 * (rank % 4 - 1.5) for rank in range(12)]
+    levels = [*even, *UNEVEN]
+    levels[12 + 7] = 1.075
+    report = job(layout=Layout(dp=12, pp=2), work=chips(levels)).report()
+    assert ((19,), Owner.NODE) not in owners(report)
+    even_job = [*even, *even]
+    even_job[19] = 1.075
+    report = job(layout=Layout(dp=12, pp=2), work=chips(even_job)).report()
+    assert owners(report) == [((19,), Owner.NODE)]

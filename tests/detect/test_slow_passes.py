@@ -109,3 +109,28 @@ def test_a_peer_that_was_quicker_makes_nobody_slow(job):
     slower = throttled(1, {5, 9, 12}, factor=1.5)
     (burst,) = found_in(observe(job(layout=layout, iterations=14, work=slower).timeline()))
     assert burst.row == 1
+
+
+@pytest.mark.parametrize(
+    ("noisy", "is_noise"), [(set(), False), (set(range(16)), True), ({4, 6, 7}, True)]
+)
+def test_slow_passes_that_peers_have_in_half_as_many_iterations_are_noise(job, noisy, is_noise):
+    """Those of rank 5 come one by one, three in an iteration; those of others in a row of three."""
+    random = np.random.default_rng(7)
+    size = {(rank, at, one): random.uniform(1.2, 1.9)
+            for rank in range(16) for at in range(3, 17) for one in range(8)}  # fmt: skip
+
+    def work(slot):
+        hit = slot.iteration in (4, 7, 10, 13) and slot.microbatch in (1, 4, 6)
+        if slot.rank != 5:
+            hit = slot.rank in noisy and (slot.iteration + slot.rank) % 7 == 0
+            hit = hit and slot.microbatch < 3
+        if slot.name == "optimizer" or not hit:
+            return 1.0
+        return size[slot.rank, slot.iteration, slot.microbatch]
+
+    layout = Layout(dp=4, pp=4)
+    seen = observe(job(layout=layout, iterations=14, noise=QUIET, work=work).timeline())
+    (burst,) = found_in(seen)
+    assert burst.row == 5 and int(burst.hits.sum()) == 4 and not burst.is_one_speed
+    assert burst.is_noise == is_noise
