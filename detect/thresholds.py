@@ -449,7 +449,8 @@ class _Ordinary:
     )
     little_ratio: float = limit(
         1.1, "ratio", Origin.PHYSICS,
-        "that a device may be slower by and be sound, where nothing is gained by mending it",
+        "that a device may be slower by and be sound, where nothing is gained by mending it, or "
+        "it is compared with other stages only",
     )  # fmt: skip
     few_iterations: int = limit(
         10, "iterations", Origin.CONVENTION,

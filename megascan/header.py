@@ -376,6 +376,8 @@ class WindowRecord:
     where that is not known, or is not all that a pass's length depends on (packed sequences).
     `layers` are [iteration, [layers]] of the iterations in which modules of these layers only were
     recorded; passes and communication always are, and so are all layers of iterations not named.
+    `kinds` are digests of what layers are made of, with the numbers of those that are alike ("" of
+    layers whose work the data decide); none where that is not known.
     `timings` are [iteration, activity, duration in ns] of iterations since the last record, traced
     ones and some that were not: what tracing costs is measured by them (megascan.overhead).
     """
@@ -393,6 +395,7 @@ class WindowRecord:
     drift_ppm: float = 0.0
     tokens: tuple[int, ...] = ()
     layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
@@ -406,11 +409,14 @@ class WindowRecord:
         try:
             fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
             fields["tokens"] = tuple(fields.get("tokens", ()))
+            fields["kinds"] = {
+                kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()
+            }
             fields["layers"] = tuple(
                 (iteration, tuple(layers)) for iteration, layers in fields.get("layers", ())
             )
             return checked(cls(**fields))._checked_values()
-        except (TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{where}: damaged window mark ({error!s:.200}); restore the file or leave this "
                 "rank out (--allow-missing-ranks)"

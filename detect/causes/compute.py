@@ -103,6 +103,10 @@ CHANGED = (
     "it changed inside the trace, in which all microbatches take about as long as each other: the "
     "data are not the reason"
 )
+EQUAL_LAYERS = (
+    "no other rank shares its stage, but all layers of the model are of one kind (the same "
+    "modules, shapes and settings) and compute the same microbatches: slow layers are a slow device"
+)
 EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
 SPARES_MEMORY = (
     "its products of matrices are slow, and its kernels that only move memory hardly or not: more "
@@ -302,7 +306,7 @@ def _judge(
     elif _named_worker(seen, slow) is not None:
         decision = _one_of_group(seen, slow)
     elif slow.across_stages:
-        decision = _alone_on_its_stage(slow)
+        decision = _alone_on_its_stage(seen, slow)
     elif slow.num_peers == 1:
         decision = _decide_pair(seen, found, slow)
     else:
@@ -448,13 +452,16 @@ def _victims(seen: Observations, found: ComputeSearch) -> set[int]:
     return victims
 
 
-def _alone_on_its_stage(slow: SlowRow) -> _Decision:
+def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> _Decision:
     if not slow.suspect.course.active.all():
         return _Decision(
             True,
             "no other rank shares its stage; against the transformer layers of the other stages it "
             "changed inside the trace, and what a stage has to do does not",
         )
+    # stages differ a little for their own reasons: what runs beside their layers differs
+    if seen.has_equal_layers and slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
+        return _Decision(True, EQUAL_LAYERS)
     return _Decision(
         False,
         "no other rank shares its stage, and layers of one kind may be heavier than others: a "

@@ -293,12 +293,13 @@ class _Sides:
         """Return whether the host's ranks are all of a replica or stage, or one TP group.
 
         Of a TP group whose communication is hidden in its passes, all are as slow as one. Replicas
-        do not count where no data are longer than others.
+        do not count where no data are longer than others, nor stages whose layers are of one kind.
         """
         members = self.seen.members
         if self.is_one_group():
             return True
-        units = (members.stage,) if self.seen.rules_data_out else (members.replica, members.stage)
+        units = [] if self.seen.rules_data_out else [members.replica]
+        units += [] if self.seen.has_equal_layers else [members.stage]
         return any(
             len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
             for unit in units

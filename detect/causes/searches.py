@@ -114,7 +114,8 @@ def search_compute(inquiry: Inquiry) -> ComputeSearch:
     everybody = [np.arange(len(seen.members))]
     smallest = min(len(rows) for rows in groups)
     # kernels of one name and launch are the same work on both of two stages, layers need not be
-    least = LIMITS.min_pool if seen.tells_passes or smallest > 1 else 2
+    are_alike = not seen.tells_passes or seen.has_equal_layers
+    least = 2 if are_alike and smallest == 1 else LIMITS.min_pool
     if seen.layers is None or smallest >= LIMITS.min_pool or len(seen.members) < least:
         return _search_field(inquiry, _Field(seen.work, groups, across_stages=False))
     if smallest == 1:

@@ -117,12 +117,13 @@ def _observations(
         Cause.HOST: cells.gap_ns + stalled + stolen,
     }
     guessed = (GUESSED,) if are_guessed(timeline.headers) else ()
+    are_alike = _has_equal_layers(timeline)
     return Observations(
         members=members,
         iterations=frame.iterations,
         iteration_ns=facts.longest_ns if frame.has_iterations else facts.end_ns - facts.begin_ns,
         work=work_of(samples, passes.work_ns, shape),
-        layers=layers_of(facts.layers, members.stage, shape),
+        layers=layers_of(facts.layers, members.stage, shape, are_alike=are_alike),
         busy_ns=by_cell(passes.busy_ns) + np.nan_to_num(cells.optimizer_ns),
         optimizer_ns=cells.optimizer_ns,
         attention_ns=None if frame.is_sampled else cells.attention_ns,
@@ -142,6 +143,7 @@ def _observations(
         splits_tensor_groups=_splits_tensor_groups(frame, timeline),
         transfers=transfers,
         has_even_data=_has_even_data(timeline),
+        has_equal_layers=are_alike,
         counters=typical_readings(timeline),
         alignment=_alignment(timeline),
         completeness=_completeness(timeline.completeness),
@@ -319,6 +321,13 @@ def _has_even_data(timeline: Timeline) -> bool:
     return bool(counts) and all(
         len(found) == 1 and len(set(*found)) == 1 for found in counts.values()
     )
+
+
+def _has_equal_layers(timeline: Timeline) -> bool:
+    """Return whether the layers of all ranks are of one kind, and have one at all."""
+    kinds = [{kind for one in timeline.windows.get(rank, ()) for kind in one.kinds}
+             for rank in timeline.headers]  # fmt: skip
+    return all(kinds) and len(set().union(*kinds) - {""}) == len(set().union(*kinds)) == 1
 
 
 def _alignment(timeline: Timeline) -> ClockAgreement | None:

@@ -430,6 +430,8 @@ class Observations:
     has_even_data: bool = False
     """Whether the passes of a stage got as many tokens as each other, on all ranks and in all
     windows, and all of them recorded that."""
+    has_equal_layers: bool = False
+    """Whether all ranks recorded what their layers are made of, and all are of one kind."""
     counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Device readings by rank, median over windows."""
     alignment: ClockAgreement | None = None

@@ -287,16 +287,18 @@ class Layers:
         )
 
 
-def layers_of(layers: Layers, stage: Integers, shape: tuple[int, int]) -> Work | None:
+def layers_of(
+    layers: Layers, stage: Integers, shape: tuple[int, int], *, are_alike: bool = False
+) -> Work | None:
     """Return transformer layers, chunks and layers of a rank averaged; None when not traced or
-    unlike. `stage` is (rank,).
+    unlike. `stage` is (rank,); where the trace says that they `are_alike`, their times need not.
     """
     time_ns = layers.time_ns
     if not len(time_ns):
         return None
     if layers.entangled is not None:
         time_ns = own_times(layers.entangled, layers.samples.phase, time_ns).time_ns
-    if not _layers_alike(layers, stage, time_ns):
+    if not are_alike and not _layers_alike(layers, stage, time_ns):
         return None
     work = work_of(layers.samples, time_ns, shape)
     keys = work.phase * (work.microbatch.max() + 1) + work.microbatch

@@ -11,6 +11,7 @@ running job (megatron.core, torch.distributed, torch.nn); feeds `megascan.tracer
     collectives.py  process groups by id, layout of a device mesh; torch.distributed's collectives;
                     the gradient reduction of DDP
     functional.py   torch's functional collectives, which DTensor communicates by
+    layers.py       which layers of a model are alike
     plain_torch.py  models of plain PyTorch, through hooks
     updates.py      finished gradients and the optimizer's step, whoever wrote the trainer
     starting.py     `start`, the one call a trainer makes; what all ranks agree on first

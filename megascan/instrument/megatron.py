@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from megascan.instrument.collectives import Groups, PendingWork, argument_reader, argument_writer
+from megascan.instrument.layers import kinds_of, numbered_layers
 from megascan.instrument.place import Call, Function, Position, around, beside, first_of
 from megascan.instrument.updates import Config, Updates
 from megascan.schema import Kind, Phase
@@ -374,14 +375,19 @@ class Passes:
         tokens_of = argument_reader(original, "input_ids")
         packed_of = argument_reader(original, "packed_seq_params")
         position, tracer = self._position, self._tracer
+        known: set[int] = set()  # chunks whose layers were noted
 
         def enter(call: Call) -> bool:
+            model = call.positional[0]
+            if id(model) not in known:
+                known.add(id(model))
+                tracer.note_kinds(kinds_of(numbered_layers(model)))
             is_first = position.slot is None or position.slot[1] == 0
             if is_first and torch.is_grad_enabled():
                 # a packed sequence's attention depends on where its documents end
                 is_packed = packed_of(call) is not None
                 tracer.note_tokens(
-                    0 if is_packed else num_tokens(call.positional[0], tokens_of(call))
+                    0 if is_packed else num_tokens(model, tokens_of(call))
                 )
             return False
 

@@ -29,6 +29,7 @@ from megascan.instrument.collectives import (
     reduces_now,
     replica_of,
 )
+from megascan.instrument.layers import kinds_of
 from megascan.instrument.megatron import NOT_TAKEN, BackwardSpans
 from megascan.instrument.place import Call, Function, Position, around
 from megascan.schema import Kind, Phase
@@ -87,9 +88,11 @@ class WatchedModels(IterationListener):
         for chunk, model in enumerate(models):
             self._watch_model(model, chunk)
             compiled = _inside_compiled(model)
-            for number, layer in enumerate(layers_of(model) if tracer.full else ()):
+            layers = list(enumerate(layers_of(model), start=1))
+            tracer.note_kinds(kinds_of(layers))
+            for number, layer in layers if tracer.full else ():
                 if layer not in compiled:
-                    self._watch_layer(layer, number + 1)
+                    self._watch_layer(layer, number)
             reduce_visibly(model)
 
     def iteration_begins(self) -> None:

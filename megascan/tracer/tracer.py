@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -275,6 +275,7 @@ class RecordingTracer(Tracer):
         self.layers = LayerTurns()
         self._sampled: list[tuple[int, tuple[int, ...]]] = []
         self._tokens: set[int] = set()
+        self._kinds: dict[str, tuple[int, ...]] = {}
         self._voice = Voice()
         self._next_level: Level | None = None
         self._on = not config.armed
@@ -519,6 +520,11 @@ class RecordingTracer(Tracer):
         """Note how many tokens a pass gets; 0 where they cannot be told, or not all that counts."""
         self._tokens.add(count)
 
+    def note_kinds(self, kinds: Mapping[int, str]) -> None:
+        """Note of which kind numbered layers are; those of other chunks stay known."""
+        for number, kind in kinds.items():
+            self._kinds[kind] = (*self._kinds.get(kind, ()), number)
+
     def _change_level(self, level: Level) -> None:
         """Take up a level that was announced, at the first interval that begins after it holds."""
         if self._iteration < level.from_iteration or (self._iteration - 1) % self._config.interval:
@@ -575,6 +581,7 @@ class RecordingTracer(Tracer):
             iteration_s=(time.monotonic() - self._opened_s) / num_iterations,
             timed=tuple(self._timed),
             layers=tuple(self._sampled),
+            kinds=dict(self._kinds),
             tokens=() if 0 in (known := self._tokens or {0}) else (min(known), max(known)),
         )
         self._spans = []

@@ -20,8 +20,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import TypeAlias
@@ -135,7 +135,7 @@ class Window:
     """A finished window on its way to the file; `timed` are iterations since the last one.
 
     `layers` are those whose modules were recorded, by iteration; all where it names none. `tokens`
-    as in a WindowRecord.
+    and `kinds` as in a WindowRecord.
     """
 
     first_iteration: int
@@ -150,6 +150,7 @@ class Window:
     timed: Sequence[TimedIteration] = ()
     layers: Sequence[tuple[int, tuple[int, ...]]] = ()
     tokens: tuple[int, ...] = ()
+    kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class TraceWriter:
@@ -313,6 +314,7 @@ class TraceWriter:
             tie_width_ns=check.tie_width_ns,
             drift_ppm=check.drift_ppm,
             tokens=window.tokens,
+            kinds=window.kinds,
             layers=tuple(window.layers),
             timings=tuple(
                 (timed[0], int(timed[1]), duration_ns)

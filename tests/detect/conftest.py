@@ -73,6 +73,8 @@ class Job:
     hosts: int = 8
     tokens: Callable[[int], tuple[int, ...]] | None = None
     """Of a rank, the fewest and the most that a pass gets."""
+    kinds: Callable[[int], dict[str, tuple[int, ...]]] | None = None
+    """Of a rank, the kinds of its layers."""
 
     def timeline(self) -> Timeline:
         """All spans of the job."""
@@ -188,6 +190,7 @@ class _Builder:
                 num_spans=1,
                 counters=self.job.counters.get(rank, {}),
                 tokens=self.job.tokens(rank) if self.job.tokens else (),
+                kinds=self.job.kinds(rank) if self.job.kinds else {},
             ),
         )
 

@@ -35,6 +35,15 @@ def test_passes_say_how_many_tokens_they_got(traces: Path) -> None:
     assert len(set(tokens)) == 1
 
 
+def test_windows_tell_that_all_layers_are_of_one_kind(traces: Path) -> None:
+    trace = read_trace(traces / "updated")
+    assert trace.windows
+    for windows in trace.windows.values():
+        for window in windows:
+            (layers,) = window.kinds.values()
+            assert layers == tuple(range(1, len(layers) + 1)) and "" not in window.kinds
+
+
 def test_an_update_that_is_not_seen_is_said(traces: Path) -> None:
     notes = " ".join(read_trace(traces / "not-updated").completeness.notes)
     assert "no optimizer step was seen" in notes

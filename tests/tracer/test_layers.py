@@ -99,7 +99,9 @@ def test_the_flag() -> None:
 
 
 def test_records_come_back_as_they_were_written() -> None:
-    record = WindowRecord(**WINDOW, layers=((1, (1, 9)), (2, (2, 10))))
+    record = WindowRecord(
+        **WINDOW, layers=((1, (1, 9)), (2, (2, 10))), kinds={"5f1c09ab": (1, 2), "": (9,)}
+    )
     again = json.loads(json.dumps(record.to_json()))
     assert WindowRecord.from_json(again, "file") == record
 
@@ -110,6 +112,12 @@ def test_records_come_back_as_they_were_written() -> None:
 def test_damaged_records_are_said_so(layers: object) -> None:
     with pytest.raises(InputError, match="file: damaged window mark"):
         WindowRecord.from_json({**WINDOW, "layers": layers}, "file")
+
+
+@pytest.mark.parametrize("kinds", [5, [5], {"a": 1}, {"a": ["1"]}, {"a": [[1]]}, None])
+def test_damaged_kinds_are_said_so(kinds: object) -> None:
+    with pytest.raises(InputError, match="file: damaged window mark"):
+        WindowRecord.from_json({**WINDOW, "kinds": kinds}, "file")
 
 
 def test_old_files_stay_readable(make_header: Callable[..., RankHeader]) -> None:

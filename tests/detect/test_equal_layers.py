@@ -1,0 +1,63 @@
+"""A stage that nobody shares is judged by its layers, where all layers were said to be alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from detect import Cause, Owner, Verdict
+from detect.causes.compute import EQUAL_LAYERS
+from detect.observe.extract import observe
+from megascan.topology import Layout
+
+
+def owners(report):
+    return [(one.ranks, one.cause, one.owner) for one in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "owner"),
+    [
+        (lambda rank: {"5f1c09ab": (rank,)}, Owner.NODE),
+        (None, Owner.UNDECIDED),  # an older trace
+        (lambda rank: {"5f1c09ab": (rank,)} if rank else {}, Owner.UNDECIDED),
+        (lambda rank: {"c07d51e2" if rank == 2 else "5f1c09ab": (rank,)}, Owner.UNDECIDED),
+        (lambda rank: {"5f1c09ab": (rank,), "": (9,)}, Owner.UNDECIDED),  # layers of experts
+    ],
+    ids=["alike", "unsaid", "partly said", "hybrid", "experts"],
+)
+def test_a_slow_rank_alone_on_its_stage(job, slow, kinds, owner):
+    run = job(layout=Layout(pp=4), layers=2, kinds=kinds, work=slow(2, 1.3))
+    assert observe(run.timeline()).has_equal_layers == (owner is Owner.NODE)
+    report = run.report()
+    assert owners(report) == [((2,), Cause.COMPUTE, owner)]
+    assert (EQUAL_LAYERS in report.findings[0].evidence) == (owner is Owner.NODE)
+
+
+def test_of_two_stages_the_slower_one(job, slow):
+    run = job(layout=Layout(pp=2), layers=2, kinds=lambda rank: {"5f1c09ab": (rank,)})
+    assert owners(run.but(work=slow(1, 1.15)).report()) == [((1,), Cause.COMPUTE, Owner.NODE)]
+    assert Owner.NODE not in {one for _, _, one in owners(run.but(work=slow(1, 1.045)).report())}
+
+
+def test_a_heavy_last_stage_of_equal_layers_is_the_jobs(job):
+    """Its head takes 4 ms of each pass; its layers are as quick as others'."""
+
+    def with_head(slot):
+        return 1.4 if slot.rank == 3 and slot.name in ("forward", "backward") else 1.0
+
+    run = job(layout=Layout(pp=4), layers=2, kinds=lambda rank: {"5f1c09ab": (rank,)})
+    report = run.but(work=with_head).report()
+    assert report.verdict is Verdict.JOB
+    assert [one.cause for one in report.findings] == [Cause.STAGE_IMBALANCE]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_host_that_is_a_stage_and_slow_as_a_whole(job, is_known):
+    """Two hosts of four replicas, a stage each."""
+    run = job(
+        layout=Layout(dp=4, pp=3), hosts=4, layers=2,
+        work=lambda slot: 1.3 if 4 <= slot.rank < 8 and slot.name != "optimizer" else 1.0,
+        kinds=(lambda rank: {"5f1c09ab": (rank,)}) if is_known else None,
+    )  # fmt: skip
+    named = [one.ranks for one in run.report().findings if one.owner is Owner.NODE]
+    assert named == ([(4, 5, 6, 7)] if is_known else [])
