@@ -172,7 +172,10 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
     answers = _answers(seen, settings)
     findings = folded(_unexplained([answer for _, answer in answers]))
     findings = with_joint_costs(seen, findings)
-    findings = [undecided_if_no_gain(undecided_if_small_and_free(seen, one)) for one in findings]
+    findings = [
+        undecided_if_no_gain(undecided_if_small_and_free(seen, one, settings.min_slowdown))
+        for one in findings
+    ]
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(

@@ -275,6 +275,11 @@ class _Pace:
         "by which each rank of a host that launches slowly exceeds those of all others: processors "
         "of one model, and a few iterations on sound hosts, differ by less",
     )  # fmt: skip
+    other_stage_log: float = limit(
+        math.log(1.7), "log", Origin.BENCHMARK,
+        "the same where other hosts hold other stages, which have other operations to launch: sound "
+        "ones differed by up to 1.61",
+    )  # fmt: skip
     wander_share: float = limit(
         0.35, "share of the median", Origin.BENCHMARK,
         "by which that lead varies (standard deviation): 0.01 to 0.27 where a host is slow for "

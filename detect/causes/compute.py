@@ -158,6 +158,17 @@ def _shared_core(seen: Observations, slow: SlowRow) -> str | None:
     )
 
 
+def _perhaps_not_slow(slow: SlowRow) -> str:
+    """Say that its peers differ by so much that it need not be slower at all; empty where it is."""
+    low, high = slow.suspect.interval
+    if low >= 1.0:
+        return ""
+    return (
+        f"its peers differ from each other by so much that it takes {low:.2f} to {high:.2f} times "
+        "what a typical one does, with 95 % probability"
+    )
+
+
 def _worth_saying(slow: SlowRow) -> bool:
     if slow.across_stages and slow.suspect.course.effect < LIMITS.lone_floor_log:
         return False
@@ -296,6 +307,7 @@ def _judge(
         _shared_core(seen, slow)
         or _ordinary_difference(inquiry, found, slow)
         or half_starved(seen, slow.suspect.row, course.active)
+        or _perhaps_not_slow(slow)
     )
     if ordinary:
         decision = _Decision(False, ordinary)
@@ -389,6 +401,9 @@ def _even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str |
     alone = int((members.replica == members.replica[row]).sum()) == 1
     if seen.rules_data_out and alone:
         return EVEN
+    mates = mates_of(members, row)
+    if len(mates) and found.slow_rows[mates].all():
+        return None  # devices do not slow down together, but have the same documents
     return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
 
 

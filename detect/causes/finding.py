@@ -405,10 +405,12 @@ def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False)
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
 
 
-def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding:
+def undecided_if_small_and_free(
+    seen: Observations, finding: Finding, min_slowdown: float
+) -> Finding:
     """Return the finding, undecided where a device computes a little slower in few iterations, or
     than its one peer, and the replay says that mending it, alone or with those that it hides
-    behind, gains nothing.
+    behind, gains nothing; where nobody knows that, if it is hardly slower than `min_slowdown`.
 
     Sound devices of one model differ by a few per cent, and the documents of few iterations, too.
     Example: 1.039x in five iterations of a step that would be 0.2 % shorter without it. Where no
@@ -419,9 +421,11 @@ def undecided_if_small_and_free(seen: Observations, finding: Finding) -> Finding
     if len(seen.iterations) >= ORDINARY.few_iterations and finding.num_peers > 1:
         return finding
     cost = max(finding.step_time_cost_ratio, finding.joint_cost_ratio)
-    is_free = finding.cost_is_replayed and cost < ORDINARY.worthwhile_ratio
+    is_free, most = cost < ORDINARY.worthwhile_ratio, ORDINARY.little_ratio
+    if not finding.cost_is_replayed:
+        is_free, most = cost < COSTS.next_to_nothing_ratio, min_slowdown**ORDINARY.small_floors
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
-    if not (is_named and is_free and finding.slowdown < ORDINARY.little_ratio):
+    if not (is_named and is_free and finding.slowdown < most):
         return finding
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, SMALL_AND_FREE))
 

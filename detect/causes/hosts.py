@@ -524,7 +524,9 @@ def _named(
         least = HOSTS.device_share * compute.effect
         is_device = optimizer is not None and optimizer.effect >= least
         is_device = is_device or bool(_slow_clocks(sides.seen, sides.own, compute.effect))
-        if is_device or not (sides.holds_whole_units() or _share_their_data(sides, compute)):
+        is_data = sides.holds_whole_units() or _share_their_data(sides, compute)
+        # where all devices wait for their hosts, what a pass takes is what its launches take
+        if is_device or not (is_data or is_host_bound(sides.seen)):
             return Cause.COMPUTE, compute
         if _is_starved(sides):
             return Cause.HOST, compute
@@ -584,7 +586,8 @@ def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Tes
         return None
     level = sides.over[PACE].level
     own, others = level[sides.own], level[sides.control]
-    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= SLOW_PACE.slow_log:
+    least = SLOW_PACE.other_stage_log if sides.lacks_peers(sides.own) else SLOW_PACE.slow_log
+    if not float(np.nan_to_num(own).min()) - float(np.nanmax(others)) >= least:
         return None
     lost = sides.over[Cause.HOST.value].level
     effect = float(np.nanmean(lost[sides.own])) - float(np.nanmedian(lost[sides.control]))

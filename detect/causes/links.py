@@ -52,7 +52,7 @@ from detect.stats import robust
 from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, SEARCH
+from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, ORDINARY, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -208,9 +208,13 @@ def _search_connections(inquiry: Inquiry) -> Answer:
     slow = _attribute(seen, units, compared, result.suspects)
     heavy = [one for one in slow if float(np.mean(one.excess_ns)) >= least_ns]
     effect = inquiry.detectable_effect(result.noise)
+    findings = [_finding(seen, one, _are_parallel(seen, one, heavy)) for one in heavy]
     return Answer(
-        findings=tuple(_finding(seen, one, _are_parallel(seen, one, heavy)) for one in heavy),
-        explains=lambda finding: any(_is_at_its_end(finding, one) for one in heavy),
+        findings=tuple(_beside(seen, one, findings, inquiry.slow) for one in findings),
+        explains=lambda finding: any(
+            _is_at_its_end(finding, link) or _waits_behind(seen, finding, one)
+            for link, one in zip(heavy, findings, strict=True)
+        ),
         least_slowdown=max(settings.min_link_slowdown, float(np.exp(effect))),
         least_because=inquiry.limited_by(result.noise),
     )
@@ -326,6 +330,16 @@ def _is_at_its_end(finding: Finding, link: _SlowLink) -> bool:
     """Return whether a rank is named for leaving late what it does with the rank of a slow link."""
     ends = {rank for unit in link.units for rank in unit} - set(link.ranks)
     return finding.cause == Cause.LINK and link.is_isolated and set(finding.ranks) <= ends
+
+
+def _waits_behind(seen: Observations, finding: Finding, link: Finding) -> bool:
+    """Return whether a rank is named for leaving late, and a link of its pipeline that costs more
+    is slow: what comes late from there is late for all stages behind.
+    """
+    members = seen.members
+    own, its = (members.replica[list(members.rows_with(one.ranks))] for one in (finding, link))
+    is_lighter = finding.step_time_cost_ratio < link.step_time_cost_ratio
+    return finding.cause == Cause.LINK and is_lighter and bool(np.isin(own, its).all())
 
 
 def _are_parallel(seen: Observations, link: _SlowLink, links: list[_SlowLink]) -> bool:
@@ -481,6 +495,29 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
         return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
     lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
+
+
+def _beside(
+    seen: Observations, finding: Finding, others: list[Finding], slow: Flags
+) -> Finding:
+    """Return the finding, undecided where it costs next to nothing and somebody else of its
+    pipeline is slow: messages that are posted together end together.
+
+    Example: rank 11 transfers 3.7x slower, 10 % of the step; messages between ranks 3 and 7 of the
+    same replica take 3.1x as long, 0.2 % of it.
+    """
+    cost, replica = finding.step_time_cost_ratio, seen.members.replica
+    if finding.owner is not Owner.NODE or cost >= ORDINARY.worthwhile_ratio:
+        return finding
+    heavier = [
+        row for one in others if one.step_time_cost_ratio > cost
+        for row in seen.members.rows_with(one.ranks)
+    ]  # fmt: skip
+    own = mask_of(list(seen.members.rows_with(finding.ranks)), len(replica))
+    accused = (slow | mask_of(heavier, len(replica))) & ~own
+    if not np.isin(replica[accused], replica[own]).any():
+        return finding
+    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, IN_DOUBT))
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:

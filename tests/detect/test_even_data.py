@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from detect import Cause, Owner
+from detect import Cause, DetectorSettings, Owner
+from detect.detector import judge
+from detect.observe.extract import observe
+from detect.observe.observations import Boundness
 from megascan.instrument.megatron import num_tokens
 from megascan.topology import Layout
 
@@ -111,3 +115,21 @@ def test_tokens_of_a_pass():
     assert num_tokens(model(False, hidden), None) == 64
     assert num_tokens(model(False, None), tokens) == 0
     assert num_tokens(object(), None) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "slow", "owner"),
+    [(Layout(dp=8), {3}, Owner.NODE), (Layout(tp=2, dp=4), {2, 3}, Owner.UNDECIDED)],
+    ids=["one", "a TP group"],
+)
+def test_devices_of_a_tp_group_do_not_slow_down_together(job, layout, slow, owner):
+    """Only products of matrices are slow, as with a lower clock; all of a group share their data."""
+
+    def of_some(slot):
+        return 1.3 if slot.rank in slow and slot.name != "optimizer" else 1.0
+
+    made = job(layout=layout, work=of_some)
+    seen, sound = observe(made.timeline()), observe(made.but(work=None).timeline())
+    kinds = Boundness(memory=sound.work, matrix=seen.work, memory_ns=np.zeros_like(seen.busy_ns))
+    report = judge(replace(seen, boundness=kinds), DetectorSettings())
+    assert sorted(owners(report)) == [((rank,), Cause.COMPUTE, owner) for rank in sorted(slow)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from detect import Cause, Owner
+from detect import Cause, DetectorSettings, Owner
 from detect.causes.hosts import _Channel, _Channels, _Place, _share_their_data, _Sides, _tests
 from detect.causes.paused_hosts import _pausing
+from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
 from megascan.topology import Layout
@@ -239,3 +242,25 @@ def test_a_loader_far_slower_than_its_neighbours_is_no_hosts(job):
     made = job(layout=Layout(dp=4, pp=4), hosts=4, loading_ms=effect)
     assert not [one for one in made.report().findings if len(one.ranks) == 4
                 and one.cause is Cause.LOADER]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("starved", "optimizer", "owners"),
+    [(0.2, 1.0, [Owner.NODE]), (0.9, 1.0, []), (0.9, 1.1, [Owner.NODE])],
+    ids=["fed", "host-bound", "host-bound, and a slow optimizer"],
+)
+def test_passes_of_devices_that_wait_for_their_hosts_show_no_hot_host(
+    job, starved, optimizer, owners
+):
+    def work(slot):
+        if slot.rank not in range(8, 12):
+            return 1.0
+        return optimizer if slot.name == "optimizer" else 1.1
+
+    run = job(layout=Layout(dp=16), hosts=4, work=work, tokens=lambda rank: (512, 512))
+    seen = observe(run.timeline())
+    report = judge(
+        replace(seen, starved_share=np.full_like(seen.busy_ns, starved)), DetectorSettings()
+    )
+    named = [one for one in report.findings if one.owner is Owner.NODE and len(one.ranks) == 4]
+    assert [one.owner for one in named] == owners

@@ -106,3 +106,10 @@ def test_pace_is_the_time_from_launch_to_launch(job, slow):
 
 def test_no_pace_without_launches(job):
     assert observe(job(layout=Layout(dp=2)).timeline()).launch_pace is None
+
+
+@pytest.mark.parametrize(("ratio", "owner"), [(1.5, Owner.UNDECIDED), (1.8, Owner.NODE)])
+def test_a_stage_has_operations_of_its_own_to_launch(stages, ratio, owner):
+    """Where the host is a stage, a pace that would be a host's beside its like need not be."""
+    found = owners(paced(stages, range(4, 8), ratio))
+    assert found == [(Cause.HOST, owner, (4, 5, 6, 7))]

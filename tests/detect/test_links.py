@@ -13,11 +13,13 @@ from detect.causes.links import (
     IN_DOUBT_BETWEEN,
     IN_DOUBT_ENDS,
     IN_DOUBT_INSIDE,
+    _beside,
     _guilty_end,
     _is_at_its_end,
     _is_isolated,
     _subject,
     _Units,
+    _waits_behind,
 )
 from detect.detector import judge
 from detect.observe.extract import observe
@@ -365,3 +367,43 @@ def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging
     )
     found = judge(replace(seen, transfers=by_stage), DetectorSettings()).findings
     assert [one.ranks for one in found] == [(3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "slow_row", "owner"),
+    [
+        (1.002, 9, Owner.UNDECIDED),  # another stage of the same replica
+        (1.002, 10, Owner.NODE),  # another replica
+        (1.02, 9, Owner.NODE),  # that is no wait for others
+    ],
+)
+def test_a_link_that_costs_nothing_beside_a_slow_rank_of_its_pipeline(job, cost, slow_row, owner):
+    """Messages that are posted together end together."""
+
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) == (1, 5) else 1.0
+
+    run = job(layout=Layout(dp=4, pp=4), transfer=transfer)
+    seen = observe(run.timeline())
+    (link,) = [one for one in run.report().findings if one.cause == Cause.LINK]
+    slow = np.arange(16) == slow_row
+    known = replace(link, owner=Owner.NODE, step_time_cost_ratio=cost)
+    assert _beside(seen, known, [known], slow).owner is owner
+    heavier = replace(known, ranks=(slow_row,), step_time_cost_ratio=1.01)
+    assert _beside(seen, known, [known, heavier], slow & False).owner is owner
+
+
+@pytest.mark.parametrize(
+    ("rank", "cost", "is_explained"), [(13, 1.05, True), (14, 1.05, False), (13, 1.3, False)]
+)
+def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_explained):
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) == (1, 5) else 1.0
+
+    run = job(layout=Layout(dp=4, pp=4), transfer=transfer)
+    seen = observe(run.timeline())
+    (link,) = [one for one in run.report().findings if one.cause == Cause.LINK]
+    link = replace(link, step_time_cost_ratio=1.2)
+    late = replace(link, ranks=(rank,), step_time_cost_ratio=cost)
+    assert _waits_behind(seen, late, link) == is_explained
+    assert not _waits_behind(seen, replace(late, cause=Cause.COMPUTE), link)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, render_text
+from detect.causes.compute import _perhaps_not_slow
 from detect.causes.finding import undecided_if_small_and_free
 from detect.observe.extract import observe
 from megascan.topology import Layout
@@ -132,13 +134,13 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     seen = observe(made.but(iterations=6).timeline())
     small = replace(found, slowdown=1.07, cost_is_replayed=True, step_time_cost_ratio=1.002)
     assert small.owner is Owner.NODE
-    assert undecided_if_small_and_free(seen, small).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(seen, small, 1.03).owner is Owner.UNDECIDED
     longer = observe(made.timeline())
-    assert undecided_if_small_and_free(longer, small).owner is Owner.NODE
+    assert undecided_if_small_and_free(longer, small, 1.03).owner is Owner.NODE
     pair = replace(small, num_peers=1)  # who is the usual one of the two?
-    assert undecided_if_small_and_free(longer, pair).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(longer, pair, 1.03).owner is Owner.UNDECIDED
     silent = replace(seen, transfers=None)  # nobody knows who waits for whom
-    assert undecided_if_small_and_free(silent, small).owner is Owner.NODE
+    assert undecided_if_small_and_free(silent, small, 1.03).owner is Owner.NODE
     for changes in (
         {"slowdown": 1.15},
         {"step_time_cost_ratio": 1.02},
@@ -147,7 +149,17 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
         {"cause": Cause.HOST},
     ):
         other = replace(small, **changes)
-        assert undecided_if_small_and_free(seen, other).owner is Owner.NODE
+        assert undecided_if_small_and_free(seen, other, 1.03).owner is Owner.NODE
+    # nobody knows what it costs, and it is hardly above the floor
+    hardly = replace(small, cost_is_replayed=False, step_time_cost_ratio=1.0, slowdown=1.035)
+    assert undecided_if_small_and_free(seen, hardly, 1.03).owner is Owner.UNDECIDED
+    assert undecided_if_small_and_free(seen, hardly, 1.01).owner is Owner.NODE
+
+
+@pytest.mark.parametrize(("low", "is_doubtful"), [(0.4, True), (1.01, False)])
+def test_an_interval_that_holds_what_is_usual_names_nobody(low, is_doubtful):
+    slow = SimpleNamespace(suspect=SimpleNamespace(interval=(low, 6.3)))
+    assert bool(_perhaps_not_slow(slow)) == is_doubtful
 
 
 def test_a_small_difference_of_a_pair_is_measured_by_the_jobs_other_pair(job):
