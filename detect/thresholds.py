@@ -277,8 +277,8 @@ class _Pace:
     )  # fmt: skip
     other_stage_log: float = limit(
         math.log(1.7), "log", Origin.BENCHMARK,
-        "the same where other hosts hold other stages, which have other operations to launch: sound "
-        "ones differed by up to 1.61",
+        "the same where other hosts hold other stages, which have other operations to launch: "
+        "sound ones differed by up to 1.61",
     )  # fmt: skip
     wander_share: float = limit(
         0.35, "share of the median", Origin.BENCHMARK,

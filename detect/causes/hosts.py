@@ -5,22 +5,12 @@ stay below what its noise allows to be named; eight findings for one host are se
 where a host *is* a pipeline stage or a replica, none of its ranks has a peer on another host.
 
 Idea: pool the ranks of a host, and compare them as a sample with the ranks of the other hosts that
-do the same work, in one channel after the other:
-
-    compute      own time of passes                       log ratio to the others
-    optimizer    time of the optimizer step               log ratio
-    host         time lost between and inside operations  share of the iteration
-    loader       time lost to loading                     share of the iteration
-
-    t = (mean of the host's ranks - mean of the others) / (s · sqrt(1/k + 1/n))
-
-with s the spread of the n other ranks (that of whole hosts where it is larger), n - 1 degrees of
-freedom. A host is named when its ranks are slower by at least half of the mean (most of them in
-computing, all in lost time, or there each of them beyond every other rank), the effect reaches its
-floor and q stays below the false-discovery rate. The floor of lost time is higher where stages are
-compared with each other, or where another rank is named, whose slowness others may be waiting for.
-Two ranks on other hosts show no spread: lost time is then compared iteration by iteration, and must
-be far more (`_test_of_few`).
+do the same work: their passes, their optimizer, the time they lose and how they launch
+(`detect.stats.host_tests`). A host is named when its ranks are slower by at least half of the mean
+(most of them in computing, all in lost time, or there each of them beyond every other rank), the
+effect reaches its floor and q stays below the false-discovery rate. The floor of lost time is
+higher where stages are compared with each other, or where another rank is named, whose slowness
+others may be waiting for.
 
 What the data could also have done is never blamed on a host: where the host holds whole replicas or
 whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
@@ -42,19 +32,14 @@ length of a replica's documents begin in the middle of a trace. The host's ranks
 charged with the number of splits. In one TP group all wait for one, so its change says nothing, and
 experts may get other tokens from one iteration to the next.
 
-Whoever leaves out one host's ranks moves what the rows of their places are compared with, and
-nothing else. So every channel is compared once with all hosts in it, and for each host only where
-it has ranks (`_Channel`).
-
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
 
 import numpy as np
 from scipy import special
@@ -65,7 +50,17 @@ from detect.causes.searches import load_as_long
 from detect.observe.observations import Observations
 from detect.report import Cause, Finding, Owner
 from detect.stats import robust
-from detect.stats.residuals import stage_groups
+from detect.stats.host_tests import (
+    COMPUTE,
+    LOST,
+    OPTIMIZER,
+    PACE,
+    Channels,
+    HostTest,
+    Sides,
+    channel_tests,
+    places_of,
+)
 from detect.stats.search import Course
 from detect.text import counted, milliseconds, times
 from detect.thresholds import HOSTS, PERSISTENCE, SEARCH, STARVATION
@@ -73,9 +68,6 @@ from detect.thresholds import PACE as SLOW_PACE
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
-COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"
-LOADER = "loader"
-LOST = {"host": Cause.HOST, LOADER: Cause.LOADER}
 DEVICE_ADVICE = (
     "read the clocks, throttle reasons and temperatures of all GPUs of that host (nvidia-smi -q -d "
     "CLOCK,PERFORMANCE,TEMPERATURE,POWER), its power supplies and its fans",
@@ -111,11 +103,11 @@ class SlowHost:
 
     rows: Integers
     cause: Cause
-    test: _Test
+    test: HostTest
     q_value: float
     excess_ns: Floats
     """(iteration,): lost on the slowest of its ranks."""
-    tests: Mapping[str, _Test]
+    tests: Mapping[str, HostTest]
     """By channel, the others among them, for the evidence."""
     num_peers: int
     doubt: str = ""
@@ -130,180 +122,13 @@ class SlowHost:
         return not self.doubt
 
 
-@dataclass(frozen=True)
-class _Test:
-    effect: float
-    """Log ratio of compute and optimizer, or share of the iteration that is lost."""
-    error: float
-    p_value: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Change:
     """Since when a host is slower than before, and of what."""
 
     name: str
-    test: _Test
+    test: HostTest
     course: Course
-
-
-@dataclass(frozen=True)
-class _Over:
-    """What rows exceed others by in one channel."""
-
-    value: Floats
-    """(row, iteration); NaN where a row has nobody to be compared with."""
-    level: Floats
-    """(row,): of the whole window."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Rows that do the same, and whom they are compared with: of `candidates`, (row,) flags each,
-    the first with a control row in it.
-    """
-
-    rows: Integers
-    candidates: tuple[Flags, ...]
-
-    def peers(self, control: Flags) -> Flags:
-        """Return the control rows to compare with, (row,); none where no candidate has any."""
-        found = (one & control for one in self.candidates)
-        return next((one for one in found if one.any()), np.zeros_like(control))
-
-
-class _Channel:
-    """A quantity of every row less the median of those control rows that do the same.
-
-    `value` is (row, iteration), or (row, iteration, operation), of which the median counts; `level`
-    makes one number of a row's iterations.
-    """
-
-    def __init__(
-        self,
-        value: Floats,
-        places: Sequence[_Place],
-        control: Flags,
-        level: Callable[[Floats], Floats],
-    ) -> None:
-        self._value, self._places, self._control, self._level = value, places, control, level
-        self._peers = np.stack([place.peers(control) for place in places])
-        over = np.full(value.shape[:2], np.nan)
-        for place, peers in zip(places, self._peers, strict=True):
-            over[place.rows] = self._beyond(place.rows, peers)
-        self._everybody = _Over(over, level(over))
-
-    def without(self, own: Flags) -> _Over:
-        """Return what rows exceed those control rows by that are not a host's `own`, (row,)."""
-        over, level = self._everybody.value.copy(), self._everybody.level.copy()
-        control = self._control & ~own
-        moved = np.zeros(len(over), dtype=bool)
-        for number in np.flatnonzero(self._peers[:, own].any(axis=1)).tolist():
-            place = self._places[number]
-            over[place.rows] = self._beyond(place.rows, place.peers(control))
-            moved[place.rows] = True
-        level[moved] = self._level(over[moved])
-        return _Over(over, level)
-
-    def _beyond(self, rows: Integers, peers: Flags) -> Floats:
-        beyond = self._value[rows] - robust.median(self._value[peers], axis=0)
-        return beyond if beyond.ndim == 2 else robust.median(beyond, axis=2)
-
-
-class _Channels:
-    """All channels of some observations; `control` (row,) are ranks of hosts not found so far."""
-
-    def __init__(self, seen: Observations, control: Flags) -> None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
-        everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
-        mean = partial(robust.mean, axis=1)
-        self._by_name = {OPTIMIZER: _Channel(optimizer, _places(seen), control, mean)}
-        of_all = [_Place(np.arange(len(control)), (everybody,))]
-        if seen.launch_pace is not None:
-            self._by_name[PACE] = _Channel(seen.launch_pace, of_all, control, robust.centre)
-        for name, cause in LOST.items():
-            lost, places = seen.lost(cause) / step_ns, _places(seen, everybody)
-            self._by_name[name] = _Channel(lost, places, control, mean)
-        stages = [
-            _Place(rows, (mask_of(rows.tolist(), len(control)),))
-            for rows in stage_groups(seen.members)
-        ]
-        self._passes = _Channel(seen.work.log_ns, stages, control, robust.centre)
-        self._layers = None
-        if seen.layers is not None:
-            self._layers = _Channel(seen.layers.log_ns, of_all, control, robust.centre)
-
-    def without(self, own: Flags, *, by_layers: bool) -> dict[str, _Over]:
-        """Return what rows exceed those control rows by that are not a host's `own`, by channel.
-
-        Passes are compared within stages, or `by_layers` of all stages: {} without any traced.
-        """
-        compute = self._layers if by_layers else self._passes
-        found = {} if compute is None else {COMPUTE: compute.without(own)}
-        return found | {name: one.without(own) for name, one in self._by_name.items()}
-
-
-def _places(seen: Observations, everybody: Flags | None = None) -> list[_Place]:
-    """Return the rows of each stage and TP rank, compared among themselves, or with their stage.
-
-    With `everybody` (row,), a stage without control rows is compared with those of all stages.
-    """
-    stage, tp = seen.members.stage, seen.members.place["tp"]
-    found = []
-    for one, other in sorted({*zip(stage.tolist(), tp.tolist(), strict=True)}):
-        of_stage = stage == one
-        rows = of_stage & (tp == other)
-        last = () if everybody is None else (everybody,)
-        found.append(_Place(np.flatnonzero(rows), (rows, of_stage, *last)))
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sides:
-    """The ranks of one host, and those of other hosts that it is compared with."""
-
-    seen: Observations
-    host: Integers
-    """(row,): a number for the host of each."""
-    own: Flags
-    control: Flags
-    channels: _Channels
-
-    @cached_property
-    def over(self) -> dict[str, _Over]:
-        """Return what each row exceeds the others by, channel by channel.
-
-        Computing is compared by layers of all stages where the host holds a whole one.
-        """
-        return self.channels.without(self.own, by_layers=self.lacks_peers(self.own))
-
-    def lacks_peers(self, rows: Flags) -> bool:
-        """Return whether some stage of these rows has no row to compare with."""
-        stage = self.seen.members.stage
-        return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
-
-    def is_one_group(self) -> bool:
-        """Return whether the host's ranks are of one TP group."""
-        members = self.seen.members
-        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
-        return len(places) == 1 and int(self.own.sum()) > 1
-
-    def holds_whole_units(self) -> bool:
-        """Return whether the host's ranks are all of a replica or stage, or one TP group.
-
-        Of a TP group whose communication is hidden in its passes, all are as slow as one. Replicas
-        do not count where no data are longer than others, nor stages whose layers are of one kind.
-        """
-        members = self.seen.members
-        if self.is_one_group():
-            return True
-        units = [] if self.seen.rules_data_out else [members.replica]
-        units += [] if self.seen.has_equal_layers else [members.stage]
-        return any(
-            len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
-            for unit in units
-        )
 
 
 def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
@@ -316,9 +141,9 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
     excluded = np.zeros(len(host), dtype=bool)
     for _ in large:
         left = [own for one in large if not excluded[own := host == one].any()]
-        channels = _Channels(inquiry.seen, ~excluded)
+        channels = Channels(inquiry.seen, ~excluded)
         sides = (  # one at a time: each holds all rows
-            _Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
+            Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
             for own in left
             if int((control := ~own & ~excluded).sum()) >= HOSTS.min_ranks
         )
@@ -331,70 +156,132 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
     return found
 
 
-def _judge(inquiry: Inquiry, sides: _Sides, num_hosts: int) -> SlowHost | None:
-    """Compare one host with the others in every channel; None where nothing stands out."""
-    tests = dict(_tests(sides))
+def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
+    """Compare one host with the others in every channel; None where nothing stands out.
+
+    Asked are its launching, its level, a change inside the window, and whether most of its ranks
+    were found one by one; the next one where the last is not sure that it is the host.
+    """
+    tests = dict(channel_tests(sides))
     num_tests = num_hosts * max(len(tests), 1)
     rate = inquiry.settings.false_discovery_rate
     sure = {name: one for name, one in tests.items() if one.p_value * num_tests <= rate}
+    reason = _by_launching(sides, tests, sure)
+    if reason is None or reason.doubt:
+        reason = _by_level(inquiry, sides, tests, sure) or reason
+    is_sure = reason is not None and not reason.doubt
+    if not is_sure or int(sides.control.sum()) < HOSTS.min_control:
+        reason = _by_change(inquiry, sides, num_tests) or reason
+    reason = reason or _by_its_ranks(inquiry, sides, tests, sure)
+    if reason is None:
+        return None
+    return SlowHost(
+        rows=np.flatnonzero(sides.own),
+        cause=reason.cause,
+        doubt=reason.doubt or _doubt(sides, reason),
+        test=reason.test,
+        q_value=min(1.0, reason.test.p_value * num_tests),
+        excess_ns=reason.excess_ns,
+        tests=reason.tests,
+        num_peers=int((~sides.own).sum()),
+        course=reason.course,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reason:
+    """What a host is slow of."""
+
+    cause: Cause
+    test: HostTest
+    """That shows it."""
+    tests: Mapping[str, HostTest]
+    excess_ns: Floats
+    """(iteration,): lost on the slowest of its ranks."""
+    doubt: str = ""
+    """Why it need not be the host, as a sentence; empty where what shows it leaves nobody else."""
+    course: Course | None = None
+
+
+def _by_launching(
+    sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
+) -> _Reason | None:
     late = _launches_slowly(sides, sure)
-    wanders = late is not None and not _lasts(sides)
-    by_level = None if late and not wanders else _named(inquiry, sides, tests, sure)
-    named = by_level or late
-    is_shown = named is not None and (named is late or not _of_its_stage(sides, *named))
-    is_shown = is_shown and not (named is late and wanders)
-    if named is not None and named is not late and named[0] in LOST.values():
+    if late is None:
+        return None
+    doubt = "" if _lasts(sides) else WANDERS
+    return _Reason(
+        cause=Cause.HOST, test=late, tests=tests, excess_ns=_late_ns(sides, tests), doubt=doubt
+    )
+
+
+def _by_level(
+    inquiry: Inquiry, sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
+) -> _Reason | None:
+    named = _named(inquiry, sides, sure)
+    if named is None:
+        return None
+    cause, test = named
+    is_shown = not _of_its_stage(sides, cause, test)
+    if cause in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
         slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
         # of one TP group all wait for one, between passes and in them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
-    is_noisier = named is not None and _is_noisier_of_two(sides, tests, named[1])
-    is_level = is_shown and int(sides.control.sum()) >= HOSTS.min_control
-    change = None if is_level else _change(inquiry, sides, num_tests)
-    if change is not None:
-        named, is_shown = (LOST.get(change.name, Cause.COMPUTE), change.test), True
-    if named is None:
-        compute = sure.get(COMPUTE)
-        if compute is None or not _all_suspected(inquiry, sides, compute):
-            return None
-        named = Cause.COMPUTE, compute
-    cause, test = named
-    return SlowHost(
-        rows=np.flatnonzero(sides.own),
+    by_compute = cause == Cause.COMPUTE or test is tests.get(COMPUTE)
+    return _Reason(
         cause=cause,
-        doubt=WANDERS
-        if named is late and not is_shown
-        else _doubt(sides, cause, is_shown=is_shown) or NOISIER * (is_noisier and not change),
         test=test,
-        q_value=min(1.0, test.p_value * num_tests),
-        excess_ns=_late_ns(sides, tests)
-        if named is late
-        else _excess_ns(
-            sides, test, by_compute=cause == Cause.COMPUTE or test is tests.get(COMPUTE)
-        ),
-        tests=tests if change is None else {change.name: change.test},
-        num_peers=int((~sides.own).sum()),
-        course=None if change is None else change.course,
+        tests=tests,
+        excess_ns=_excess_ns(sides, test, by_compute=by_compute),
+        doubt="" if is_shown else NOT_SHOWN,
     )
 
 
-def _doubt(sides: _Sides, cause: Cause, *, is_shown: bool) -> str:
-    """Return why it need not be the host, as a sentence; empty where it is."""
-    if not is_shown:
-        return NOT_SHOWN
-    if cause in LOST.values() and not sides.seen.knows_roles:
+def _by_change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Reason | None:
+    change = _change(inquiry, sides, num_tests)
+    if change is None:
+        return None
+    cause = LOST.get(change.name, Cause.COMPUTE)
+    return _Reason(
+        cause=cause,
+        test=change.test,
+        tests={change.name: change.test},
+        excess_ns=_excess_ns(sides, change.test, by_compute=cause == Cause.COMPUTE),
+        course=change.course,
+    )
+
+
+def _by_its_ranks(
+    inquiry: Inquiry, sides: Sides, tests: Mapping[str, HostTest], sure: Mapping[str, HostTest]
+) -> _Reason | None:
+    compute = sure.get(COMPUTE)
+    if compute is None or not _all_suspected(inquiry, sides, compute):
+        return None
+    excess_ns = _excess_ns(sides, compute, by_compute=True)
+    return _Reason(
+        cause=Cause.COMPUTE, test=compute, tests=tests, excess_ns=excess_ns, doubt=NOT_SHOWN
+    )
+
+
+def _doubt(sides: Sides, reason: _Reason) -> str:
+    """Return why what a host is shown to be slow of need not be its own; empty where it is."""
+    if reason.cause in LOST.values() and not sides.seen.knows_roles:
         return UNKNOWN_ROLES
-    return OF_STORAGE if cause == Cause.LOADER and _others_load_as_long(sides) else ""
+    if reason.cause == Cause.LOADER and _others_load_as_long(sides):
+        return OF_STORAGE
+    is_level = reason.course is None
+    return NOISIER if is_level and _is_noisier_of_two(sides, reason.tests, reason.test) else ""
 
 
-def _is_noisier_of_two(sides: _Sides, tests: dict[str, _Test], test: _Test) -> bool:
+def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:
     """Return whether a host loses a little more than the only other one."""
     is_lost = any(test is tests.get(name) for name in LOST)
     is_only = len(np.unique(sides.host[sides.control])) < 2
     return is_lost and is_only and test.effect < HOSTS.least_doubtful_share
 
 
-def _others_load_as_long(sides: _Sides) -> bool:
+def _others_load_as_long(sides: Sides) -> bool:
     """Return whether loading takes ranks of other hosts about as long now and then: what all of
     them load from is slow, and their devices only have less to wait for.
     """
@@ -405,7 +292,7 @@ def _others_load_as_long(sides: _Sides) -> bool:
     return load_as_long(own, np.nan_to_num(loading[~sides.own]))
 
 
-def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
+def _change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
     """Return the clearest lasting change of the host inside the window, None where there is none.
 
     The floors are those of levels; that of lost time is the higher one.
@@ -429,7 +316,7 @@ def _change(inquiry: Inquiry, sides: _Sides, num_tests: int) -> _Change | None:
     return max(found, key=lambda one: one.test.effect, default=None)
 
 
-def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Change | None:
+def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change | None:
     """Split the window where the host's ranks, (row, iteration) over the others, rise most; the
     later part has `lasts` iterations at least.
     """
@@ -456,10 +343,10 @@ def _split_in_time(sides: _Sides, name: str, over: Floats, lasts: int) -> _Chang
     p_value = float(special.stdtr(length - 2.0, -rise / error)) * len(parts)
     active = np.arange(length) >= first
     course = Course(active, rise, error, 1.0, ((first, length - 1),))
-    return _Change(name=name, test=_Test(rise, error, p_value), course=course)
+    return _Change(name=name, test=HostTest(rise, error, p_value), course=course)
 
 
-def _passes_over(sides: _Sides) -> Floats:
+def _passes_over(sides: Sides) -> Floats:
     """Return the log time of each row's passes over the other hosts', (row, iteration), whatever
     the stages; NaN where the others' change by themselves, as all do when sequences get longer.
     """
@@ -477,7 +364,7 @@ def _rise(values: Floats, first: int) -> Floats:
     )
 
 
-def _recorded(sides: _Sides, name: str) -> Floats:
+def _recorded(sides: Sides, name: str) -> Floats:
     """Return a channel as the host's ranks recorded it, (row, iteration), compared with nobody."""
     seen = sides.seen
     if name == COMPUTE:
@@ -485,7 +372,7 @@ def _recorded(sides: _Sides, name: str) -> Floats:
     return np.asarray(seen.lost(LOST[name])[sides.own] / float(np.median(seen.iteration_ns)))
 
 
-def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
+def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
     """Return whether the place in the pipeline may cost the host's ranks that time.
 
     Where all devices wait for their hosts, the gaps show what a stage has to launch. Elsewhere
@@ -508,7 +395,7 @@ def _of_its_stage(sides: _Sides, cause: Cause, test: _Test) -> bool:
     return test.effect < HOSTS.unlike_share and own < HOSTS.unlike_ratio * largest
 
 
-def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
+def _all_suspected(inquiry: Inquiry, sides: Sides, compute: HostTest) -> bool:
     """Whether most of the host's ranks were found slow one by one: they are one finding."""
     slow = float(np.mean(inquiry.slow[sides.own]))
     floor = float(np.log(inquiry.settings.min_slowdown))
@@ -516,8 +403,8 @@ def _all_suspected(inquiry: Inquiry, sides: _Sides, compute: _Test) -> bool:
 
 
 def _named(
-    inquiry: Inquiry, sides: _Sides, tests: dict[str, _Test], sure: dict[str, _Test]
-) -> tuple[Cause, _Test] | None:
+    inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]
+) -> tuple[Cause, HostTest] | None:
     """Return what the host is slow of, and the test that shows it."""
     compute, optimizer = sure.get(COMPUTE), sure.get(OPTIMIZER)
     if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
@@ -560,7 +447,7 @@ def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
     return f"of rank {rank}, and of all others of it alike: {low[rank]}"
 
 
-def _share_their_data(sides: _Sides, compute: _Test) -> bool:
+def _share_their_data(sides: Sides, compute: HostTest) -> bool:
     """Return whether the same replicas are as slow on other hosts: no hardware chooses those.
 
     host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
@@ -575,7 +462,7 @@ def _share_their_data(sides: _Sides, compute: _Test) -> bool:
     return float(np.nanmedian(level)) >= HOSTS.shared_data_share * compute.effect
 
 
-def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Test] | None:
+def _launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | None:
     """Return what its devices lose to a host that launches slowly, None where it does not.
 
     As long as its devices stand still for it: what is launched late and computed early harms
@@ -595,10 +482,10 @@ def _launches_slowly(sides: _Sides, sure: dict[str, _Test]) -> tuple[Cause, _Tes
         effect = _lost_inside(sides)
     if not effect >= SLOW_PACE.least_share:
         return None
-    return Cause.HOST, _Test(effect, effect * pace.error / pace.effect, pace.p_value)
+    return HostTest(effect, effect * pace.error / pace.effect, pace.p_value)
 
 
-def _lost_inside(sides: _Sides) -> float:
+def _lost_inside(sides: Sides) -> float:
     """Return by what share of the step the passes of each of its TP groups are longer at least than
     those of its like on other hosts; 0 where devices of these are starved as well, though longer by
     something else, or its are not, or where it launched as quickly as others for a time.
@@ -614,7 +501,7 @@ def _lost_inside(sides: _Sides) -> float:
         return 0.0
     busy = robust.median(np.nan_to_num(seen.busy_ns), axis=1) / float(np.median(seen.iteration_ns))
     longer = np.full(len(own), -np.inf)
-    for place in _places(seen):
+    for place in places_of(seen):
         peers = place.peers(control)
         if peers.any():
             longer[place.rows] = busy[place.rows] - float(np.median(busy[peers]))
@@ -627,7 +514,7 @@ def _lost_inside(sides: _Sides) -> float:
     return min(found)
 
 
-def _follows_launching(sides: _Sides) -> bool:
+def _follows_launching(sides: Sides) -> bool:
     """Tell whether the passes of each of its ranks are longer as its launching is: in a job whose
     devices all wait for their hosts, launching is what a pass takes.
 
@@ -642,7 +529,7 @@ def _follows_launching(sides: _Sides) -> bool:
     return bool((longer >= least * pace).all() and (least * longer <= pace).all())
 
 
-def _lasts(sides: _Sides) -> bool:
+def _lasts(sides: Sides) -> bool:
     """Return whether the lead of a host's ranks over the others, in the time from launch to launch,
     is about the same in all iterations, or since one before which there was next to none: load of
     others comes and goes.
@@ -659,7 +546,7 @@ def _lasts(sides: _Sides) -> bool:
     )
 
 
-def _lead(sides: _Sides) -> Floats:
+def _lead(sides: Sides) -> Floats:
     """Return by how much longer its ranks take from launch to launch than others, (iteration,)."""
     pace = sides.over[PACE].value
     return np.asarray(
@@ -671,7 +558,7 @@ def _is_steady(lead: Floats) -> bool:
     return bool(np.std(lead) <= SLOW_PACE.wander_share * np.median(lead))
 
 
-def _is_starved(sides: _Sides) -> bool:
+def _is_starved(sides: Sides) -> bool:
     """Whether all of the host's devices wait for their launches, and those of the others do not.
 
     Longer data and heavier layers do the opposite: the host gets further ahead.
@@ -686,72 +573,11 @@ def _is_starved(sides: _Sides) -> bool:
     return bool(mine.min() >= STARVATION.starved_share and others.max() <= STARVATION.fed_share)
 
 
-def _named_elsewhere(inquiry: Inquiry, sides: _Sides) -> bool:
+def _named_elsewhere(inquiry: Inquiry, sides: Sides) -> bool:
     return bool(((inquiry.slow | inquiry.named) & ~sides.own).any())
 
 
-def _tests(sides: _Sides) -> Iterator[tuple[str, _Test]]:
-    """Yield the test of every channel that the trace has on both sides."""
-    for name, over in sides.over.items():
-        test = _test(sides, name, over.level) or _test_of_few(sides, name, over)
-        if test is not None:
-            yield name, test
-
-
-def _test(sides: _Sides, name: str, level: Floats) -> _Test | None:
-    is_log = name not in LOST
-    known = np.isfinite(level)
-    mine, others = level[sides.own & known], level[sides.control & known]
-    if len(mine) < HOSTS.min_ranks or len(others) < HOSTS.min_control:
-        return None
-    centre = float(np.median(others))
-    effect = float(np.mean(mine)) - centre
-    usual = HOSTS.spread_log if is_log else HOSTS.spread_share
-    usual = SLOW_PACE.spread_log if name == PACE else usual
-    spread = max(float(np.std(others, ddof=1)), usual)
-    error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
-    host = sides.host[sides.control & known]
-    num_ranks = np.bincount(host)
-    means = (np.bincount(host, weights=others) / np.maximum(num_ranks, 1))[num_ranks > 0]
-    if len(means) >= HOSTS.min_control:
-        by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
-        if by_hosts > error:
-            error, degrees = by_hosts, len(means) - 1.0
-    least = HOSTS.most_of_host_share if is_log else 1.0
-    is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
-    # pauses meet one rank more often than another, but those of other hosts next to never
-    is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
-    # but a loader that is far slower than its neighbours is a rank's own
-    is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
-    p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
-    return _Test(effect, error, p_value)
-
-
-def _test_of_few(sides: _Sides, name: str, over: _Over) -> _Test | None:
-    """Return the test of lost time against too few ranks to have a spread; None where the host's
-    do not lose far more than these.
-
-    Were all ranks alike, its k would be the k that lose most of k + n by a chance of 1 in (k + n
-    over k), in each iteration. Example: two loaders take 480 ms of 700 and two 0.3 ms, in all of 10
-    iterations: 6^-10.
-    """
-    own, others = over.value[sides.own], over.value[sides.control]
-    if name not in LOST or len(own) < HOSTS.min_ranks or not np.isfinite(own).all():
-        return None
-    if len(others) >= HOSTS.min_control or not np.isfinite(others).all():
-        return None
-    lost = robust.mean(sides.seen.lost(LOST[name]), axis=1)
-    least, most = float(lost[sides.own].min()), float(lost[sides.control].max())
-    effect = float(np.mean(over.level[sides.own])) - float(np.median(over.level[sides.control]))
-    if effect < HOSTS.unlike_share or least < HOSTS.unlike_ratio * most:
-        return None
-    hits = own.min(axis=0) > others.max(axis=0)
-    chance = 1.0 / float(special.comb(len(own) + len(others), len(own)))
-    error = float(np.std(own.mean(axis=0), ddof=1)) / float(np.sqrt(len(hits)))
-    return _Test(effect, error, float(special.bdtrc(int(hits.sum()) - 1, len(hits), chance)))
-
-
-def _late_ns(sides: _Sides, tests: Mapping[str, _Test]) -> Floats:
+def _late_ns(sides: Sides, tests: Mapping[str, HostTest]) -> Floats:
     """Time lost an iteration by the slowest rank of a host that launches slowly, (iteration,): its
     device stands still between operations, and inside them, which makes its passes longer.
     """
@@ -763,7 +589,7 @@ def _late_ns(sides: _Sides, tests: Mapping[str, _Test]) -> Floats:
     return np.asarray(np.clip(excess, 0.0, seen.iteration_ns))
 
 
-def _excess_ns(sides: _Sides, test: _Test, *, by_compute: bool) -> Floats:
+def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
     """Time lost an iteration by the host's slowest rank, (iteration,)."""
     seen, own = sides.seen, sides.own
     if by_compute:
@@ -820,7 +646,7 @@ def _finding(seen: Observations, slow: SlowHost) -> Finding:
     )
 
 
-def _measured(tests: Mapping[str, _Test]) -> str:
+def _measured(tests: Mapping[str, HostTest]) -> str:
     words = [
         f"time lost to the {name} {test.effect:+.1%} of the iteration"
         if name in LOST

@@ -497,9 +497,7 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 
 
-def _beside(
-    seen: Observations, finding: Finding, others: list[Finding], slow: Flags
-) -> Finding:
+def _beside(seen: Observations, finding: Finding, others: list[Finding], slow: Flags) -> Finding:
     """Return the finding, undecided where it costs next to nothing and somebody else of its
     pipeline is slow: messages that are posted together end together.
 

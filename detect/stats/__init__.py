@@ -7,6 +7,7 @@ Fed by the causes with values (row, iteration); knows nothing of spans, causes o
     noise.py        how far healthy ranks stray; the smallest effect that can be found
     search.py       all slow rows of one class, at a false-discovery rate; when each was slow:
                     whole window, stretch, or on and off
+    host_tests.py   the ranks of one host as a sample beside those of the others
 
 Start reading at search.py. All numbers stand in `detect.thresholds`.
 """

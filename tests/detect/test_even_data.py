@@ -123,7 +123,7 @@ def test_tokens_of_a_pass():
     ids=["one", "a TP group"],
 )
 def test_devices_of_a_tp_group_do_not_slow_down_together(job, layout, slow, owner):
-    """Only products of matrices are slow, as with a lower clock; all of a group share their data."""
+    """Only products of matrices are slow, as with a lower clock; a group shares its data."""
 
     def of_some(slot):
         return 1.3 if slot.rank in slow and slot.name != "optimizer" else 1.0

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.hosts import _Channel, _Channels, _Place, _share_their_data, _Sides, _tests
+from detect.causes.hosts import _share_their_data
 from detect.causes.paused_hosts import _pausing
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.stats import robust
+from detect.stats.host_tests import Channel, Channels, Place, Sides, channel_tests
 from megascan.topology import Layout
 
 
@@ -104,9 +105,9 @@ def test_slowness_that_replicas_show_on_other_hosts_is_their_datas(job, slow_hos
     seen = observe(job(layout=Layout(pp=2, dp=16), hosts=4, work=longer).timeline())
     host = seen.members.ranks // 4
     own, everybody = host == 2, np.ones(len(host), dtype=bool)
-    channels = _Channels(seen, everybody)
-    sides = _Sides(seen=seen, host=host, own=own, control=~own, channels=channels)
-    assert _share_their_data(sides, dict(_tests(sides))["compute"]) == is_data
+    channels = Channels(seen, everybody)
+    sides = Sides(seen=seen, host=host, own=own, control=~own, channels=channels)
+    assert _share_their_data(sides, dict(channel_tests(sides))["compute"]) == is_data
 
 
 def test_host_that_is_a_stage_may_have_gaps_of_its_own(job):
@@ -182,12 +183,12 @@ def test_leaving_a_host_out_is_comparing_as_if_it_had_never_been_there(by_operat
     value = generator.normal(size=(24, 9, 4) if by_operation else (24, 9))
     value[generator.random(value.shape) < 0.1] = np.nan
     everybody, place = np.ones(24, dtype=bool), np.arange(24) // 6
-    places = [_Place(np.flatnonzero(place == one), (place == one, everybody)) for one in range(4)]
+    places = [Place(np.flatnonzero(place == one), (place == one, everybody)) for one in range(4)]
     control = np.arange(24) != 20
-    channel = _Channel(value, places, control, robust.centre)
+    channel = Channel(value, places, control, robust.centre)
     for rows in (range(3), range(3, 6), range(12, 18), (2, 8, 20)):
         own = np.isin(np.arange(24), rows)
-        alone = _Channel(value, places, control & ~own, robust.centre).without(everybody & False)
+        alone = Channel(value, places, control & ~own, robust.centre).without(everybody & False)
         left_out = channel.without(own)
         np.testing.assert_array_equal(left_out.value, alone.value)
         np.testing.assert_array_equal(left_out.level, alone.level)

@@ -1,0 +1,274 @@
+"""Compare the ranks of one host with those of the others that do the same, channel by channel.
+
+    compute      own time of passes                       log ratio to the others
+    optimizer    time of the optimizer step               log ratio
+    pace         time from launch to launch               log ratio
+    host         time lost between and inside operations  share of the iteration
+    loader       time lost to loading                     share of the iteration
+
+The k ranks of a host are a sample beside the n ranks of the other hosts:
+
+    t = (mean of the host's ranks - mean of the others) / (s · sqrt(1/k + 1/n))
+
+with s the spread of the n others (that of whole hosts where it is larger), n - 1 degrees of
+freedom. Two ranks on other hosts show no spread: lost time is then compared iteration by iteration,
+and must be far more (`_test_of_few`).
+
+Whoever leaves out one host's ranks moves what the rows of their places are compared with, and
+nothing else. So every channel is compared once with all hosts in it, and for each host only where
+it has ranks (`Channel`).
+
+Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
+on the 12 others (spread 0.4 %): log ratio 0.84 at s = 0.004, t above 300.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from scipy import special
+
+from detect.observe.observations import Observations
+from detect.report import Cause
+from detect.stats import robust
+from detect.stats.residuals import stage_groups
+from detect.thresholds import HOSTS
+from detect.thresholds import PACE as SLOW_PACE
+from megascan.arrays import Flags, Floats, Integers, mask_of
+
+COMPUTE, OPTIMIZER, PACE = "compute", "optimizer", "pace"
+LOADER = "loader"
+LOST = {"host": Cause.HOST, LOADER: Cause.LOADER}
+
+
+@dataclass(frozen=True)
+class HostTest:
+    """State by how much a host exceeds the others in a channel, and how likely by chance."""
+
+    effect: float
+    """Log ratio of compute and optimizer, or share of the iteration that is lost."""
+    error: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """What rows exceed others by in one channel."""
+
+    value: Floats
+    """(row, iteration); NaN where a row has nobody to be compared with."""
+    level: Floats
+    """(row,): of the whole window."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rows that do the same, and whom they are compared with: of `candidates`, (row,) flags each,
+    the first with a control row in it.
+    """
+
+    rows: Integers
+    candidates: tuple[Flags, ...]
+
+    def peers(self, control: Flags) -> Flags:
+        """Return the control rows to compare with, (row,); none where no candidate has any."""
+        found = (one & control for one in self.candidates)
+        return next((one for one in found if one.any()), np.zeros_like(control))
+
+
+class Channel:
+    """A quantity of every row less the median of those control rows that do the same.
+
+    `value` is (row, iteration), or (row, iteration, operation), of which the median counts; `level`
+    makes one number of a row's iterations.
+    """
+
+    def __init__(
+        self,
+        value: Floats,
+        places: Sequence[Place],
+        control: Flags,
+        level: Callable[[Floats], Floats],
+    ) -> None:
+        self._value, self._places, self._control, self._level = value, places, control, level
+        self._peers = np.stack([place.peers(control) for place in places])
+        over = np.full(value.shape[:2], np.nan)
+        for place, peers in zip(places, self._peers, strict=True):
+            over[place.rows] = self._beyond(place.rows, peers)
+        self._everybody = Over(over, level(over))
+
+    def without(self, own: Flags) -> Over:
+        """Return what rows exceed those control rows by that are not a host's `own`, (row,)."""
+        over, level = self._everybody.value.copy(), self._everybody.level.copy()
+        control = self._control & ~own
+        moved = np.zeros(len(over), dtype=bool)
+        for number in np.flatnonzero(self._peers[:, own].any(axis=1)).tolist():
+            place = self._places[number]
+            over[place.rows] = self._beyond(place.rows, place.peers(control))
+            moved[place.rows] = True
+        level[moved] = self._level(over[moved])
+        return Over(over, level)
+
+    def _beyond(self, rows: Integers, peers: Flags) -> Floats:
+        beyond = self._value[rows] - robust.median(self._value[peers], axis=0)
+        return beyond if beyond.ndim == 2 else robust.median(beyond, axis=2)
+
+
+class Channels:
+    """All channels of some observations; `control` (row,) are ranks of hosts not found so far."""
+
+    def __init__(self, seen: Observations, control: Flags) -> None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            optimizer = np.where(seen.optimizer_ns > 0, np.log(seen.optimizer_ns), np.nan)
+        everybody, step_ns = np.ones_like(control), float(np.median(seen.iteration_ns))
+        mean = partial(robust.mean, axis=1)
+        self._by_name = {OPTIMIZER: Channel(optimizer, places_of(seen), control, mean)}
+        of_all = [Place(np.arange(len(control)), (everybody,))]
+        if seen.launch_pace is not None:
+            self._by_name[PACE] = Channel(seen.launch_pace, of_all, control, robust.centre)
+        for name, cause in LOST.items():
+            lost, places = seen.lost(cause) / step_ns, places_of(seen, everybody)
+            self._by_name[name] = Channel(lost, places, control, mean)
+        stages = [
+            Place(rows, (mask_of(rows.tolist(), len(control)),))
+            for rows in stage_groups(seen.members)
+        ]
+        self._passes = Channel(seen.work.log_ns, stages, control, robust.centre)
+        self._layers = None
+        if seen.layers is not None:
+            self._layers = Channel(seen.layers.log_ns, of_all, control, robust.centre)
+
+    def without(self, own: Flags, *, by_layers: bool) -> dict[str, Over]:
+        """Return what rows exceed those control rows by that are not a host's `own`, by channel.
+
+        Passes are compared within stages, or `by_layers` of all stages: {} without any traced.
+        """
+        compute = self._layers if by_layers else self._passes
+        found = {} if compute is None else {COMPUTE: compute.without(own)}
+        return found | {name: one.without(own) for name, one in self._by_name.items()}
+
+
+def places_of(seen: Observations, everybody: Flags | None = None) -> list[Place]:
+    """Return the rows of each stage and TP rank, compared among themselves, or with their stage.
+
+    With `everybody` (row,), a stage without control rows is compared with those of all stages.
+    """
+    stage, tp = seen.members.stage, seen.members.place["tp"]
+    found = []
+    for one, other in sorted({*zip(stage.tolist(), tp.tolist(), strict=True)}):
+        of_stage = stage == one
+        rows = of_stage & (tp == other)
+        last = () if everybody is None else (everybody,)
+        found.append(Place(np.flatnonzero(rows), (rows, of_stage, *last)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The ranks of one host, and those of other hosts that it is compared with."""
+
+    seen: Observations
+    host: Integers
+    """(row,): a number for the host of each."""
+    own: Flags
+    control: Flags
+    channels: Channels
+
+    @cached_property
+    def over(self) -> dict[str, Over]:
+        """Return what each row exceeds the others by, channel by channel.
+
+        Computing is compared by layers of all stages where the host holds a whole one.
+        """
+        return self.channels.without(self.own, by_layers=self.lacks_peers(self.own))
+
+    def lacks_peers(self, rows: Flags) -> bool:
+        """Return whether some stage of these rows has no row to compare with."""
+        stage = self.seen.members.stage
+        return any(not self.control[stage == one].any() for one in np.unique(stage[rows]))
+
+    def is_one_group(self) -> bool:
+        """Return whether the host's ranks are of one TP group."""
+        members = self.seen.members
+        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
+        return len(places) == 1 and int(self.own.sum()) > 1
+
+    def holds_whole_units(self) -> bool:
+        """Return whether the host's ranks are all of a replica or stage, or one TP group.
+
+        Of a TP group whose communication is hidden in its passes, all are as slow as one. Replicas
+        do not count where no data are longer than others, nor stages whose layers are of one kind.
+        """
+        members = self.seen.members
+        if self.is_one_group():
+            return True
+        units = [] if self.seen.rules_data_out else [members.replica]
+        units += [] if self.seen.has_equal_layers else [members.stage]
+        return any(
+            len(np.unique(unit)) > 1 and not np.isin(unit[~self.own], unit[self.own]).any()
+            for unit in units
+        )
+
+
+def channel_tests(sides: Sides) -> Iterator[tuple[str, HostTest]]:
+    """Yield the test of every channel that the trace has on both sides."""
+    for name, over in sides.over.items():
+        test = _test(sides, name, over.level) or _test_of_few(sides, name, over)
+        if test is not None:
+            yield name, test
+
+
+def _test(sides: Sides, name: str, level: Floats) -> HostTest | None:
+    is_log = name not in LOST
+    known = np.isfinite(level)
+    mine, others = level[sides.own & known], level[sides.control & known]
+    if len(mine) < HOSTS.min_ranks or len(others) < HOSTS.min_control:
+        return None
+    centre = float(np.median(others))
+    effect = float(np.mean(mine)) - centre
+    usual = HOSTS.spread_log if is_log else HOSTS.spread_share
+    usual = SLOW_PACE.spread_log if name == PACE else usual
+    spread = max(float(np.std(others, ddof=1)), usual)
+    error, degrees = spread * float(np.sqrt(1 / len(mine) + 1 / len(others))), len(others) - 1.0
+    host = sides.host[sides.control & known]
+    num_ranks = np.bincount(host)
+    means = (np.bincount(host, weights=others) / np.maximum(num_ranks, 1))[num_ranks > 0]
+    if len(means) >= HOSTS.min_control:
+        by_hosts = float(np.std(means, ddof=1) * np.sqrt(1 + 1 / len(means)))
+        if by_hosts > error:
+            error, degrees = by_hosts, len(means) - 1.0
+    least = HOSTS.most_of_host_share if is_log else 1.0
+    is_shared = float(np.mean(mine - centre >= 0.5 * effect)) >= least
+    # pauses meet one rank more often than another, but those of other hosts next to never
+    is_apart = not is_log and float(mine.min() - others.max()) >= HOSTS.least_apart_share
+    # but a loader that is far slower than its neighbours is a rank's own
+    is_apart &= name != LOADER or float(mine.max()) < HOSTS.unlike_ratio * float(mine.min())
+    p_value = float(special.stdtr(degrees, -effect / error)) if is_shared or is_apart else 1.0
+    return HostTest(effect, error, p_value)
+
+
+def _test_of_few(sides: Sides, name: str, over: Over) -> HostTest | None:
+    """Return the test of lost time against too few ranks to have a spread; None where the host's
+    do not lose far more than these.
+
+    Were all ranks alike, its k would be the k that lose most of k + n by a chance of 1 in (k + n
+    over k), in each iteration. Example: two loaders take 480 ms of 700 and two 0.3 ms, in all of 10
+    iterations: 6^-10.
+    """
+    own, others = over.value[sides.own], over.value[sides.control]
+    if name not in LOST or len(own) < HOSTS.min_ranks or not np.isfinite(own).all():
+        return None
+    if len(others) >= HOSTS.min_control or not np.isfinite(others).all():
+        return None
+    lost = robust.mean(sides.seen.lost(LOST[name]), axis=1)
+    least, most = float(lost[sides.own].min()), float(lost[sides.control].max())
+    effect = float(np.mean(over.level[sides.own])) - float(np.median(over.level[sides.control]))
+    if effect < HOSTS.unlike_share or least < HOSTS.unlike_ratio * most:
+        return None
+    hits = own.min(axis=0) > others.max(axis=0)
+    chance = 1.0 / float(special.comb(len(own) + len(others), len(own)))
+    error = float(np.std(own.mean(axis=0), ddof=1)) / float(np.sqrt(len(hits)))
+    return HostTest(effect, error, float(special.bdtrc(int(hits.sum()) - 1, len(hits), chance)))
