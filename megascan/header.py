@@ -404,18 +404,14 @@ class WindowRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:
-        """Read back from a window event; raises InputError naming `where` when it is damaged."""
-        fields = cast("dict[str, Any]", dict(record))
+        """Read back from a window event; raises InputError naming `where` when it is damaged.
+
+        What it does not know, as a later MegaScan may write, is passed over.
+        """
+        known = cls.__dataclass_fields__
+        fields = {name: value for name, value in record.items() if name in known}
         try:
-            fields["timings"] = tuple(tuple(timing) for timing in fields.get("timings", ()))
-            fields["tokens"] = tuple(fields.get("tokens", ()))
-            fields["kinds"] = {
-                kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()
-            }
-            fields["layers"] = tuple(
-                (iteration, tuple(layers)) for iteration, layers in fields.get("layers", ())
-            )
-            return checked(cls(**fields))._checked_values()
+            return checked(cls(**_tuples_in_window(fields)))._checked_values()
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{where}: damaged window mark ({error!s:.200}); restore the file or leave this "
@@ -433,6 +429,19 @@ class WindowRecord:
         if self.tokens and not (len(self.tokens) == 2 and 0 < self.tokens[0] <= self.tokens[1]):
             raise ValueError(f"tokens are {self.tokens}, expected the fewest and the most")
         return self
+
+
+def _tuples_in_window(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a window's record with tuples where JSON has lists."""
+    return {
+        **fields,
+        "timings": tuple(tuple(timing) for timing in fields.get("timings", ())),
+        "tokens": tuple(fields.get("tokens", ())),
+        "kinds": {kind: tuple(layers) for kind, layers in fields.get("kinds", {}).items()},
+        "layers": tuple(
+            (iteration, tuple(layers)) for iteration, layers in fields.get("layers", ())
+        ),
+    }
 
 
 _CHECKED_FIELDS = ("layout", "clock", "trace")

@@ -386,9 +386,7 @@ class Passes:
             if is_first and torch.is_grad_enabled():
                 # a packed sequence's attention depends on where its documents end
                 is_packed = packed_of(call) is not None
-                tracer.note_tokens(
-                    0 if is_packed else num_tokens(model, tokens_of(call))
-                )
+                tracer.note_tokens(0 if is_packed else num_tokens(model, tokens_of(call)))
             return False
 
         return around(tracer, original, enter, lambda call, result: result)

@@ -120,6 +120,11 @@ def test_damaged_kinds_are_said_so(kinds: object) -> None:
         WindowRecord.from_json({**WINDOW, "kinds": kinds}, "file")
 
 
+def test_what_a_later_megascan_adds_is_passed_over() -> None:
+    record = WindowRecord.from_json({**WINDOW, "heat": [1, 2]}, "file")
+    assert record == WindowRecord(**WINDOW)
+
+
 def test_old_files_stay_readable(make_header: Callable[..., RankHeader]) -> None:
     assert WindowRecord.from_json(WINDOW, "file").layers == ()
     old = json.loads(json.dumps(make_header().to_json()))
