@@ -23,6 +23,7 @@ from detect.causes.finding import (
     Answer,
     Inquiry,
     folded,
+    undecided_beside_larger,
     undecided_if_no_gain,
     undecided_if_small_and_free,
     with_joint_costs,
@@ -176,6 +177,7 @@ def judge(observations: Observations, settings: DetectorSettings) -> Report:
         undecided_if_no_gain(undecided_if_small_and_free(seen, one, settings.min_slowdown))
         for one in findings
     ]
+    findings = [undecided_beside_larger(one, findings, settings.min_slowdown) for one in findings]
     notes = [note for _, answer in answers for note in answer.notes]
     if seen.alignment is not None and seen.alignment.num_components > 1:
         notes.append(

@@ -465,6 +465,10 @@ class _Ordinary:
         1.005, "ratio", Origin.CONVENTION,
         "of a step to the step without a finding, below which mending it is no gain",
     )  # fmt: skip
+    far_slower_times: float = limit(
+        5.0, "times the excess", Origin.CONVENTION,
+        "of a small slowdown, from which on another one may be the reason of both",
+    )  # fmt: skip
     rms_factor: float = limit(
         4.5, "times the root mean square", Origin.BENCHMARK,
         "of the sound ranks' distances, from which on a small slowdown stands out",
@@ -482,6 +486,14 @@ class _Ordinary:
     min_pairs: int = limit(
         8, "pairs", Origin.CONVENTION, "of ranks of one stage before their spread is known"
     )
+    few_pairs: int = limit(
+        13, "pairs", Origin.CONVENTION, "below which their quarter is a rank or two by chance"
+    )
+    few_pairs_share: float = limit(
+        0.8, "share", Origin.MATHEMATICS,
+        "of what so few pairs show: the third of 12, of which three are the slow rank's, lies "
+        "further out than a quarter of sound ones",
+    )  # fmt: skip
     nearest_share: float = limit(
         0.25, "share of the pairs", Origin.MATHEMATICS,
         "of ranks, the nearest ones: with half of the ranks slow, so many are sound ones",

@@ -498,7 +498,9 @@ def _ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) 
         return "two sound devices may differ by as much, and it has one peer only"
     if not lasts:
         return None
-    if is_small and slow.num_peers < ORDINARY.min_peers:
+    is_short = len(inquiry.seen.iterations) < inquiry.settings.min_iterations
+    is_little = is_small or (is_short and effect < np.log(ORDINARY.little_ratio))
+    if is_little and slow.num_peers < ORDINARY.min_peers:
         return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
     if is_small or (is_pair and effect < PAIRS.min_effect_log):
         largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
@@ -576,7 +578,8 @@ def _sigma_of_pairs(gaps: Floats) -> float:
     if len(known) < ORDINARY.min_pairs:
         return 0.0
     nearest = np.quantile(known, ORDINARY.nearest_share, method="lower")
-    return float(nearest) / ORDINARY.nearest_sigmas
+    share = ORDINARY.few_pairs_share if len(known) < ORDINARY.few_pairs else 1.0
+    return share * float(nearest) / ORDINARY.nearest_sigmas
 
 
 def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:

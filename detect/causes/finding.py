@@ -128,6 +128,10 @@ NO_GAIN = (
     "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
     "look at it, but drain nothing for it"
 )
+BESIDE_LARGER = (
+    "another device is slow by far more: mend that first, then trace again and see whether this "
+    "remains"
+)
 SMALL_AND_FREE = (
     "sound devices of one model, or the data of so few iterations, may differ by as much, and "
     "mending this one would gain next to nothing: no reason to change a node"
@@ -428,6 +432,25 @@ def undecided_if_small_and_free(
     if not (is_named and is_free and finding.slowdown < most):
         return finding
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, SMALL_AND_FREE))
+
+
+def undecided_beside_larger(
+    finding: Finding, others: Sequence[Finding], min_slowdown: float
+) -> Finding:
+    """Return the finding, undecided where a device is hardly slower than `min_slowdown`, costs next
+    to nothing by itself, and another one is slow by far more: what waits for that is late, too.
+
+    Example: 1.025x and 0.4 % of the step beside a device that is slow by 1.38.
+    """
+    hardly = finding.slowdown < min_slowdown**ORDINARY.small_floors
+    is_free = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
+    is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
+    least = ORDINARY.far_slower_times * (finding.slowdown - 1.0)
+    larger = [one for one in others if one.owner is Owner.NODE and one.slowdown - 1.0 >= least]
+    if not (is_named and hardly and is_free and larger) or finding.is_read:
+        return finding
+    evidence = (*finding.evidence, BESIDE_LARGER)
+    return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:

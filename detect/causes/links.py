@@ -273,13 +273,17 @@ def _is_isolated(
     """Return whether the connection of these ranks alone is to blame; `fine` units are not slow.
 
     That of one rank is; that of a pair if either end has other connections of the way that the
-    `worst` unit takes, which are fine and carry as much. Which member of a larger group is slow,
-    nobody can tell, of one host's no more than of a rail's.
+    `worst` unit takes, which are fine and carry as much, or if it is all that joins the same device
+    of two hosts. Which member of a larger group is slow, nobody can tell, of one host's no more
+    than of a rail's.
     """
     if len(ranks) == 1:
         return True
     if len(ranks) > 2 or not set(seen.members.recorded).issuperset(ranks):
         return False
+    hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
+    if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
+        return True
     clear = fine & (units.rates() >= units.rates()[worst])
     return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 

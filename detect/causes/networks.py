@@ -393,7 +393,7 @@ def _finding(seen: Observations, slow: SlowNetwork) -> Finding:
     is_one, transfers = len(slow.names) == 1, seen.transfers
     assert transfers is not None
     shared = set.intersection(*(set(transfers.members[one]) for one in slow.split.all_slow))
-    is_one_ring = slow.is_rail and len(shared) > 1
+    is_one_ring = slow.is_rail and len(shared) > 2  # what joins two hosts is their link
     split, slowdown = slow.split, float(np.exp(slow.split.effect))
     rows = seen.members.rows_with(slow.ranks)
     doubt = RAILS_NOT_TOLD_APART if slow.is_rail else NOT_TOLD_APART

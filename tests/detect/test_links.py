@@ -11,7 +11,6 @@ import pytest
 from detect import Cause, DetectorSettings, Owner, Verdict
 from detect.causes.links import (
     IN_DOUBT_BETWEEN,
-    IN_DOUBT_ENDS,
     IN_DOUBT_INSIDE,
     _beside,
     _guilty_end,
@@ -183,16 +182,15 @@ def test_a_slow_link_that_alone_joins_two_clocks_is_shown_by_one_clock(job, othe
     assert [one.ranks for one in found if one.cause == Cause.LINK] == names
 
 
-def test_one_slow_rail_of_two_hosts_is_undecided(job):
-    """The same GPU of both hosts: the NIC of either slows what the two exchange."""
+def test_one_slow_rail_of_two_hosts_names_both_ends(job):
+    """The same GPU of both hosts; their neighbours' rails are fine."""
 
     def transfer(rank, peer, iteration):
         return 2.0 if (rank, peer) == (1, 9) else 1.0
 
     report = job(layout=Layout(tp=2, dp=4, pp=2), hosts=8, transfer=transfer).report()
     (finding,) = report.findings
-    assert finding.ranks == (1, 9) and finding.owner == Owner.UNDECIDED
-    assert IN_DOUBT_ENDS in finding.evidence
+    assert finding.ranks == (1, 9) and finding.owner == Owner.NODE
 
 
 def _three_units(members, rates, crosses=False):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, render_text
-from detect.causes.compute import _perhaps_not_slow
-from detect.causes.finding import undecided_if_small_and_free
+from detect.causes.compute import _perhaps_not_slow, _sigma_of_pairs
+from detect.causes.finding import undecided_beside_larger, undecided_if_small_and_free
 from detect.observe.extract import observe
 from megascan.topology import Layout
 
@@ -154,6 +155,41 @@ def test_what_is_little_and_gains_nothing_is_no_reason_to_change_a_node(job, slo
     hardly = replace(small, cost_is_replayed=False, step_time_cost_ratio=1.0, slowdown=1.035)
     assert undecided_if_small_and_free(seen, hardly, 1.03).owner is Owner.UNDECIDED
     assert undecided_if_small_and_free(seen, hardly, 1.01).owner is Owner.NODE
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "cost", "other", "owner"),
+    [
+        (1.025, 1.002, 1.38, Owner.UNDECIDED),
+        (1.025, 1.002, 1.08, Owner.NODE),  # no reason of both
+        (1.025, 1.02, 1.38, Owner.NODE),
+        (1.06, 1.002, 1.38, Owner.NODE),
+    ],
+)
+def test_hardly_slower_beside_one_that_is_slow_by_far_more(job, slow, slowdown, cost, other, owner):
+    (found,) = job(layout=Layout(dp=4), work=slow(3, 1.07)).report().findings
+    small = replace(found, slowdown=slowdown, step_time_cost_ratio=cost)
+    larger = replace(found, ranks=(0,), slowdown=other, step_time_cost_ratio=1.3)
+    assert undecided_beside_larger(small, [small, larger], 1.03).owner is owner
+    assert undecided_beside_larger(larger, [small, larger], 1.03).owner is Owner.NODE
+    read = replace(small, is_read=True)  # its clock says so
+    assert undecided_beside_larger(read, [read, larger], 1.03).owner is Owner.NODE
+
+
+@pytest.mark.parametrize(("iterations", "owner"), [(3, Owner.UNDECIDED), (5, Owner.NODE)])
+def test_two_peers_of_three_iterations_show_large_faults_only(job, iterations, owner):
+    report = job(
+        layout=Layout(dp=3), iterations=iterations, work=chips((1.0, 1.0005, 1.075)), noise=0.005
+    ).report()
+    assert owners(report) == [((2,), owner)]
+
+
+@pytest.mark.parametrize(("num", "share"), [(12, 0.8), (15, 1.0), (7, 0.0)])
+def test_the_spread_of_few_pairs(num, share):
+    """The quarter of 12 pairs is the third, of which more are sound ranks' than of many."""
+    gaps = np.linspace(0.01, 0.01 * num, num)
+    nearest = np.quantile(gaps, 0.25, method="lower")
+    assert _sigma_of_pairs(gaps) == pytest.approx(share * nearest / 0.4506)
 
 
 @pytest.mark.parametrize(("low", "is_doubtful"), [(0.4, True), (1.01, False)])
