@@ -241,6 +241,10 @@ class _Starvation:
     host_bound_share: float = limit(
         0.8, "share of operations", Origin.BENCHMARK, "launched just in time on the usual rank"
     )
+    launched_ns: int = limit(
+        200_000, "ns", Origin.PHYSICS,
+        "that launching a layer takes: some 30 kernels of 5 to 10 µs; shorter ones may be late",
+    )  # fmt: skip
     more_share: float = limit(
         0.2, "share of operations", Origin.CONVENTION,
         "launched just in time, by which a device that waits for its host exceeds its peers",

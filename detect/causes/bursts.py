@@ -33,7 +33,12 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
-from detect.causes.device import attention_residuals, mates_of, starvation
+from detect.causes.device import (
+    attention_residuals,
+    mates_of,
+    may_wait_for_launches,
+    starvation,
+)
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -376,10 +381,12 @@ def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
     is_uneven = bool(data_of(seen.work, seen.members, stage_groups(seen.members)).used)
     if cause == Cause.HOST:
         return _doubt_of_host(seen, burst, is_uneven)
+    launches = may_wait_for_launches(seen)
     reasons = {
         FEW_OTHERS: int(burst.others.sum()) < BURSTS.sure_others and not burst.is_one_speed,
         OTHERS_TOO: burst.is_noise,
         LONGER: is_uneven,
+        launches: bool(launches),
         EXPERTS: seen.members.layout.ep > 1 and not _shows_in_attention(seen, burst),
     }
     return tuple(reason for reason, holds in reasons.items() if holds)[:1]

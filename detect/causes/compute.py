@@ -45,6 +45,7 @@ from detect.causes.device import (
     is_host_bound,
     is_isolated,
     mates_of,
+    may_wait_for_launches,
     not_shown,
     optimizer_shows,
     reading_evidence,
@@ -308,6 +309,7 @@ def _judge(
         or _ordinary_difference(inquiry, found, slow)
         or half_starved(seen, slow.suspect.row, course.active)
         or _perhaps_not_slow(slow)
+        or ("" if _optimizer_agrees(slow) else may_wait_for_launches(seen))
     )
     if ordinary:
         decision = _Decision(False, ordinary)

@@ -65,7 +65,7 @@ from detect.report import Cause, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual, estimate_noise
 from detect.stats.residuals import stage_groups
-from detect.text import times
+from detect.text import milliseconds, times
 from detect.thresholds import COMPUTE, DEVICE, PACE, PAIRS, READINGS, STARVATION
 from megascan.arrays import Flags, Floats, Integers
 from megascan.errors import listed
@@ -461,6 +461,23 @@ def starvation(
     if not len(others) and theirs > STARVATION.fed_share:
         return Owner.JOB, f"{words}: the job is host-bound, whatever the node"
     return (Owner.UNDECIDED, f"{words}; {doubt}") if doubt else (Owner.NODE, words)
+
+
+def may_wait_for_launches(seen: Observations) -> str:
+    """Say that passes are as short as their launching, of which nothing was recorded; empty where
+    they are longer, or launches tell who waits.
+
+    Example: a layer's forward of 50 us; its 20 kernels take a host 100 us to launch.
+    """
+    if seen.starved_share is not None or not seen.tells_passes:
+        return ""
+    typical_ns = float(np.exp(np.nanmedian(seen.work.log_ns)))
+    if seen.members.device_kind == "cpu" or typical_ns >= STARVATION.launched_ns:
+        return ""
+    return (
+        f"what is compared takes {milliseconds(typical_ns)}, about as long as launching it, and "
+        "launches were not recorded: a host that is late shows the same"
+    )
 
 
 def half_starved(seen: Observations, row: int, active: Flags) -> str:

@@ -104,6 +104,31 @@ def test_pace_is_the_time_from_launch_to_launch(job, slow):
     assert np.isnan(pace[5]).all()
 
 
+@pytest.mark.parametrize(
+    ("pass_ns", "optimizer", "owner"),
+    [
+        (60e3, 1.0, Owner.UNDECIDED),
+        (60e3, 1.3, Owner.NODE),  # the optimizer is slow by as much
+        (10e6, 1.0, Owner.NODE),
+    ],
+)
+def test_passes_as_short_as_their_launching_may_wait_for_it(job, pass_ns, optimizer, owner):
+    """Nothing tells whether rank 3's host is late, of two ranks on the same data."""
+
+    def work(slot):
+        factor = optimizer if slot.name == "optimizer" else 1.3
+        return factor if slot.rank == 3 else 1.0
+
+    seen = observe(job(layout=Layout(tp=2, dp=4), work=work).timeline())
+    shift = np.log(pass_ns) - np.median(seen.work.log_ns)
+    seen = replace(seen, work=replace(seen.work, log_ns=seen.work.log_ns + shift))
+    assert seen.starved_share is None
+    found = [one for one in owners(seen) if one[0] == Cause.COMPUTE]
+    assert found == [(Cause.COMPUTE, owner, (3,))]
+    told = replace(seen, starved_share=np.zeros_like(seen.busy_ns))
+    assert [one[1] for one in owners(told) if one[0] == Cause.COMPUTE] == [Owner.NODE]
+
+
 def test_no_pace_without_launches(job):
     assert observe(job(layout=Layout(dp=2)).timeline()).launch_pace is None
 
