@@ -399,8 +399,15 @@ class WindowRecord:
     timings: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the `args` of the window event; what they hold is not copied."""
-        return dict(vars(self))
+        """Return the `args` of the window event; what they hold is not copied.
+
+        Kinds of layers are left out where none is known, as in the files of older MegaScans, which
+        read nothing that they do not know.
+        """
+        record = dict(vars(self))
+        if not self.kinds:
+            del record["kinds"]
+        return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], where: str) -> WindowRecord:

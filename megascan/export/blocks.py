@@ -79,7 +79,10 @@ def timeline_record(drawing: Drawing) -> dict[str, Json]:
         "clock_method": timeline.clock_method,
         "origin_ns": timeline.origin_ns,
         "completeness": _completeness(timeline),
-        "windows": {str(rank): cast("Json", timeline.windows.get(rank, ())) for rank in ranks},
+        "windows": {
+            str(rank): [window.to_json() for window in timeline.windows.get(rank, ())]
+            for rank in ranks
+        },
         "selection": _selection_record(drawing.selection),
         "iterations": _iterations(drawing),
         "num_spans": drawing.num_spans,
