@@ -30,6 +30,7 @@ iteration 16 and 8.6 ms from then on.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy import special
@@ -131,6 +132,7 @@ class _Units:
         """Return those of a rank that surely take the same way as `like`."""
         return [unit for unit in self.of_rank(rank, like) if self.way[unit] == self.way[like]]
 
+    @cached_property
     def rates(self) -> Floats:
         """Return the bytes a ns that a unit's links carry at most, (unit,); NaN where no size is
         known.
@@ -145,7 +147,9 @@ class _Units:
             for kind, ranks in zip(transfers.kind, transfers.members, strict=True)
         ]
         sizes = np.where(transfers.size_bytes > 0, transfers.size_bytes, np.nan)
-        rates = np.array(factors) * sizes / robust.median(transfers.transfer_ns, axis=1)
+        typical_ns = robust.median(transfers.transfer_ns, axis=1)
+        known_ns = np.where(typical_ns > 0, typical_ns, np.nan)  # clocks may make them vanish
+        rates = np.array(factors) * sizes / known_ns
         return np.array([np.fmax.reduce(rates[self.unit == one], initial=np.nan)
                          for one in range(len(self.members))])  # fmt: skip
 
@@ -253,7 +257,7 @@ def _whole_host(
     """Return the ranks of the worst unit's host where all connections inside it are slow, or carry
     less than the worst does; () where one is fine, or where all are of one rank.
     """
-    worst, rates = slow[0].row, units.rates()
+    worst, rates = slow[0].row, units.rates
     are_slow = mask_of([one.row for one in slow], len(rates))
     host, _ = seen.members.device_of(units.members[worst][0])
     inside = [
@@ -284,7 +288,7 @@ def _is_isolated(
     hosts, devices = zip(*(seen.members.device_of(rank) for rank in ranks), strict=True)
     if all(hosts) and hosts[0] != hosts[1] and devices[0] == devices[1] >= 0:
         return True
-    clear = fine & (units.rates() >= units.rates()[worst])
+    clear = fine & (units.rates >= units.rates[worst])
     return all(clear[units.witnesses(rank, worst)].any() for rank in ranks)
 
 
