@@ -63,7 +63,7 @@ def test_header(folder: Folder, path: str, value: object, said: str) -> None:
         ("tokens", [4096, 2048], "expected the fewest and the most"),
         ("tokens", [0, 4096], "expected the fewest and the most"),
         ("tokens", [4096.5, 5000], "tokens is 4096.5, expected int"),
-        ("windows", 1, "unexpected keyword argument 'windows'"),
+        ("kinds", {"5f1c09ab": [1.5]}, r"kinds\['5f1c09ab'\] is 1.5, expected int"),
     ],
 )
 def test_window(name: str, value: object, said: str) -> None:
