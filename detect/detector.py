@@ -23,6 +23,7 @@ from detect.causes.finding import (
     Answer,
     Inquiry,
     folded,
+    undecided,
     undecided_beside_larger,
     undecided_if_no_gain,
     undecided_if_small_and_free,
@@ -215,7 +216,7 @@ def _slow_in_the_last(seen: Observations, settings: DetectorSettings) -> tuple[F
     last = cut(seen, "iteration", np.arange(len(seen.iterations)) == len(seen.iterations) - 1)
     found = COMPUTE.search(_inquiry(last, settings)).findings
     return tuple(
-        replace(one, owner=Owner.UNDECIDED, evidence=(*one.evidence, ONE_ITERATION))
+        undecided(one, ONE_ITERATION)
         for one in found
         if one.cause is Cause.COMPUTE and one.slowdown >= WINDOW.one_iteration_ratio
     )

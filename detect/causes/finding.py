@@ -398,6 +398,11 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
     }
 
 
+def undecided(finding: Finding, why: str) -> Finding:
+    """Return the finding with nobody to blame for it, and the sentence that says why."""
+    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
+
+
 def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False) -> Finding:
     """Return the finding, undecided where the step is as long without it: as the replay says, or,
     with `is_estimated`, an estimate.
@@ -406,7 +411,7 @@ def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False)
     is_known = finding.cost_is_replayed or is_estimated
     if finding.owner is not Owner.NODE or not is_known or not is_free:
         return finding
-    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
+    return undecided(finding, why)
 
 
 def undecided_if_small_and_free(
@@ -431,7 +436,7 @@ def undecided_if_small_and_free(
     is_named = finding.owner is Owner.NODE and finding.cause is Cause.COMPUTE
     if not (is_named and is_free and finding.slowdown < most):
         return finding
-    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, SMALL_AND_FREE))
+    return undecided(finding, SMALL_AND_FREE)
 
 
 def undecided_beside_larger(
@@ -449,8 +454,7 @@ def undecided_beside_larger(
     larger = [one for one in others if one.owner is Owner.NODE and one.slowdown - 1.0 >= least]
     if not (is_named and hardly and is_free and larger) or finding.is_read:
         return finding
-    evidence = (*finding.evidence, BESIDE_LARGER)
-    return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
+    return undecided(finding, BESIDE_LARGER)
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:
@@ -472,7 +476,7 @@ def undecided_if_no_gain(finding: Finding) -> Finding:
     )
     if not gains_nothing:
         return finding
-    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, NO_GAIN))
+    return undecided(finding, NO_GAIN)
 
 
 def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -98,28 +98,35 @@ NOT_SHOWN = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Reason:
+    """What a host is slow of."""
+
+    cause: Cause
+    test: HostTest
+    """That shows it."""
+    tests: Mapping[str, HostTest]
+    """By channel, the others among them, for the evidence."""
+    excess_ns: Floats
+    """(iteration,): lost on the slowest of its ranks."""
+    doubt: str = ""
+    """Why it need not be the host, as a sentence; empty where what shows it leaves nobody else."""
+    course: Course | None = None
+    """Since when; None for the whole window."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowHost:
     """A host whose ranks are slow together."""
 
     rows: Integers
-    cause: Cause
-    test: HostTest
     q_value: float
-    excess_ns: Floats
-    """(iteration,): lost on the slowest of its ranks."""
-    tests: Mapping[str, HostTest]
-    """By channel, the others among them, for the evidence."""
     num_peers: int
-    doubt: str = ""
-    """Why it need not be the host, as a sentence: data and hidden communication are not excluded.
-    """
-    course: Course | None = None
-    """Since when; None for the whole window."""
+    reason: _Reason
 
     @property
     def is_shown(self) -> bool:
         """Return whether the host is at fault."""
-        return not self.doubt
+        return not self.reason.doubt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,30 +184,10 @@ def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
         return None
     return SlowHost(
         rows=np.flatnonzero(sides.own),
-        cause=reason.cause,
-        doubt=reason.doubt or _doubt(sides, reason),
-        test=reason.test,
         q_value=min(1.0, reason.test.p_value * num_tests),
-        excess_ns=reason.excess_ns,
-        tests=reason.tests,
         num_peers=int((~sides.own).sum()),
-        course=reason.course,
+        reason=replace(reason, doubt=reason.doubt or _doubt(sides, reason)),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reason:
-    """What a host is slow of."""
-
-    cause: Cause
-    test: HostTest
-    """That shows it."""
-    tests: Mapping[str, HostTest]
-    excess_ns: Floats
-    """(iteration,): lost on the slowest of its ranks."""
-    doubt: str = ""
-    """Why it need not be the host, as a sentence; empty where what shows it leaves nobody else."""
-    course: Course | None = None
 
 
 def _by_launching(
@@ -603,45 +590,47 @@ def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
 
 
 def _finding(seen: Observations, slow: SlowHost) -> Finding:
-    members, test = seen.members, slow.test
+    members, reason = seen.members, slow.reason
+    test = reason.test
     ranks = members.ranks_of(slow.rows)
-    is_log = test in (slow.tests.get(COMPUTE), slow.tests.get(OPTIMIZER))
+    is_log = test in (reason.tests.get(COMPUTE), reason.tests.get(OPTIMIZER))
     reach = SEARCH.interval_sigmas * test.error
     slowdown, low, high = (
         float(np.exp(one)) if is_log else 1.0 + max(one, 0.0)
         for one in (test.effect, test.effect - reach, test.effect + reach)
     )
-    lost = milliseconds(float(np.mean(slow.excess_ns)))
+    lost = milliseconds(float(np.mean(reason.excess_ns)))
     clocks = ""
-    if slow.cause == Cause.COMPUTE and slow.is_shown:
+    if reason.cause == Cause.COMPUTE and slow.is_shown:
         clocks = _slow_clocks(seen, mask_of(slow.rows.tolist(), len(members)), test.effect)
     return build_finding(
         seen,
         Claim(
             ranks=ranks,
             rows=tuple(int(row) for row in slow.rows),
-            cause=slow.cause,
+            cause=reason.cause,
             owner=Owner.NODE if slow.is_shown else Owner.UNDECIDED,
             slowdown=slowdown,
             interval=(low, high),
-            course=slow.course,
+            course=reason.course,
             q_value=slow.q_value,
             num_peers=slow.num_peers,
-            saved_ns=slow.excess_ns,
+            saved_ns=reason.excess_ns,
             subject=f"host {members.hosts[int(slow.rows[0])]} (ranks {listed(ranks)})",
             predicate={
                 Cause.COMPUTE: f"computes {times(slowdown)} slower than the other hosts",
                 Cause.LOADER: f"loads data late on all its ranks, up to {lost} an iteration",
-            }.get(slow.cause, f"holds up all its ranks, up to {lost} an iteration"),
+            }.get(reason.cause, f"holds up all its ranks, up to {lost} an iteration"),
             evidence=(
-                f"{_measured(slow.tests)}, against the ranks of other hosts that do the same work",
-                *((CHANGED,) if slow.course is not None else ()),
+                f"{_measured(reason.tests)}, "
+                "against the ranks of other hosts that do the same work",
+                *((CHANGED,) if reason.course is not None else ()),
                 *((clocks,) if clocks else ()),
                 f"{counted(len(ranks), 'rank')} of this host against "
                 f"{counted(slow.num_peers, 'rank')} of others",
-                *((slow.doubt,) if slow.doubt else ()),
+                *((reason.doubt,) if reason.doubt else ()),
             ),
-            advice=DEVICE_ADVICE if slow.cause == Cause.COMPUTE else HOST_ADVICE,
+            advice=DEVICE_ADVICE if reason.cause == Cause.COMPUTE else HOST_ADVICE,
         ),
     )
 
@@ -673,7 +662,7 @@ def _search(inquiry: Inquiry) -> Answer:
         return finding.cause != Cause.LINK and set(finding.ranks) <= ranks
 
     # whether a stage on such a host is heavy by itself is not shown: nobody is told that it is
-    lengthens = [one.rows for one in found if one.cause in (Cause.COMPUTE, Cause.HOST)]
+    lengthens = [one.rows for one in found if one.reason.cause in (Cause.COMPUTE, Cause.HOST)]
     slow = [int(row) for rows in lengthens for row in rows]
     return Answer(
         findings=tuple(_finding(inquiry.seen, one) for one in found),

@@ -43,6 +43,7 @@ from detect.causes.finding import (
     Inquiry,
     build_finding,
     connection_advice,
+    undecided,
     undecided_if_free,
 )
 from detect.causes.searches import Loss, lost_time, stage_peers
@@ -499,8 +500,7 @@ def _finding(seen: Observations, link: _SlowLink, is_parallel: bool) -> Finding:
         ),
     )
     if link.is_isolated and slowdown < LINKS.named_slowdown:
-        evidence = (*finding.evidence, IN_DOUBT_A_LITTLE)
-        return replace(finding, owner=Owner.UNDECIDED, evidence=evidence)
+        return undecided(finding, IN_DOUBT_A_LITTLE)
     lasts = len(link.course.episodes) == 1 and link.course.share == 1.0
     return finding if lasts else undecided_if_free(finding, IN_DOUBT_NOW_AND_THEN)
 
@@ -523,7 +523,7 @@ def _beside(seen: Observations, finding: Finding, others: list[Finding], slow: F
     accused = (slow | mask_of(heavier, len(replica))) & ~own
     if not np.isin(replica[accused], replica[own]).any():
         return finding
-    return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, IN_DOUBT))
+    return undecided(finding, IN_DOUBT)
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:

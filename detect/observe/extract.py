@@ -327,7 +327,8 @@ def _has_equal_layers(timeline: Timeline) -> bool:
     """Return whether the layers of all ranks are of one kind, and have one at all."""
     kinds = [{kind for one in timeline.windows.get(rank, ()) for kind in one.kinds}
              for rank in timeline.headers]  # fmt: skip
-    return all(kinds) and len(set().union(*kinds) - {""}) == len(set().union(*kinds)) == 1
+    found = set[str]().union(*kinds)
+    return all(kinds) and len(found) == 1 and "" not in found
 
 
 def _alignment(timeline: Timeline) -> ClockAgreement | None:

@@ -367,6 +367,17 @@ def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging
     assert [one.ranks for one in found] == [(3, 7)]
 
 
+def _slow_from_1_to_5(job):
+    """Four stages of four replicas, and the finding that the link between ranks 1 and 5 is slow."""
+
+    def transfer(rank, peer, iteration):
+        return 3.0 if (rank, peer) == (1, 5) else 1.0
+
+    run = job(layout=Layout(dp=4, pp=4), transfer=transfer)
+    (link,) = [one for one in run.report().findings if one.cause == Cause.LINK]
+    return observe(run.timeline()), link
+
+
 @pytest.mark.parametrize(
     ("cost", "slow_row", "owner"),
     [
@@ -377,13 +388,7 @@ def test_group_that_loses_what_another_stages_loses_waits_for_it(job, exchanging
 )
 def test_a_link_that_costs_nothing_beside_a_slow_rank_of_its_pipeline(job, cost, slow_row, owner):
     """Messages that are posted together end together."""
-
-    def transfer(rank, peer, iteration):
-        return 3.0 if (rank, peer) == (1, 5) else 1.0
-
-    run = job(layout=Layout(dp=4, pp=4), transfer=transfer)
-    seen = observe(run.timeline())
-    (link,) = [one for one in run.report().findings if one.cause == Cause.LINK]
+    seen, link = _slow_from_1_to_5(job)
     slow = np.arange(16) == slow_row
     known = replace(link, owner=Owner.NODE, step_time_cost_ratio=cost)
     assert _beside(seen, known, [known], slow).owner is owner
@@ -395,12 +400,7 @@ def test_a_link_that_costs_nothing_beside_a_slow_rank_of_its_pipeline(job, cost,
     ("rank", "cost", "is_explained"), [(13, 1.05, True), (14, 1.05, False), (13, 1.3, False)]
 )
 def test_who_leaves_late_behind_a_slow_link_of_its_pipeline(job, rank, cost, is_explained):
-    def transfer(rank, peer, iteration):
-        return 3.0 if (rank, peer) == (1, 5) else 1.0
-
-    run = job(layout=Layout(dp=4, pp=4), transfer=transfer)
-    seen = observe(run.timeline())
-    (link,) = [one for one in run.report().findings if one.cause == Cause.LINK]
+    seen, link = _slow_from_1_to_5(job)
     link = replace(link, step_time_cost_ratio=1.2)
     late = replace(link, ranks=(rank,), step_time_cost_ratio=cost)
     assert _waits_behind(seen, late, link) == is_explained
