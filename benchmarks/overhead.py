@@ -40,6 +40,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "DP2": (2, ("--global-batch-size", "8")),
     "PP2": (2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "4")),
     "TP2-DP2": (4, ("--tensor-model-parallel-size", "2", "--global-batch-size", "8")),
+    "PP2-DP2": (4, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "8")),
 }
 """Number of ranks, and flags; each replica runs 4 microbatches of one sample."""
 DEFAULT_LAYOUTS = {"gpu": "one,TP2,TP2-DP2", "cpu": "one,TP2"}

@@ -1,13 +1,13 @@
 """Step times of pipeline schedules in real processes whose compute is slept, beside predictions.
 
     python -m benchmarks.pipeline_runs [--forward-ms N] [--iterations N] [--only TEXT] [-o FILE]
-    python -m benchmarks.pipeline_runs --device gpu [--iterations N] [--only TEXT] [-o FILE]
-        [--keep FOLDER | --from FOLDER]
+    python -m benchmarks.pipeline_runs --device gpu [--ranks 2|4] [--microbatches N]
+        [--iterations N] [--only TEXT] [-o FILE] [--keep FOLDER | --from FOLDER]
 
 All cases of a scene run one after the other in one set of processes over gloo, its reference
 (Megatron-Core's schedule) first and last; a step's ratio is to the mean of the two. Medians of all
 steps but the first two. Predictions are those of `training.pipeline.simulator` for the same times.
-On two GPUs nothing sleeps: see `benchmarks.pipeline_runs_gpu`.
+On GPUs nothing sleeps: see `benchmarks.pipeline_runs_gpu`.
 """
 
 from __future__ import annotations
@@ -363,10 +363,16 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="GPUs: stages (2)")
+    parser.add_argument(
+        "--microbatches", type=int, help="GPUs: of an iteration (twice as many as ranks)"
+    )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--keep", type=Path, help="GPUs: leave what the ranks measured here")
     kept.add_argument("--from", dest="kept", type=Path, help="GPUs: only make the page of that")
     given = parser.parse_args(arguments)
+    if given.microbatches is None:
+        given.microbatches = 2 * given.ranks
     if given.device == "gpu":
         from benchmarks.pipeline_runs_gpu import run_or_read
 

@@ -1,11 +1,12 @@
-"""Step times of pipeline schedules on two GPUs, beside predictions from the passes of the same run.
+"""Step times of pipeline schedules on GPUs, beside predictions from the passes of the same run.
 
-`python -m benchmarks.pipeline_runs --device gpu` comes here. All cases run one after the other in
-one set of processes with deterministic kernels, the references (Megatron-Core's schedules of one
-and of two chunks) first and last. A step is the schedule's own time from an idle device to an idle
-device, the reduction of tied embeddings included. Predictions are those of
-`training.pipeline.simulator` for the median time of every pass (by events on the compute stream);
-Megatron-Core's orders are predicted from the passes of the same orders in our executor.
+`python -m benchmarks.pipeline_runs --device gpu [--ranks 4] [--microbatches N]` comes here. All
+cases run one after the other in one set of processes with deterministic kernels, the references
+(Megatron-Core's schedules of one and of two chunks) first and last. A step is the schedule's own
+time from an idle device to an idle device, the reduction of tied embeddings included. Predictions
+are those of `training.pipeline.simulator` for the median time of every pass (by events on the
+compute stream); Megatron-Core's orders are predicted from the passes of the same orders in our
+executor.
 
 With ``--keep FOLDER`` what the ranks measured stays, and ``--from FOLDER`` makes the page of it
 again: on any machine, and of a run that was cut off, of the cases that had ended.
@@ -32,12 +33,15 @@ from training.pipeline.plan import PipelineShape
 from training.pipeline.schedule import plan_for
 from training.pipeline.simulator import predict, predict_megatron
 
-MODEL = tuple(
+SIZES = {
+    2: "--num-layers 8 --hidden-size 6144 --num-attention-heads 48 --seq-length 4096",
+    4: "--num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048",
+}
+"""By the number of stages."""
+TRAINING = tuple(
     """
-    --num-layers 8 --hidden-size 6144 --num-attention-heads 48 --seq-length 4096
-    --micro-batch-size 1 --global-batch-size 4 --bf16 --lr 1e-4 --hidden-dropout 0
-    --attention-dropout 0 --eval-iters 0 --log-interval 100 --use-distributed-optimizer
-    --pipeline-model-parallel-size 2
+    --micro-batch-size 1 --bf16 --lr 1e-4 --hidden-dropout 0 --attention-dropout 0 --eval-iters 0
+    --log-interval 100 --use-distributed-optimizer
     """.split()  # noqa: SIM905 - shorter and clearer than a list of strings
 )
 DATA = (
@@ -52,7 +56,7 @@ AUTO = ("--pipeline-schedule", "auto")
 GUIDED = ("--use-dpp", "--dpp-choice", "guided")
 
 
-def cases(num_iterations: int, only: str) -> list[Case]:
+def cases(num_ranks: int, num_microbatches: int, num_iterations: int, only: str) -> list[Case]:
     """All cases in their order.
 
     With `only` those whose name it fits, and those that the others are compared with.
@@ -74,9 +78,13 @@ def cases(num_iterations: int, only: str) -> list[Case]:
         (TWO_CHUNKS, tuple(CHUNKS), {}),
         (REFERENCE, (), {}),
     ]
-    length = ("--train-iters", str(num_iterations))
+    common = (
+        *(*SIZES[num_ranks].split(), *TRAINING, *DATA),
+        *("--pipeline-model-parallel-size", str(num_ranks)),
+        *("--global-batch-size", str(num_microbatches), "--train-iters", str(num_iterations)),
+    )
     return [
-        Case(name=name, flags=[*MODEL, *DATA, *own, *length], **how)  # type: ignore[arg-type]
+        Case(name=name, flags=[*common, *own], **how)  # type: ignore[arg-type]
         for name, own, how in named
         if name in (REFERENCE, TWO_CHUNKS, *STAND_INS.values()) or re.search(only, name)
     ]
@@ -84,7 +92,7 @@ def cases(num_iterations: int, only: str) -> list[Case]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case as it ran on both ranks."""
+    """One case as it ran on all ranks."""
 
     case: Case
     found: Sequence[Found]
@@ -103,7 +111,7 @@ class Row:
 
     @property
     def last_s(self) -> float:
-        """What the end of a step takes when no rank waits there for the other."""
+        """What the end of a step takes when no rank waits there for the others."""
         return min(found.last_s for found in self.found)
 
     def num_chunks(self) -> int:
@@ -114,7 +122,7 @@ class Row:
 def measured_costs(row: Row) -> Costs:
     """Costs of the stages as a plan's passes took in the run."""
     passes = {name: s for found in row.found for name, s in found.passes_s.items()}
-    num_stages = 2 * row.num_chunks()
+    num_stages = len(row.found) * row.num_chunks()
     stages = tuple(
         StageCost(
             forward_s=passes[f"F{stage}"],
@@ -130,10 +138,13 @@ def measured_costs(row: Row) -> Costs:
 def predicted_s(row: Row, costs: Costs) -> float:
     """The simulator's step."""
     settings = parse_settings(without_data(row.case.flags_in(row.folder)))
-    sizes = resolve_sizes(settings, 2)
+    num_ranks = len(row.found)
+    sizes = resolve_sizes(settings, num_ranks)
     plan = plan_for(settings, sizes, sizes.num_microbatches)
     shape = PipelineShape(
-        num_ranks=2, num_microbatches=sizes.num_microbatches, num_chunks=row.num_chunks()
+        num_ranks=num_ranks,
+        num_microbatches=sizes.num_microbatches,
+        num_chunks=row.num_chunks(),
     )
     table = costs.table(shape)
     step = predict_megatron(shape, table) if plan is None else predict(plan, table)
@@ -183,26 +194,29 @@ def _losses(row: Row, by_name: dict[str, Row]) -> str:
     return f"{'same' if own == expected else 'DIFFER'} ({float.fromhex(own[-1]):.6f})"
 
 
-def run(folder: Path, num_iterations: int, only: str, command: str) -> None:
+def run(folder: Path, given: argparse.Namespace, command: str) -> None:
     """Train all cases; leaves what they are and what each rank measured in the folder."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     about = {
         "command": command,
         "environment": environment_line("gpu"),
         "connections": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"],
-        "iterations": num_iterations,
+        "iterations": given.iterations,
+        "ranks": given.ranks,
+        "microbatches": given.microbatches,
     }
-    wanted = [asdict(case) for case in cases(num_iterations, only)]
+    chosen = cases(given.ranks, given.microbatches, given.iterations, given.only)
+    wanted = [asdict(case) for case in chosen]
     for name, content in (("about", about), ("cases", wanted)):
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    run_ranks(2, ["benchmarks.pipeline_runs_gpu_ranks", str(folder)])
+    run_ranks(given.ranks, ["benchmarks.pipeline_runs_gpu_ranks", str(folder)])
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """Cases that ended on both ranks."""
+def read_rows(folder: Path, num_ranks: int) -> list[Row]:
+    """Cases that ended on all ranks."""
     of_rank = [
         [Found(**one) for one in json.loads((folder / f"found.{rank}.json").read_text("utf-8"))]
-        for rank in range(2)
+        for rank in range(num_ranks)
     ]
     known = [Case(**case) for case in json.loads((folder / "cases.json").read_text("utf-8"))]
     return [
@@ -213,18 +227,21 @@ def read_rows(folder: Path) -> list[Row]:
 
 def page(folder: Path) -> str:
     """The result page of what is in the folder."""
-    if not (folder / "found.1.json").is_file():
-        raise SystemExit(f"{folder} holds no found.1.json: no case has ended there")
     about = json.loads((folder / "about.json").read_text("utf-8"))
-    rows = read_rows(folder)
+    num_ranks = about["ranks"]
+    last = f"found.{num_ranks - 1}.json"
+    if not (folder / last).is_file():
+        raise SystemExit(f"{folder} holds no {last}: no case has ended there")
+    rows = read_rows(folder, num_ranks)
     num_wanted = len(json.loads((folder / "cases.json").read_text("utf-8")))
     cut = "" if len(rows) == num_wanted else f" Cut off after {len(rows)} of {num_wanted} cases."
     return "\n".join(
         [
-            "# Pipeline schedules on two GPUs",
+            f"# Pipeline schedules on {num_ranks} GPUs",
             "",
             f"`{about['command']}` on {about['environment']}, CUDA_DEVICE_MAX_CONNECTIONS="
-            f"{about['connections']}. `{' '.join(MODEL)}`; medians of "
+            f"{about['connections']}. `{SIZES[num_ranks]}`, PP{num_ranks}, "
+            f"{about['microbatches']} microbatches, bf16, deterministic kernels; medians of "
             f"{about['iterations'] - WARM_UP} steps; late messages: 5 %, by two forwards of a "
             f"rank.{cut}",
             "",
@@ -240,5 +257,5 @@ def run_or_read(given: argparse.Namespace, command: str) -> str:
     with TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        run(folder.absolute(), given.iterations, given.only, command)
+        run(folder.absolute(), given, command)
         return page(folder)

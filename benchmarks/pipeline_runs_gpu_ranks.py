@@ -215,19 +215,21 @@ def _none(device: str) -> None:
 
 
 def _message_s(job: Job) -> float:
-    """Half of a round trip of one message between the ranks."""
+    """Half of a round trip of one message between neighbours, all pairs of them at once."""
     import torch.distributed as dist
 
     model = job.settings.model
     assert model.seq_length is not None and model.hidden_size is not None
     shape = (model.seq_length, 1, model.hidden_size)
     message = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    rank = dist.get_rank()
+    is_first, mate = rank % 2 == 0, rank ^ 1
     times = []
     for _ in range(8):
         torch.cuda.synchronize()
         begin_s = time.perf_counter()
-        for sends in (dist.get_rank() == 0, dist.get_rank() == 1):
-            (dist.send if sends else dist.recv)(message, 1 - dist.get_rank())
+        for sends in (is_first, not is_first):
+            (dist.send if sends else dist.recv)(message, mate)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begin_s) / 2)
     return statistics.median(times)

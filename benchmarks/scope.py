@@ -1,18 +1,19 @@
 """What looking into a model costs, and whether wrong bits are found.
 
     python -m benchmarks.scope [--trials 1000] [--sound 10000] [-o RESULT.md]
-    python -m benchmarks.scope --device gpu [--job | --speaking] [-o RESULT.md]
-        two GPUs, under four minutes; the job alone on two, decoding alone on one
+    python -m benchmarks.scope --device gpu [--job [--ranks 4] | --speaking] [-o RESULT.md]
+        two GPUs, under four minutes; the job alone on two or four, decoding alone on one
 
 On the CPU: one process, one rank. Costs are ratios of CPU time of this process: with and without
 looking take turns; the median of the ratios of neighbours is given with its 95 % interval, and
 beside it what the calls of MegaScope alone take of the step's CPU time, which a busy machine
-disturbs less. On GPUs: a data-parallel job of two ranks that is looked at in every second block of
-iterations and then probed, `--sound` times while both are sound, then with one bit of one of them
-wrong; one GPU decodes with and without strips, by turns, both without CUDA graphs, under which
-nothing can be seen. Wrong bits: one flipped mantissa bit in one weight or one activation of one of
-four simulated replicas; a probe must name that replica with the planted layer and module. Of two
-replicas on GPUs it must name layer and module: which of two is wrong nobody can say.
+disturbs less. On GPUs: a data-parallel job of two ranks (or four) that is looked at in every second
+block of iterations and then probed, `--sound` times while all are sound, then with one bit of one
+of them wrong; one GPU decodes with and without strips, by turns, both without CUDA graphs, under
+which nothing can be seen. Wrong bits: one flipped mantissa bit in one weight or one activation of
+one of four replicas (on the CPU simulated ones); a probe must name that replica with the planted
+layer and module. Of two replicas it must name layer and module: which of two is wrong nobody can
+say.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--sound", type=int, help="probes of sound replicas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--job", action="store_true", help="the job of two ranks alone")
+    parser.add_argument("--job", action="store_true", help="the data-parallel job alone")
+    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="of that job (2)")
     parser.add_argument("--speaking", action="store_true", help="decoding alone")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
@@ -73,7 +75,7 @@ def main() -> int:
     sound = _SOUND[given.device] if given.sound is None else given.sound
     figures: list[Figure] = []
     if given.job or (given.device == "gpu" and not given.speaking):
-        figures += _told(_job(given.device, sound))
+        figures += _told(_job(given.device, sound, given.ranks))
     if not given.job:
         join("cuda:0" if given.device == "gpu" else "cpu")
         decoding = [*_told(_speaking("cuda:0" if given.device == "gpu" else "cpu"))]
@@ -86,7 +88,7 @@ def main() -> int:
     rows = [f"| {one.what} | {one.value} | {one.wanted} |" for one in figures]
     text = "\n".join(
         [f"# Looking into a model, {given.device.upper()}", "", environment_line(given.device), "",
-         f"`python -m benchmarks.scope --device {given.device}`; its docstring says how.", "",
+         f"`python -m benchmarks.scope {' '.join(sys.argv[1:])}`; its docstring says how.", "",
          "| what | found | wanted |", "|---|---|---|", *rows, ""]
     )  # fmt: skip
     publish(text, given.output)
@@ -122,13 +124,13 @@ def _paired(
     return f"× {ratios[middle]:.3f} ({low:.3f} to {high:.3f}; {base_ms:.0f} ms)"
 
 
-def _job(device: str, num_sound: int) -> Iterator[Figure]:
-    """A data-parallel job of two ranks: what looking and probing cost it, and whether bits hold."""
+def _job(device: str, num_sound: int, num_ranks: int) -> Iterator[Figure]:
+    """A data-parallel job: what looking and probing cost it, and whether bits hold."""
     import json
 
     from benchmarks.paired import blocks_of, cost_of
     from benchmarks.planted_bits import is_named
-    from benchmarks.scope_ranks import BLOCK_LENGTH, FIRST_PLANTED, MODES
+    from benchmarks.scope_ranks import BLOCK_LENGTH, FIRST_PLANTED, MODES, WRONG_RANK
     from detect.causes.corruption import deviations
     from megascan.probes import read_probes
     from megascope.request import Request, write_request
@@ -137,29 +139,39 @@ def _job(device: str, num_sound: int) -> Iterator[Figure]:
     with TemporaryDirectory() as folder:
         places = ("residual", "attention_out", "fc2", "neurons", "qkv")
         write_request(Path(folder), Request(places=places, weights=False))
-        run_ranks(2, ["benchmarks.scope_ranks", folder, str(num_sound), str(_PLANTED), *flags])
+        given = [folder, str(num_sound), str(_PLANTED), *flags]
+        run_ranks(num_ranks, ["benchmarks.scope_ranks", *given])
         planted = json.loads((Path(folder) / "planted.json").read_text(encoding="utf-8"))
         found = json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
         probes = read_probes(Path(folder))
     cost = cost_of("statistics", blocks_of(MODES, found["iterations_ms"], BLOCK_LENGTH))
     yield Figure(
-        what=f"training DP2 (`{' '.join(flags[:12])}`), rms and max of 5 places in every iteration",
+        what=f"training DP{num_ranks} (`{' '.join(flags[:12])}`), rms and max of 5 places in every "
+        "iteration",
         value=f"× {cost.median:.4f} ({cost.low:.4f} to {cost.high:.4f}; {cost.untraced_ms:.1f} ms)",
         wanted="≤ 1.03" if device == "cpu" else "≤ 1.01",
     )  # fmt: skip
     assert probes is not None
-    by_iteration = {one.iteration: one.point.words for one in deviations(probes)}
+    named = deviations(probes)
+    by_iteration = {one.iteration: one.point.words for one in named}
+    accused = {one.iteration: one.ranks for one in named}
     apart = {at: words for at, words in by_iteration.items() if at < FIRST_PLANTED}
     words = f"; first {next(iter(apart.values()))}" if apart else ""
     yield Figure(
-        what="probes of two sound replicas whose bits differ, of "
+        what=f"probes of {num_ranks} sound replicas whose bits differ, of "
         f"{sum(one < FIRST_PLANTED for one in probes.iterations)}",
         value=f"{len(apart)}{words}", wanted="0",
     )  # fmt: skip
-    named = sum(is_named(name, by_iteration.get(int(at), "")) for at, name in planted.items())
+    has_majority = num_ranks > 2
+    num_named = sum(
+        is_named(name, by_iteration.get(int(at), ""))
+        and (not has_majority or accused[int(at)] == (WRONG_RANK,))
+        for at, name in planted.items()
+    )
+    who = "rank, layer and module are" if has_majority else "layer and module are"
     yield Figure(
-        what="one flipped mantissa bit of one replica, weight or activation: layer and module "
-        "are named", value=f"{named} of {len(planted)}", wanted="all",
+        what=f"one flipped mantissa bit of one replica, weight or activation: {who} named",
+        value=f"{num_named} of {len(planted)}", wanted="all",
     )  # fmt: skip
     probe_ms = statistics.median(found["probes_ms"][1:])
     share = probe_ms / cost.untraced_ms / _DEFAULT_INTERVAL

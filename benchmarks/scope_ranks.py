@@ -31,7 +31,7 @@ MODES = [OFF, "statistics"] * 8 + [OFF]
 NUM_MEASURED = NUM_WARMUP + BLOCK_LENGTH * len(MODES)
 FIRST_SOUND = 1000
 FIRST_PLANTED = 1_000_000
-_WRONG_RANK = 1
+WRONG_RANK = 1
 
 
 class Alternating(scope.ScopeCallback):
@@ -94,7 +94,7 @@ class Timed(scope.ProbeCallback):
         model = unwrap_model(self._chunks)[0]
         kind = next(model.parameters()).dtype
         num_bits = MANTISSA_BITS if kind.itemsize == 4 else BFLOAT16_MANTISSA_BITS
-        is_wrong = int(os.environ["RANK"]) == _WRONG_RANK
+        is_wrong = int(os.environ["RANK"]) == WRONG_RANK
         faults = trials(model, self.num_planted, seed=23, num_bits=num_bits) if is_wrong else None
         for number in range(FIRST_PLANTED, FIRST_PLANTED + self.num_planted):
             if faults is None:
@@ -130,7 +130,7 @@ def main() -> None:
     with job.joined():
         job.train()
         times = Alternating.clock.lengths_ms()[NUM_WARMUP:]
-    if launch.rank == _WRONG_RANK:
+    if launch.rank == WRONG_RANK:
         text = json.dumps(Timed.planted)
         (Path(folder) / "planted.json").write_text(text, encoding="utf-8")
     if launch.rank == 0:

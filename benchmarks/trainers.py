@@ -1,7 +1,7 @@
 """Do other people's trainers get the right verdict? Real processes, healthy and with faults.
 
     python -m benchmarks.trainers [--device cpu|gpu] [--only TEXT] [--seeds N] [--seconds S]
-                                  [--profiles] [--keep DIR] [-o RESULT.md]
+                                  [--ranks N] [--profiles] [--keep DIR] [-o RESULT.md]
     python -m benchmarks.trainers --judge DIR       (what --keep packed again, on any machine)
 
 The trainers are in `trainer_loops.py`, and in `trainer_libraries.py` those of libraries, which run
@@ -55,21 +55,16 @@ RIGHT, OTHER, UNDECIDED, MISSED, WRONG = (
 )
 RESULTS = (RIGHT, OTHER, UNDECIDED, MISSED, WRONG)
 LIBRARIES = tuple(filter(trainer_libraries.is_installed, trainer_libraries.LOOPS))
-JOBS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
-    "cpu": (
-        *((("megatron TP",), 2), (("megatron PP",), 2), (("ddp",), 4), (("fsdp",), 4)),
-        *((("pipeline",), 4), (("tensor",), 4), (("hybrid",), 4), (("megatron TP",), 4)),
-        *((("megatron PP",), 4), (("ddp",), 8), (("fsdp",), 8), (("ddp",), 2), (("fsdp",), 2)),
-        *((("tensor",), 2), (("pipeline",), 2), (("hybrid",), 8)),
-        *((LIBRARIES, 4), (LIBRARIES, 2)),
-    ),
-    "gpu": (
-        (("ddp", "pipeline", "fsdp", "hybrid", "tensor"), 2),
-        (LIBRARIES, 2),
-        (("megatron PP",), 2),
-    ),
-}
+ON_CORES: tuple[tuple[tuple[str, ...], int], ...] = (
+    *((("megatron TP",), 2), (("megatron PP",), 2), (("ddp",), 4), (("fsdp",), 4)),
+    *((("pipeline",), 4), (("tensor",), 4), (("hybrid",), 4), (("megatron TP",), 4)),
+    *((("megatron PP",), 4), (("ddp",), 8), (("fsdp",), 8), (("ddp",), 2), (("fsdp",), 2)),
+    *((("tensor",), 2), (("pipeline",), 2), (("hybrid",), 8)),
+    *((LIBRARIES, 4), (LIBRARIES, 2)),
+)
 """The trainers that share a process group, and its ranks."""
+ON_GPUS = (("ddp", "pipeline", "fsdp", "hybrid", "tensor"), LIBRARIES, ("megatron PP",))
+"""The trainers that share a process group of `--ranks`."""
 SIZES = {
     "cpu": {"hidden": 192, "heads": 6, "layers": 4, "sequence": 256, "microbatches": 2},
     "gpu": {"hidden": 4096, "heads": 32, "layers": 4, "sequence": 2048, "microbatches": 2},
@@ -229,7 +224,7 @@ class Campaign:
         self._judging = max(1, len(cores) // 4)
         self._free = cores[self._judging :] if len(cores) > 2 * self._judging else cores
         if given.device == "gpu":
-            self._free = cores[: max(num_ranks for _, num_ranks in JOBS["gpu"])]
+            self._free = cores[: given.ranks]
         self._num_cores = len(self._free)
         self._changed = threading.Condition()
         self._end = time.monotonic() + given.seconds
@@ -255,7 +250,9 @@ class Campaign:
 
     def _jobs(self) -> Iterable[list[Case]]:
         for seed in range(self._given.first_seed, self._given.first_seed + self._given.seeds):
-            jobs = JOBS[self._given.device]
+            jobs = ON_CORES
+            if self._given.device == "gpu":
+                jobs = tuple((loops, self._given.ranks) for loops in ON_GPUS)
             first = 5 * seed % len(jobs)  # those at the end have their turn when time is short
             for loops, num_ranks in (*jobs[first:], *jobs[:first]):
                 cases = [
@@ -433,10 +430,11 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=sorted(JOBS), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help="cases whose name holds TEXT; repeatable"
     )
+    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="of GPU jobs (2)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of every job")
     parser.add_argument("--first-seed", type=int, default=1, metavar="N", help="the first of them")
     parser.add_argument(

@@ -34,7 +34,7 @@ def found(kinds: dict[str, float], *, rank: int, num_chunks: int, loss: float) -
 def rows(loss: float) -> list[Row]:
     """F of 1 s on each rank, and 2 s for the backward; `loss` is the planned schedule's."""
     made = []
-    for case in cases(4, only="even"):
+    for case in cases(2, 4, 4, only="even"):
         row = Row(case=case, found=(), folder=Path("nowhere"))
         own = {"F": 1.0, "I": 1.05, "W": 0.95} if case.name == EVEN else {"F": 1.0, "B": 2.0}
         of_rank = [
@@ -78,7 +78,7 @@ def test_the_result_page_holds_what_kept_measurements_give(run: str) -> None:
 
 
 def test_plans_from_the_run_s_own_trace_name_it_without_its_folder() -> None:
-    planned = next(case for case in cases(4, only="traced stages") if "traced" in case.name)
+    planned = next(case for case in cases(2, 4, 4, only="traced stages") if "traced" in case.name)
     assert "timeline.json.gz" in planned.flags
     assert "/there/timeline.json.gz" in planned.flags_in(Path("/there"))
 

@@ -12,8 +12,9 @@ from benchmarks.jobs import run_ranks
 from benchmarks.trainer_faults import FAULTS, HEALTHY, LONG, Disturbance
 from benchmarks.trainer_ranks import Plan, Stage
 from benchmarks.trainers import (
-    JOBS,
     MISSED,
+    ON_CORES,
+    ON_GPUS,
     OTHER,
     RIGHT,
     UNDECIDED,
@@ -60,7 +61,8 @@ def test_only_the_faulty_rank_may_be_named(fault, findings, verdict, result):
 
 def test_every_job_is_tried_healthy_and_each_fault_meets_some_job():
     tried = Counter()
-    for device, jobs in JOBS.items():
+    on_gpus = tuple((loops, num_ranks) for loops in ON_GPUS for num_ranks in (2, 4))
+    for device, jobs in (("cpu", ON_CORES), ("gpu", on_gpus)):
         for loop, num_ranks in ((loop, number) for loops, number in jobs for loop in loops):
             cases = cases_of(loop, num_ranks, device, seed=1)
             assert cases[0].fault == HEALTHY.name
