@@ -3,7 +3,8 @@
 Two ranks of a pipeline that hand tensors to each other have up to four channels: outputs forward
 and gradients backward, either way where several chunks make the pipeline a ring. Each channel is a
 process group of its own, so that no message waits for one of another channel, and the receiver
-knows the order of its messages because it knows its sender's list of actions.
+knows the order of its messages because it knows its sender's list of actions. What the hosts say
+to each other beside it goes over a group of the whole pipeline on the CPU, by a tag a channel.
 
 Sends return at once. On the CPU receives are posted ahead, a few a channel, and waited for when
 they are used. Between GPUs of one host copy engines carry messages (`CopyWay`). Between hosts a
@@ -114,20 +115,54 @@ class Copied:
         return self.event.query()
 
 
+class Line:
+    """Words from one process to another on the CPU, in order; each of the two makes one.
+
+    `tag` tells them from those of other lines of the same group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
+        self._group = group
+        self._peer = peer
+        self._tag = tag
+
+    def send(self, tensor: torch.Tensor) -> dist.Work:
+        """Begin to send; the tensor must stay until it has left."""
+        work = dist.isend(tensor, self._peer, group=self._group, tag=self._tag)
+        assert work is not None
+        return work
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        """Wait for a tensor."""
+        dist.recv(tensor, self._peer, group=self._group, tag=self._tag)
+
+    def tell(self, said: bytes) -> None:
+        """Send bytes of any number, and wait until they have left."""
+        self.send(torch.tensor([len(said)])).wait()
+        if said:
+            self.send(torch.frombuffer(bytearray(said), dtype=torch.uint8)).wait()
+
+    def hear(self) -> bytes:
+        """Wait for bytes."""
+        size = torch.empty(1, dtype=torch.int64)
+        self.receive(size)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        if len(content):
+            self.receive(content)
+        return content.numpy().tobytes()
+
+
 class CopyWay:
     """One way between two GPUs; the processes at its ends make one each.
 
-    `tokens` is a process group of the two on the CPU, which nothing else uses.
+    They talk on `line`, which nothing else uses.
     """
 
     receives_ahead = 0
     waits_for_sender = True
 
-    def __init__(
-        self, tokens: dist.ProcessGroup, peer: int, device: CopyDevice, *, sends: bool
-    ) -> None:
-        self._tokens = tokens
-        self._peer = peer
+    def __init__(self, line: Line, device: CopyDevice, *, sends: bool) -> None:
+        self._line = line
         self._device = device
         self._sends = sends
         self._slots: torch.Tensor | None = None
@@ -148,13 +183,13 @@ class CopyWay:
             self._there = [self._device.event() for _ in range(number)]
             self._slots, self._free = self._accept()
             self._offer(None, self._there)
-            self._agree(self._hear())
+            self._agree(self._line.hear())
         else:
             self._free = [self._device.event() for _ in range(number)]
             self._slots = self._device.slots(number, shape, dtype)
             self._offer(self._slots, self._free)
             _, self._there = self._accept()
-            self._tell(_OPENED)
+            self._line.tell(_OPENED)
 
     def receiving(self) -> AbstractContextManager[object]:
         """Return the stream on which receives begin and their memory is taken."""
@@ -169,16 +204,13 @@ class CopyWay:
             self._slots[slot].copy_(tensor, non_blocking=True)
             self._there[slot].record()
             done = self._device.own_event()
-        token = torch.zeros(1, dtype=torch.uint8)
-        work = dist.isend(token, self._peer, group=self._tokens)
-        assert work is not None
-        self._told.append((work, token))
+        self._send_token()
         return Copied(done)
 
     def receive(self, tensor: torch.Tensor) -> Copied:
         """Wait for the sender's launch, then copy the next slot on the current stream."""
         assert self._slots is not None
-        dist.recv(torch.empty(1, dtype=torch.uint8), self._peer, group=self._tokens)
+        self._line.receive(_token())
         slot = self._next_slot()
         self._there[slot].wait()
         tensor.copy_(self._slots[slot], non_blocking=True)
@@ -187,16 +219,13 @@ class CopyWay:
 
     def end_step(self) -> None:
         """Have everything that was sent taken; the receiving end first, where a rank has both."""
-        token = torch.zeros(1, dtype=torch.uint8)
         if self._sends:
-            dist.recv(token, self._peer, group=self._tokens)
+            self._line.receive(_token())
         for work, _ in self._told:
             work.wait()
         self._told.clear()
         if not self._sends:
-            work_of_token = dist.isend(token, self._peer, group=self._tokens)
-            assert work_of_token is not None
-            self._told.append((work_of_token, token))
+            self._send_token()
         self._count = 0
 
     def close(self) -> None:
@@ -217,31 +246,31 @@ class CopyWay:
         try:
             offer = self._device.offer(slots, events)
         except Exception as error:
-            self._tell(b"")
+            self._line.tell(b"")
             raise CopyError(str(error)) from error
-        self._tell(offer)
+        self._line.tell(offer)
 
     def _accept(self) -> tuple[torch.Tensor | None, list[CopyEvent]]:
         """Open what the other end offers; or tell it of failure, and raise it here."""
-        offer = self._hear()
+        offer = self._line.hear()
         self._agree(offer)
         try:
             return self._device.accept(offer)
         except Exception as error:
-            self._tell(b"")
+            self._line.tell(b"")
             raise CopyError(str(error)) from error
 
     def _agree(self, heard: bytes) -> None:
         if not heard:
             raise CopyError("the other end cannot open this one's memory")
 
-    def _tell(self, said: bytes) -> None:
-        dist.send_object_list([said], self._peer, group=self._tokens)
+    def _send_token(self) -> None:
+        token = _token()
+        self._told.append((self._line.send(token), token))
 
-    def _hear(self) -> bytes:
-        heard: list[object] = [None]
-        dist.recv_object_list(heard, self._peer, group=self._tokens)
-        return cast(bytes, heard[0])
+
+def _token() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
 
 
 _OPENED = b"opened"
@@ -455,16 +484,16 @@ class Channel:
     link: Link
     way: Way
     peer: int
-    headers: dist.ProcessGroup | None = None
-    """A group on the CPU that says what comes next; only where the order is chosen at run time."""
+    headers: Line | None = None
+    """Says what comes next; only where the order is chosen at run time."""
 
 
 class Channels:
     """The channels of this rank's pipeline; made once, by all ranks of the job together.
 
     `ranks` are the global ranks of this rank's pipeline, of which it is number `rank`; `device` is
-    where its tensors lie. With `announces` each channel gets a second group, on the CPU, for
-    headers. Who waits for a message longer than `timeout` ends the job.
+    where its tensors lie. With `announces` each channel gets a line for headers. Who waits for a
+    message longer than `timeout` ends the job.
     """
 
     def __init__(
@@ -482,20 +511,28 @@ class Channels:
         self.rank = list(ranks).index(dist.get_rank())
         self._open_device = device_for(device)
         host_of = _hosts()
+        tokens = None if self._open_device is None else cpu_group_of(ranks, timeout)
+        headers = cpu_group_of(ranks, timeout) if announces else None
         for pipeline in all_groups(ranks):
-            for link in links_of(shape):
+            for tag, link in enumerate(links_of(shape)):
                 # Collective over the world, in one order: with `use_local_synchronization` ranks
                 # that belong to different numbers of groups would wait for each other for ever.
                 pair = [pipeline[link.sender], pipeline[link.receiver]]
                 group = _new_group(pair, device, timeout)
-                headers = _new_group(pair, "cpu", timeout) if announces else None
-                tokens = None
-                if self._open_device is not None and host_of[pair[0]] == host_of[pair[1]]:
-                    tokens = _new_group(pair, "cpu", timeout)
-                if dist.get_rank() in pair:
-                    peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
-                    way = self._way(link, group, tokens, peer)
-                    self.own.append(Channel(link=link, way=way, peer=peer, headers=headers))
+                if dist.get_rank() not in pair:
+                    continue
+                peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
+                line = None
+                if tokens is not None and host_of[pair[0]] == host_of[pair[1]]:
+                    line = Line(tokens, peer, tag)
+                self.own.append(
+                    Channel(
+                        link=link,
+                        way=self._way(link, group, line, peer),
+                        peer=peer,
+                        headers=None if headers is None else Line(headers, peer, tag),
+                    )
+                )
 
     def outgoing(self) -> Iterator[Channel]:
         """Return channels on which this rank sends."""
@@ -510,13 +547,11 @@ class Channels:
         for channel in self.own:
             channel.way.close()
 
-    def _way(
-        self, link: Link, group: dist.ProcessGroup, tokens: dist.ProcessGroup | None, peer: int
-    ) -> Way:
+    def _way(self, link: Link, group: dist.ProcessGroup, line: Line | None, peer: int) -> Way:
         """Return how messages go; both ends choose alike."""
         sends = link.sender == self.rank
-        if tokens is not None and self._open_device is not None:
-            way = CopyWay(tokens, peer, self._open_device(), sends=sends)
+        if line is not None and self._open_device is not None:
+            way = CopyWay(line, self._open_device(), sends=sends)
             try:
                 way.reserve(1, (1,), torch.float32)
             except CopyError as error:
@@ -563,6 +598,25 @@ def all_groups(ranks: Sequence[int]) -> list[tuple[int, ...]]:
     everyone: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(ranks))
     return sorted({group for group in everyone if group is not None})
+
+
+def cpu_group_of(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a group on the CPU of this rank's `ranks`; all ranks of the job call this together,
+    and each belongs to one group.
+
+    Only such groups can stand beside NCCL's. Where a job is bound to GPUs, torch lets ranks outside
+    of a new group, even of one on the CPU, take part in a split of NCCL's communicator, but not
+    those inside. NCCL waits until all ranks have come to as many splits. Here all of them are
+    outside of as many groups; with a group for every two neighbours of a pipeline of three, its
+    ends would be outside of more than its middle, and the job would stand still.
+    """
+    found: dist.ProcessGroup | None = None
+    for members in all_groups(ranks):
+        group = dist.new_group(list(members), backend="gloo", timeout=timeout)
+        if members == tuple(ranks):
+            found = group
+    assert found is not None
+    return found
 
 
 def _new_group(pair: list[int], device: str, timeout: timedelta) -> dist.ProcessGroup:

@@ -30,7 +30,7 @@ from training.pipeline.channels import (
     Link,
     MessageEnd,
     SendQueue,
-    all_groups,
+    cpu_group_of,
     end_step,
     link_of,
     start,
@@ -151,7 +151,7 @@ class _Receiver:
         channel = self._channel
         assert channel.headers is not None
         header = torch.empty(3, dtype=torch.int64)
-        dist.recv(header, channel.peer, group=channel.headers)
+        channel.headers.receive(header)
         kind, stage, microbatch = map(int, header.tolist())
         message = Message(_KINDS[kind], stage, microbatch)
         self._arrivals.announce(message)
@@ -204,9 +204,7 @@ class AnnouncedMail:
         channel = self._outboxes[link].channel
         assert channel.headers is not None
         header = torch.tensor([_KINDS.index(message.kind), message.stage, message.microbatch])
-        work = dist.isend(header, channel.peer, group=channel.headers)
-        assert work is not None
-        self._headers.append((work, header))
+        self._headers.append((channel.headers.send(header), header))
 
     def send(self, link: Link, message: Message, chunk: int, tensor: torch.Tensor) -> None:
         """Begin to send what this rank's `chunk` made."""
@@ -265,13 +263,7 @@ class Decisions:
     def __init__(self, timeout: timedelta) -> None:
         own = dist.get_process_group_ranks(parallel_state.get_tensor_and_context_parallel_group())
         self._members = list(own)
-        self._group: dist.ProcessGroup | None = None
-        for ranks in all_groups(own):
-            group = None
-            if len(ranks) > 1:
-                group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
-            if ranks == tuple(own):
-                self._group = group
+        self._group = cpu_group_of(own, timeout) if len(own) > 1 else None
         self.leads = dist.get_rank() == self._members[0]
         self._under_way: list[tuple[dist.Work, torch.Tensor]] = []
 

@@ -21,13 +21,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from training.pipeline.channels import Channels, Link, Mail, all_groups
+from training.pipeline.channels import Channels, Link, Mail, cpu_group_of
 from training.pipeline.costs import even_costs
 from training.pipeline.disaggregation import Disaggregation, best_share
 from training.pipeline.executor import Step, Stopwatch
@@ -247,7 +246,7 @@ class HelpedDriver:
         self._alone = alone
         self._splits_backward = splits_backward
         self._rank = self._pipeline.index(dist.get_rank())
-        self._group = _group_of(self._pipeline, channels.timeout)
+        self._group = cpu_group_of(self._pipeline, channels.timeout)
         self._inputs = Inputs(channels.device, self._distrust)
         self._mail: HelpedMail | None = None
         self._step = 0
@@ -454,19 +453,6 @@ def _snapshot(chunk: torch.nn.Module) -> memoryview:
     """Return the parameters as they are now, one after the other, as bytes in host memory."""
     parts = [p.detach().reshape(-1).view(torch.uint8) for p in chunk.parameters()]
     return bytes_of(torch.cat(parts))
-
-
-def _group_of(pipeline: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-    """Return a group of this pipeline's ranks on the CPU; all ranks of the job call this
-    together.
-    """
-    found: dist.ProcessGroup | None = None
-    for ranks in all_groups(pipeline):
-        group = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
-        if ranks == tuple(pipeline):
-            found = group
-    assert found is not None
-    return found
 
 
 def _say(text: str) -> None:
