@@ -253,6 +253,10 @@ class _Starvation:
         0.4, "share of the slowdown", Origin.BENCHMARK,
         "by which a starved device's host launches more slowly than the others, if that is why",
     )  # fmt: skip
+    stopped_share: float = limit(
+        0.7, "share of the slowdown", Origin.BENCHMARK,
+        "that a device whose host stops between launches stands still for, if that is why",
+    )  # fmt: skip
     loads_most_ratio: float = limit(
         2.0, "ratio", Origin.CONVENTION, "a rank that loads longer than its TP group's others"
     )
@@ -270,6 +274,11 @@ class _Pace:
         5_000_000, "ns", Origin.PHYSICS,
         "ahead of its device that no queue is full: it holds 1,024 launches of 5 µs and more; a "
         "host that is further ahead may be held back, whatever its own pace",
+    )  # fmt: skip
+    stop_ratio: float = limit(
+        3.0, "ratio", Origin.PHYSICS,
+        "of the rank's typical step of the kind: a host that stands still between two launches; "
+        "another process has its core for milliseconds, a step takes tenths of one",
     )  # fmt: skip
     spread_log: float = limit(
         0.03, "log", Origin.PHYSICS, "by which the launching of sound hosts differs at least"

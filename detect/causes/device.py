@@ -438,10 +438,13 @@ def starvation(
     """Return owner and sentence where the device waits for its host; None where it does not.
 
     Half of the work just in time is enough beside peers that are well fed: a slow device lets its
-    host get ahead. `effect` is by how much longer its work takes, log; 0 where that is not known.
+    host get ahead. A host that stands still need not be late for most of the work. `effect` is by
+    how much longer its work takes, log; 0 where that is not known.
     """
     if seen.starved_share is None:
         return None
+    if stands_still(seen, row, active) and _is_lost_to_its_host(seen, row, active, effect):
+        return Owner.NODE, _stops_text(seen, row, active)
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
     if not own >= _least_starved(theirs):
         return None
@@ -544,11 +547,13 @@ def hardly_slower_host(
     seems to compute 3.5 times as long as the second, although its host is 6 % slower.
 
     So the host is to blame only where it launches slower than its peers' by a good part of `effect`
-    (log), which is what its device loses. Empty, too, where the trace does not tell launches, and
-    where the device is not starved (`least_starved` of its work, or as much as shows it to be):
-    then its host stops now and then, whatever its pace.
+    (log), which is what its device loses. Empty, too, where the trace does not tell launches, where
+    its host stops now and then (`stands_still`), and where the device is not starved
+    (`least_starved` of its work, or as much as shows it to be).
     """
     if seen.held_pace is None or seen.starved_share is None or not effect:
+        return ""
+    if stands_still(seen, row, active):
         return ""
     own, theirs = _just_in_time(seen, seen.starved_share, row, active)
     if not own >= (least_starved or _least_starved(theirs)):
@@ -561,6 +566,43 @@ def hardly_slower_host(
         f"but from launch to launch its host takes {np.exp(over):.2f}x the time of its peers': "
         "theirs are nearly as slow, or are held back, and a host that is a little slower than all "
         "others is the one that its device waits for"
+    )
+
+
+def stands_still(seen: Observations, row: int, active: Flags) -> bool:
+    """Return whether the row's host stops between launches while its device waits for the next one,
+    for a noticeable part of the iteration, and those of its peers do not.
+
+    Another process has its core then: whatever the rank's process does takes longer, its loading
+    and its optimizer as well, while each launch in between is as quick as ever.
+    """
+    if seen.stopped_ns is None:
+        return False
+    stopped = robust.median(seen.stopped_ns[:, active], axis=1)
+    own, theirs = stopped[row], float(robust.median(stopped[_stage_peers(seen, row)]))
+    least_ns = PACE.least_share * float(np.median(seen.iteration_ns[active]))
+    return bool(own - theirs >= least_ns and own >= PACE.stop_ratio * theirs)
+
+
+def _is_lost_to_its_host(seen: Observations, row: int, active: Flags, effect: float) -> bool:
+    """Return whether a device stands still for most of what its work takes longer (`effect`, log).
+
+    Example: 153 ms an iteration, and passes that take 500 ms in place of 385.
+    """
+    lost = seen.lost_ns.get(Cause.HOST)
+    if lost is None:
+        return False
+    longer_ns = float(np.median(seen.busy_ns[row][active])) * -float(np.expm1(-effect))
+    return float(np.nanmedian(lost[row][active])) >= STARVATION.stopped_share * longer_ns
+
+
+def _stops_text(seen: Observations, row: int, active: Flags) -> str:
+    assert seen.stopped_ns is not None
+    stopped_ns = float(np.median(seen.stopped_ns[row][active]))
+    return (
+        f"its host stopped between launches for {milliseconds(stopped_ns)} an iteration while its "
+        "device waited for the next one, and those of its peers did not: something else has its "
+        "cores"
     )
 
 

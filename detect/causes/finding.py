@@ -573,6 +573,8 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
         return main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= slower
     if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
         return same and (no_slower or minor)  # a batch may wait for its device, too
+    if other.cause == Cause.LOADER and main.cause == Cause.HOST:
+        return same and minor and main.owner == Owner.NODE  # what loads runs on that host
     both_links = main.cause == other.cause == Cause.LINK
     return both_links or (same and (main.cause, other.cause) in ONE_FAULT)
 

@@ -48,7 +48,7 @@ from detect.causes.finding import (
 )
 from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Members, Observations, Transfers
-from detect.observe.transfers import bus_factor, log_residuals
+from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
 from detect.stats import robust
 from detect.stats.noise import Usual
@@ -155,11 +155,28 @@ class _Units:
                          for one in range(len(self.members))])  # fmt: skip
 
     def values(self, excluded: Flags) -> Floats:
-        """Log residual, (unit, iteration): mean over the unit's kinds."""
+        """Return the log residual, (unit, iteration): the mean over the unit's kinds, each by the
+        time that it usually takes.
+
+        What takes no time says nothing of bytes: 4 bytes that take 191 µs where a host launches
+        late and 10 µs elsewhere must not stand beside 64 all-reduces of 146 µs as their equals.
+        """
         residual = log_residuals(self.transfers, excluded[self.unit])
-        return np.stack(
-            [robust.mean(residual[self.unit == one], axis=0) for one in range(len(self.members))]
-        )
+        weight = np.where(np.isfinite(residual), self._weights[:, None], 0.0)
+        sums = np.zeros((2, len(self.members), residual.shape[1]))
+        np.add.at(sums[0], self.unit, weight * np.nan_to_num(residual))
+        np.add.at(sums[1], self.unit, weight)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(sums[0] / sums[1], dtype=np.float64)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        """Return what the kind of each row usually takes in an iteration, ns; at least 1 where
+        clocks make it vanish.
+        """
+        kind, total = self.transfers.kind, self.transfers.total_ns
+        usual = usual_total(kind, len(self.transfers.kinds), total)[kind]
+        return np.maximum(usual, 1.0)
 
 
 def _units(transfers: Transfers, members: Members) -> _Units:

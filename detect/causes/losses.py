@@ -26,6 +26,7 @@ from detect.causes.device import (
     is_host_bound,
     launches_slowly,
     mates_of,
+    stands_still,
 )
 from detect.causes.finding import (
     Answer,
@@ -76,6 +77,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
         return _awaited_loading(seen, int(groups[0][0]))
 
     def doubt(suspect: Suspect) -> str:
+        if stands_still(seen, suspect.row, suspect.course.active):
+            return OF_ITS_HOST
         rows = next(rows for rows in groups if suspect.row in rows)
         shared = _shared_loading(seen, suspect, rows[rows != suspect.row])
         if shared:
@@ -297,6 +300,8 @@ def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
     """
     if seen.members.device_kind != "cuda" or Cause.LOADER not in seen.lost_ns:
         return False
+    if stands_still(seen, suspect.row, suspect.course.active):
+        return False
     loading = np.nan_to_num(seen.lost(Cause.LOADER)[:, suspect.course.active])
     usual = np.median(np.delete(loading, suspect.row, axis=0), axis=0)
     later = float(np.median(loading[suspect.row] - usual))
@@ -366,6 +371,10 @@ HARDLY_MORE = (
 NOBODY_WAITS = (
     "nobody waits for this time, so the rank may itself wait in it for what the trace does not "
     "show: nothing is gained by a look at its host before that costs anything"
+)
+OF_ITS_HOST = (
+    "its host stops between launches as well, and what loads in the rank's own process stands "
+    "still with it"
 )
 WAIT_TOO = (
     "other ranks' loaders take as long now and then: storage that all share may be the reason as "

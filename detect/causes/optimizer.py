@@ -10,6 +10,8 @@ compute. What holds against another reason:
 
 * the passes are slower by less than half of it: else it is the device as a whole, which the search
   for slow computing judges;
+* its host does not stop between launches (`stands_still`), which lengthens whatever is launched
+  then: the search for hosts judges that;
 * the others wait for the rank: one that waits itself, in communication that the trace does not show
   inside its step, is waited for by nobody.
 
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detect.causes.device import over_others
+from detect.causes.device import over_others, stands_still
 from detect.causes.finding import (
     Answer,
     CauseSpec,
@@ -103,7 +105,9 @@ def slow_steps(inquiry: Inquiry) -> list[_SlowStep]:
             passes=float(robust.median(passes[row][active])),
         )
         is_device = slow.passes >= OPTIMIZER.most_passes_share * one.course.effect
-        if not is_device and slow.excess_ns >= OPTIMIZER.least_share * step_ns:
+        if is_device or stands_still(seen, row, active):
+            continue
+        if slow.excess_ns >= OPTIMIZER.least_share * step_ns:
             found.append(slow)
     return found
 

@@ -412,6 +412,9 @@ class Observations:
     same step. None where launches were not recorded."""
     held_pace: Floats | None = field(default=None, metadata=along("row", "iteration"))
     """The same however far a host is ahead of its device, which may hold it back."""
+    stopped_ns: Floats | None = field(default=None, metadata=along("row", "iteration"))
+    """For how long its host stood still between launches for which its device waited. None where
+    modules' launches were not recorded."""
     entangled_phases: tuple[int, ...] = ()
     """Phases whose compute spans contain waiting for the TP group; measured up to its launch."""
     hides_waiting: bool = False

@@ -293,12 +293,28 @@ def _medians(cell: Integers, values: Floats, num_cells: int) -> Floats:
 
 
 def _worth_comparing(kind: Integers, kinds: tuple[str, ...], total: Floats) -> Flags:
-    """Return rows whose kind makes up a noticeable part of its axis's transfer time."""
+    """Return rows whose kind makes up a noticeable part of its axis's transfer time, where it is
+    not slow (`usual_total`).
+
+    A small message that a late launch lengthens would else be of weight where it is slow. Example:
+    a broadcast of 131 kB beside all-reduces of 9.3 ms an iteration takes 0.15 ms in one group and
+    3 ms in another.
+    """
     axis = np.array([name.partition(" ")[0] for name in kinds])
-    by_kind = np.bincount(kind, weights=total, minlength=len(kinds))
-    by_axis = {name: float(by_kind[axis == name].sum()) for name in np.unique(axis)}
-    share = np.array([by_kind[i] / max(by_axis[axis[i]], 1.0) for i in range(len(kinds))])
+    usual = usual_total(kind, len(kinds), total) * np.bincount(kind, minlength=len(kinds))
+    by_axis = {name: float(usual[axis == name].sum()) for name in np.unique(axis)}
+    share = np.array([usual[i] / max(by_axis[axis[i]], 1.0) for i in range(len(kinds))])
     return np.asarray(share[kind] >= LINKS.min_axis_share)
+
+
+def usual_total(kind: Integers, num_kinds: int, total: Floats) -> Floats:
+    """Return of each kind the median of its rows' totals, of two the lesser; 0 without any."""
+    found = np.zeros(num_kinds)
+    order = order_within(kind, total)
+    first = group_starts(kind[order])
+    middle = first + (group_lengths(first, len(order)) - 1) // 2
+    found[kind[order][first]] = total[order][middle]
+    return found
 
 
 def bus_factor(operation: str, size: int) -> float | None:

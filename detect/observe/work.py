@@ -34,7 +34,7 @@ from detect.observe.spans import (
     enclosing,
 )
 from detect.stats import robust
-from detect.thresholds import PACE, PASSES
+from detect.thresholds import PACE, PASSES, STARVATION
 from megascan.arrays import (
     Flags,
     Floats,
@@ -731,6 +731,9 @@ class Launches:
     """(row, iteration, kind); NaN where a rank has no such step."""
     log_held_ns: Floats
     """The same of hosts that may be held back as well, whose queue may be full."""
+    stopped_ns: Floats
+    """(row, iteration): for how long hosts stood still between two launches, of which the device
+    waited for the second; see `_stops`."""
 
 
 def launches_of(index: SpanIndex) -> Launches | None:
@@ -772,19 +775,44 @@ def launches_of(index: SpanIndex) -> Launches | None:
     use &= apart <= 1  # where layers take turns in being recorded, neighbours only
     if not use.any():
         return None
-    found, number = np.unique(kind[use].astype(np.int64), return_inverse=True)
+    found, numbers_of_kinds = np.unique(kind[use].astype(np.int64), return_inverse=True)
+    number = numbers_of_kinds.reshape(-1)
     cell = (index.row * index.shape[1] + index.slot)[modules][1:][use]
-    place, step_ns = cell * len(found) + number.reshape(-1), step_ns[use].astype(float)
+    place, step_ns = cell * len(found) + number, step_ns[use].astype(float)
     own = -launch[1:][use] < PACE.most_lead_ns
     log_ns, log_held_ns = np.full((2, *index.shape, len(found)), np.nan)
     put_quick_steps(log_ns.reshape(-1), place[own], step_ns[own])
     put_quick_steps(log_held_ns.reshape(-1), place, step_ns)
+    is_awaited = -launch[1:][use] < STARVATION.lead_ns
+    stopped_ns = _stops(index, cell, index.row[modules][1:][use] * len(found) + number, step_ns,
+                        is_awaited)  # fmt: skip
     steps = [(texts[pair // len(texts)], texts[pair % len(texts)]) for pair in found // 2]
     kinds = [
         f"{first} > {second}{', backward' if is_backward else ''}"
         for (first, second), is_backward in zip(steps, found % 2, strict=True)
     ]
-    return Launches(tuple(kinds), log_ns, log_held_ns)
+    return Launches(tuple(kinds), log_ns, log_held_ns, stopped_ns)
+
+
+def _stops(
+    index: SpanIndex, cell: Integers, kind: Integers, step_ns: Floats, is_awaited: Flags
+) -> Floats:
+    """Return by how much steps last longer than is typical of the rank and their `kind`, summed
+    over those that last three times as long and for whose end the device waited, (row, iteration).
+
+    A host that shares its core is as quick as ever while it runs and stands still while somebody
+    else does: its quicker steps, by which a pace is told, do not show it. Example: one of 14 steps
+    of 0.3 ms takes 4 ms, the other process's turn.
+    """
+    order = order_within(kind, step_ns)
+    first = group_starts(kind[order])
+    size = group_lengths(first, len(order))
+    typical = np.zeros(len(kind))
+    typical[order] = np.repeat(step_ns[order][first + size // 2], size)
+    is_stop = is_awaited & (step_ns >= PACE.stop_ratio * typical)
+    stopped = np.zeros(index.shape[0] * index.shape[1])
+    np.add.at(stopped, cell[is_stop], (step_ns - typical)[is_stop])
+    return stopped.reshape(index.shape)
 
 
 def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:

@@ -23,6 +23,7 @@ from detect.causes.links import (
 from detect.detector import judge
 from detect.observe.extract import observe
 from detect.observe.observations import Transfers, cut, one_row_a_worker
+from detect.observe.transfers import _worth_comparing, usual_total
 from detect.stats.search import Course, Suspect
 from megascan.topology import Layout
 
@@ -286,6 +287,25 @@ def test_a_slow_group_across_rows_that_stand_for_groups_has_a_name(job):
     merged = one_row_a_worker(replace(seen, splits_tensor_groups=False))
     link = SimpleNamespace(ranks=(1, 3, 5, 7))
     assert _subject(merged, link, ()) == "the group of ranks 1, 3, 5 and 7 (host n00)"
+
+
+@pytest.mark.parametrize(("large_ms", "named"), [(9.0, []), (20.0, [(0, 1)])])
+def test_what_takes_no_time_says_nothing_of_a_link(job, exchanging, large_ms, named):
+    """A few bytes take 20 times as long where a host launches late: no connection is slow."""
+    timeline = job(layout=Layout(tp=2, dp=4), hosts=1).timeline()
+    pairs = [(0, 1), (2, 3), (4, 5), (6, 7)]
+    large = [(pair, 33_554_432, large_ms if pair == (0, 1) else 9.0) for pair in pairs]
+    small = [(pair, 4, 0.2 if pair == (0, 1) else 0.01) for pair in pairs]
+    report = judge(exchanging(timeline, [*large, *small]), DetectorSettings())
+    assert [one.ranks for one in report.findings] == named
+
+
+def test_small_messages_that_are_late_in_one_group_are_not_compared():
+    """131 kB beside 9.3 ms of 33.6 MB take 0.15 ms in one group, and 3 ms in the other."""
+    kinds = ("tp all_reduce of 33 MB", "tp broadcast of 131 kB", "mp all_reduce of 4 bytes")
+    kind, total = np.array([0, 0, 1, 1, 2]), np.array([9.3e6, 9.3e6, 3.0e6, 0.15e6, 1e4])
+    assert _worth_comparing(kind, kinds, total).tolist() == [True, True, False, False, True]
+    assert usual_total(kind, 3, total).tolist() == [9.3e6, 0.15e6, 1e4]
 
 
 def test_slow_group_of_two_hosts_stays_undecided(job, exchanging):

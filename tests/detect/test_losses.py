@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from detect import Cause, DetectorSettings, Owner, Verdict
-from detect.causes.device import half_starved, starvation
+from detect.causes.device import half_starved, stands_still, starvation
 from detect.causes.finding import undecided_if_free, undecided_if_no_gain
 from detect.causes.losses import OF_PLACE
 from detect.causes.searches import Loss, _apart, _Lost
@@ -297,6 +297,81 @@ def test_a_starved_rank_whose_host_is_hardly_slower_is_undecided(job):
     pace[3] = np.nan  # nobody knows
     assert starvation(replace(seen, held_pace=pace), 3, active, effect)[0] is Owner.NODE
     assert starvation(replace(seen, held_pace=None), 3, active, effect)[0] is Owner.NODE
+
+
+def stopping(job, own_ms, theirs_ms=0.0, *, stopping_ranks=(3,), lost_ms=40.0, **changes):
+    """Observe a job of four replicas whose hosts stop so long an iteration while devices wait."""
+    seen = observe(job(layout=Layout(dp=4), **changes).timeline())
+    stopped, lost = np.full((4, 20), theirs_ms * 1e6), np.zeros((4, 20))
+    stopped[list(stopping_ranks)] = own_ms * 1e6
+    lost[list(stopping_ranks)] = lost_ms * 1e6
+    starved = np.zeros((4, 20))
+    starved[list(stopping_ranks)] = 0.3
+    return replace(seen, stopped_ns=stopped, starved_share=starved,
+                   lost_ns={**seen.lost_ns, Cause.HOST: lost})  # fmt: skip
+
+
+def test_stops_of_a_host_are_long_steps_between_launches_that_its_device_waits_for(job):
+    """One of the eight forward passes takes 30 times as long; rank 2's host is far ahead of it."""
+
+    def late(slot):
+        is_late = slot.name == "forward" and slot.microbatch == 3
+        return 30.0 if is_late and slot.rank in (2, 3) else 1.0
+
+    made = job(layout=Layout(dp=4), work=late, iterations=6,
+               launch_lead_ns=lambda rank: 10**8 if rank == 2 else 1_000)  # fmt: skip
+    stopped = observe(made.timeline()).stopped_ns
+    assert stopped[3] / 1e6 == pytest.approx(np.full(6, 145.0), rel=0.1)  # a half of 300 ms, less 5
+    assert not stopped[[0, 1, 2]].any()
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "theirs_ms", "stands"),
+    [(20.0, 0.0, True), (3.0, 0.0, False), (20.0, 12.0, False)],
+    ids=["alone", "hardly", "all hosts"],
+)
+def test_a_host_stands_still_where_its_peers_do_not(job, own_ms, theirs_ms, stands):
+    seen, active = stopping(job, own_ms, theirs_ms), np.ones(20, dtype=bool)
+    assert stands_still(seen, 3, active) == stands
+    assert not stands_still(replace(seen, stopped_ns=None), 3, active)
+    starved = np.where(np.arange(4) == 3, 0.9, 0.0)[:, None] * np.ones(20)
+    pace = np.zeros((4, 20))  # its launches are as quick as its peers'
+    told = replace(seen, starved_share=starved, held_pace=pace)
+    owner, why = starvation(told, 3, active, np.log(1.1))
+    assert (owner is Owner.NODE) == stands
+    assert ("stopped between launches" in why) == stands
+
+
+def test_passes_that_a_stopping_host_lengthens_are_its_own_doing(job, slow):
+    """Of 1.2 times the work 40 ms an iteration are gaps; a slow device leaves none."""
+
+    def causes(seen):
+        report = judge(seen, DetectorSettings())
+        return [(one.cause, one.ranks) for one in report.findings if one.owner is Owner.NODE]
+
+    assert causes(stopping(job, 20.0, work=slow(3, 1.2))) == [(Cause.HOST, (3,))]
+    assert causes(stopping(job, 20.0, lost_ms=2.0, work=slow(3, 1.2))) == [(Cause.COMPUTE, (3,))]
+
+
+@pytest.mark.parametrize("stopped_ms", [0.0, 20.0])
+def test_loading_and_the_optimizer_are_not_to_blame_where_the_host_stops(job, stopped_ms):
+    def late(slot):
+        return 60.0 if slot.rank == 3 else 3.0
+
+    def work(slot):
+        return 4.0 if slot.rank == 3 and slot.name == "optimizer" else 1.0
+
+    def named(seen):
+        findings = judge(seen, DetectorSettings()).findings
+        return {one.cause for one in findings if one.owner is Owner.NODE and one.ranks == (3,)}
+
+    loading = stopping(job, stopped_ms, lost_ms=30.0, loading_ms=late)
+    assert named(loading) == {Cause.HOST if stopped_ms else Cause.LOADER}
+    stepping = stopping(job, stopped_ms, lost_ms=30.0, work=work)
+    waiting = np.full((4, 20), 200e6)
+    waiting[3] = 0.0
+    found = named(replace(stepping, waiting_ns=waiting))
+    assert (Cause.COMPUTE in found) == (not stopped_ms)
 
 
 @pytest.mark.parametrize(
