@@ -35,6 +35,23 @@ def test_a_busy_host_is_not_taken_for_a_slow_device():
     assert any("nothing to do" in sentence for sentence in finding.evidence)
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("h100-pp2-dp2-rank-1-busy-core", 1), ("h100-tp2-dp2-rank-0-busy-core", 0)],
+)
+def test_a_host_that_shares_its_core_is_not_taken_for_a_link_a_loader_or_an_optimizer(name, rank):
+    """Its launches are as quick as its peers', but for the turns of the other processes."""
+    named = [one for one in report_of(name).findings if one.owner is Owner.NODE]
+    assert [(one.ranks, one.cause) for one in named] == [((rank,), Cause.HOST)]
+    assert any("stopped between launches" in sentence for sentence in named[0].evidence)
+
+
+def test_a_few_bytes_beside_a_shared_gpu_make_no_slow_link():
+    """An all-reduce of 4 bytes takes 191 us in a group and 10 us in the other."""
+    (finding,) = report_of("h100-tp2-dp2-rank-3-shared-gpu").findings
+    assert (finding.ranks, finding.cause, finding.owner) == ((3,), Cause.COMPUTE, Owner.NODE)
+
+
 def test_nobody_is_named_in_the_healthy_job():
     report = report_of("h200-pp2-dp2-healthy")
     assert report.verdict is Verdict.HEALTHY
