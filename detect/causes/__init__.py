@@ -6,12 +6,13 @@
     compute.py      a rank computes slowly: its device,   finding.py   what a cause is; a claim as a
                     its host, or one pass only                         finding: place, cost,
     losses.py       loader, garbage collection, host                   words, what follows
-    links.py        slow connections, late exits          searches.py  what causes share: slow rows,
-    networks.py     of a host: NICs, rails, NVLinks                    time lost, hits counted
-    hosts.py        whole hosts, launching late           device.py    slow, long data, starved;
-    bursts.py       ranks that lose time now and then                  what a device's clock says
-    paused_hosts.py hosts that stall one rank or another  power.py     what would be found, and
-    unexplained.py  all wait for one rank; the step                    what never could be
+    links.py        slow connections                      searches.py  what causes share: slow rows,
+    late_exits.py   ranks that leave them late                         time lost, hits counted
+    networks.py     of a host: NICs, rails, NVLinks       device.py    slow, long data, starved;
+    hosts.py        whole hosts, launching late                        what a device's clock says
+    bursts.py       ranks that lose time now and then     power.py     what would be found, and
+    paused_hosts.py hosts that stall one rank or another               what never could be
+    unexplained.py  all wait for one rank; the step
                     became longer, nobody says why
     imbalance.py    heavy stages, uneven sequences
     corruption.py   devices that compute wrongly

@@ -128,6 +128,10 @@ NO_GAIN = (
     "mending it would gain next to nothing, and sound hosts and connections differ by as much: "
     "look at it, but drain nothing for it"
 )
+OTHERS_WAIT = (
+    "another rank is slow, or loses time, and others wait for it: mend that first, then trace "
+    "again and see whether this remains"
+)
 BESIDE_LARGER = (
     "another device is slow by far more: mend that first, then trace again and see whether this "
     "remains"

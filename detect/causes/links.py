@@ -1,17 +1,10 @@
-"""Links: connections that transfer slowly or become slower, and ranks that leave them late.
+"""Links: connections that transfer slowly, or become slower.
 
 Slow connections. Each edge (p2p) or process group is compared with others of the same axis,
 operation, bytes, members and hosts crossed. Which connection is bad then follows by elimination: a
 rank is named alone only if at least two of its edges or groups are slow and next to none of its
 others is fine; otherwise the ranks that all the slow groups share, otherwise the smallest slow
 group. Example: of {0,4}, {1,5}, {4,8}, {5,9} the edges {0,4} and {4,8} are slow: rank 4.
-
-Late exits. The transfer of an operation is that of its quickest member; what one member takes
-beyond that is its lateness: its own NIC, or its host that launches what follows too late. Most late
-ranks are victims: who communicates with a late rank is late with it, and along a pipeline everybody
-waits for the slow stage. So the latest rank is kept first, and every next one only where most of
-its lateness arose in communications without those kept. Example: rank 2 is 9 ms late, rank 6 4 ms,
-of which 3.5 ms arose in messages with rank 2: only rank 2 is named.
 
 Links that become slower. A ring through all hosts, or the only group of a host, has no equal. If a
 NIC or switch falls to half its speed at iteration 17, every connection of the kind is slower; none
@@ -35,8 +28,8 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from detect.causes.device import host_advice
 from detect.causes.finding import (
+    OTHERS_WAIT,
     Answer,
     CauseSpec,
     Claim,
@@ -46,7 +39,6 @@ from detect.causes.finding import (
     undecided,
     undecided_if_free,
 )
-from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Members, Observations, Transfers
 from detect.observe.transfers import bus_factor, log_residuals, usual_total
 from detect.report import Cause, ClockAgreement, Finding, Owner
@@ -54,20 +46,13 @@ from detect.stats import robust
 from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import CONSEQUENCES, LINKS, NETWORKS, ORDINARY, SEARCH
+from detect.thresholds import LINKS, NETWORKS, ORDINARY, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
-
-IN_DOUBT = (
-    "another rank is slow, or loses time, and others wait for it: mend that first, then trace "
-    "again and see whether this remains"
-)
 
 IN_DOUBT_ENDS = (
     "one of its ends has no other connection that is fine: the link, or that end, may be slow"
 )
-
-
 IN_DOUBT_BETWEEN = (
     "other pairs between the same two hosts are slow as well: what they share is, the network of "
     "either host or what lies between"
@@ -540,7 +525,7 @@ def _beside(seen: Observations, finding: Finding, others: list[Finding], slow: F
     accused = (slow | mask_of(heavier, len(replica))) & ~own
     if not np.isin(replica[accused], replica[own]).any():
         return finding
-    return undecided(finding, IN_DOUBT)
+    return undecided(finding, OTHERS_WAIT)
 
 
 def _subject(seen: Observations, link: _SlowLink, rows: tuple[int, ...]) -> str:
@@ -584,152 +569,6 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
             f"{milliseconds(seen.alignment.residual_p99_ns)} (p99){BY_ONE_CLOCK if by_one else ''}"
         )
     return tuple(sentences)
-
-
-def _search_late_exits(inquiry: Inquiry) -> Answer:
-    """Compare the ranks of a stage by how late they leave their communications."""
-    seen, slow, transfers = inquiry.seen, inquiry.slow | inquiry.named, inquiry.seen.transfers
-    if transfers is None or Cause.LINK not in seen.lost_ns:
-        return Answer()
-
-    def doubt(suspect: Suspect) -> str | None:
-        if slow.any() and not slow[suspect.row]:
-            return IN_DOUBT
-        doubts = (
-            _late_as_all(seen, suspect),
-            _within_clocks(seen, suspect),
-            _of_its_experts(seen, suspect),
-        )
-        return next(filter(None, doubts), None) or _woken_late(seen, suspect.row)
-
-    answer = lost_time(
-        inquiry,
-        Loss(
-            cause=Cause.LINK,
-            name="late exit from communication",
-            groups=stage_peers(seen),
-            bursty=seen.members.device_kind == "cpu",
-            excuses_slow=True,
-            owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
-            evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
-            base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
-            without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
-            predicate="leaves its communications {time} an iteration later than the other "
-            "members do",
-            advice=lambda suspect: connection_advice(seen, seen.members.workers[suspect.row]),
-        ),
-    )
-    findings = tuple(_of_its_host(seen, one) for one in answer.findings)
-    return replace(answer, findings=findings, least_slowdown=None, least_because="")
-
-
-def _of_its_host(seen: Observations, finding: Finding) -> Finding:
-    """Return the finding, of the host where all processes of the job run on one: no network lies
-    between any two of them, and what wakes a process late from its wait is its host.
-    """
-    members = seen.members
-    if members.device_kind != "cpu" or len(set(members.hosts)) > 1 or not members.hosts[0]:
-        return finding
-    row = next(number for number, ranks in enumerate(members.workers) if ranks == finding.ranks)
-    stolen = np.median(seen.stolen_ns, axis=1)
-    theirs = float(np.median(np.delete(stolen, row)))
-    off_core = (
-        f"while it computes, its thread is off its core for {milliseconds(float(stolen[row]))} an "
-        f"iteration, the others' for {milliseconds(theirs)}"
-    )
-    return replace(
-        finding,
-        cause=Cause.HOST,
-        evidence=(*finding.evidence, off_core),
-        next_steps=host_advice(finding.owner),
-    )
-
-
-def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that its peers are late as well, which no connection of its own explains."""
-    active = suspect.course.active
-    own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
-    if own >= LINKS.late_ratio * (own - over):
-        return None
-    return (
-        "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
-        "that agree badly, may be the reason as well as its connection"
-    )
-
-
-def _within_clocks(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that the clocks may be off by as much as it is late; None where they are not."""
-    error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
-    over = suspect.course.effect * float(np.median(seen.iteration_ns))
-    if over > LINKS.clock_errors * error_ns:
-        return None
-    return (
-        f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
-        "makes its rank look late"
-    )
-
-
-def _of_its_experts(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that its experts may receive more; None where it is late by too much for that, or has
-    no experts of its own.
-    """
-    assert seen.transfers is not None
-    quick_ns = float(np.median(seen.transfers.quick_ns[suspect.row]))
-    over_ns = suspect.course.effect * float(np.median(seen.iteration_ns))
-    if seen.members.layout.ep < 2 or over_ns >= (LINKS.named_slowdown - 1.0) * quick_ns:
-        return None
-    return "experts that are sent more tokens receive for longer, and leave later by as much"
-
-
-def _woken_late(seen: Observations, row: int) -> str | None:
-    """Return why a late exit need not be the connection's on CPUs of one host; None elsewhere."""
-    members = seen.members
-    others = {members.hosts[one] for one in members.rows_of_stage(int(members.stage[row]))}
-    if members.device_kind != "cpu" or others != {members.hosts[row]}:
-        return None
-    return (
-        "all ranks of its stage run on one host, so no network lies between them: a process that "
-        "is woken late from its wait, because its cores are busy, shows the same"
-    )
-
-
-def _without_victims(
-    seen: Observations, transfers: Transfers, suspects: tuple[Suspect, ...], slow: Flags
-) -> tuple[Suspect, ...]:
-    """Leave out late ranks whose partners explain their lateness; the latest is kept.
-
-    `slow` are the rows that compute slowly, or lose time to loader, collector or host: whoever is
-    late with them only waits for them, and lateness is handed on along their pipeline.
-    """
-    workers = seen.members.workers
-    accused = {rank for row in np.flatnonzero(slow) for rank in workers[row]}
-    kept: list[Suspect] = []
-    for suspect in sorted(suspects, key=lambda one: -one.course.effect):
-        own = set(workers[suspect.row])
-        if _in_pipeline(seen, suspect.row, slow):
-            continue
-        if _share_with(transfers, own, accused - own) <= CONSEQUENCES.victim_share:
-            kept.append(suspect)
-            accused |= own
-    return tuple(kept)
-
-
-def _in_pipeline(seen: Observations, row: int, slow: Flags) -> bool:
-    """Return whether a slow row shares the row's pipeline: its replica and place, another stage."""
-    members = seen.members
-    same = slow & (members.stage != members.stage[row])
-    for axis in ("dp", "tp", "cp"):
-        same &= members.place[axis] == members.place[axis][row]
-    return bool(same.any())
-
-
-def _share_with(transfers: Transfers, own: set[int], accused: set[int]) -> float:
-    """Return the share of a worker's lateness that arose in communications with the accused."""
-    mine = [one for one in transfers.late_in if one.rank in own]
-    total = sum(one.time_ns for one in mine)
-    with_accused = sum(one.time_ns for one in mine if accused & set(one.members))
-    return with_accused / total if total > 0 else 0.0
 
 
 BETWEEN_HOSTS = (
@@ -853,12 +692,6 @@ def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds:
 
 SLOWER_LINKS = CauseSpec(cause=Cause.LINK, search=_search_changes)
 
-LATE_EXITS = CauseSpec(
-    cause=Cause.LINK,
-    search=_search_late_exits,
-    tests_rows=lambda seen: Cause.LINK in seen.lost_ns,
-    quantity="late exit from communication in an iteration",
-)
 LINK = CauseSpec(
     cause=Cause.LINK,
     search=_search_connections,

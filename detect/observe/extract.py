@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from detect.observe.facts import Facts, facts_in, facts_of, joined
+from detect.observe.launches import launch_pace
 from detect.observe.observations import (
     Members,
     Observations,
@@ -34,7 +35,6 @@ from detect.observe.work import (
     OwnTimes,
     Samples,
     hide_waiting,
-    launch_pace,
     layers_of,
     own_times,
     pass_times,

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from detect.observe.launches import Launches, launched_in_turn, launches_of
 from detect.observe.spans import (
     WORK_NAMES,
     Frame,
@@ -47,14 +48,11 @@ from detect.observe.work import (
     LAYER_NAMES,
     Entangled,
     Gathers,
-    Launches,
     Layers,
     Samples,
     entangled_in,
     entangling_modules,
     gathers_of,
-    launched_in_turn,
-    launches_of,
     layer_modules,
 )
 from megascan.arrays import Cover, Flags, Floats, Integers, united

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from detect.observe.launches import launch_pace, put_quick_steps
 from detect.observe.observations import (
     BACKWARD,
     FORWARD,
@@ -40,7 +41,7 @@ from detect.observe.observations import (
 )
 from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, unmatched_time
 from detect.observe.stalls import starved
-from detect.observe.work import LAYER_NAMES, launch_pace, put_quick_steps
+from detect.observe.work import LAYER_NAMES
 from detect.report import Cause
 from detect.stats import robust
 from detect.thresholds import KERNELS

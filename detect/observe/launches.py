@@ -1,0 +1,163 @@
+"""Launches: how long a host needs from one to the next, and when it stops in between.
+
+Fed by spans that tell when they were launched; feeds the searches for hosts, whose pace needs no
+peer that computes the same.
+
+    launched_in_turn             which spans tell how far a host is ahead of its device
+    launches_of, Launches        steps between launches, and stops
+    launch_pace                  the same over what is usual in the job
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.observe.observations import BACKWARD
+from detect.observe.spans import WORK_NAMES, SpanIndex, axis_of, enclosing
+from detect.observe.work import layer_modules, phases_of
+from detect.stats import robust
+from detect.thresholds import PACE, STARVATION
+from megascan.arrays import (
+    Flags,
+    Floats,
+    Integers,
+    group_lengths,
+    group_starts,
+    order_within,
+)
+from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
+from megascan.timeline import codes, equals, numbers
+
+
+def launched_in_turn(index: SpanIndex) -> Flags:
+    """Return which spans tell how far ahead of its device a host launches: modules, which do not
+    begin before those launched earlier have ended.
+
+    Where none were recorded (a compiled model), communication that the passes stand still for.
+    """
+    modules = layer_modules(index)
+    if modules.any():
+        return modules
+    blocking = equals(index.table, "kind", *COMMUNICATION_KINDS) & index.counts
+    blocking &= index.track != Track.OVERLAPPED
+    inside = np.flatnonzero(blocking)
+    blocking[inside[enclosing(index, index.named(WORK_NAMES), blocking) < 0]] = False
+    return blocking
+
+
+@dataclass(frozen=True)
+class Launches:
+    """How long the quicker steps of each rank took from one launch to the next."""
+
+    kinds: tuple[str, ...]
+    """From which module to which, in which pass; texts, for codes of names differ by shard."""
+    log_ns: Floats
+    """(row, iteration, kind); NaN where a rank has no such step."""
+    log_held_ns: Floats
+    """The same of hosts that may be held back as well, whose queue may be full."""
+    stopped_ns: Floats
+    """(row, iteration): for how long hosts stood still between two launches, of which the device
+    waited for the second; see `_stops`."""
+
+
+def launches_of(index: SpanIndex) -> Launches | None:
+    """Return the steps of each rank, from the launch of one module of a pass to that of the next;
+    None where launches or passes were not recorded.
+
+    Problem: a host that holds a whole pipeline stage or replica has no peer. What its devices lose
+    may be the stage's own doing as well: more work, longer documents, its place in the pipeline.
+
+    Idea: what a host needs to launch a module (Python, a fixed number of kernels) depends neither
+    on how long the kernels run nor on whose turn it is. So the same step takes every host of the
+    job as long:
+
+        launches   |attention |mlp     |attention |mlp        host of stage 0
+        launches   |attention        |mlp           |atten…   host of stage 1: 1.8 times slower
+
+    A host that is far ahead of its device is held back by it once the queue is full. So only
+    launches count that are less ahead than a full queue lasts, and of each kind the quicker ones (a
+    quarter of them is quicker than the value taken). What all launches say (`log_held_ns`) accuses
+    nobody: it may acquit a host that is hardly slower than those ahead of it.
+
+    Limit: kernels that a module launches in one stage only lengthen its step there; the median over
+    the kinds of steps is taken, and only kinds that more than half of the ranks have
+    (`launch_pace`).
+    """
+    passes, is_module = index.named(WORK_NAMES), launched_in_turn(index)
+    modules = np.flatnonzero(is_module)  # of each rank in the order of their starts
+    launch = numbers(index.table, "launch_ns")[modules]
+    if index.is_cpu or not passes.any() or (launch == NOT_APPLICABLE).all():
+        return None
+    owner = enclosing(index, passes, is_module)
+    phase = phases_of(index, passes, WORK_NAMES)[np.maximum(owner, 0)][1:]
+    name, texts = codes(index.table, "name")
+    kind = 2 * (name[modules][:-1] * len(texts) + name[modules][1:]) + (phase == BACKWARD)
+    step_ns = np.diff(axis_of(index)[0][modules] + np.minimum(launch, 0))
+    apart = np.abs(np.diff(numbers(index.table, "layer")[modules]))
+    use = (owner[1:] == owner[:-1]) & (owner[1:] >= 0) & (step_ns > 0)
+    use &= (launch[1:] != NOT_APPLICABLE) & (launch[:-1] != NOT_APPLICABLE)
+    use &= apart <= 1  # where layers take turns in being recorded, neighbours only
+    if not use.any():
+        return None
+    found, numbers_of_kinds = np.unique(kind[use].astype(np.int64), return_inverse=True)
+    number = numbers_of_kinds.reshape(-1)
+    cell = (index.row * index.shape[1] + index.slot)[modules][1:][use]
+    place, step_ns = cell * len(found) + number, step_ns[use].astype(float)
+    own = -launch[1:][use] < PACE.most_lead_ns
+    log_ns, log_held_ns = np.full((2, *index.shape, len(found)), np.nan)
+    put_quick_steps(log_ns.reshape(-1), place[own], step_ns[own])
+    put_quick_steps(log_held_ns.reshape(-1), place, step_ns)
+    is_awaited = -launch[1:][use] < STARVATION.lead_ns
+    stopped_ns = _stops(index, cell, index.row[modules][1:][use] * len(found) + number, step_ns,
+                        is_awaited)  # fmt: skip
+    steps = [(texts[pair // len(texts)], texts[pair % len(texts)]) for pair in found // 2]
+    kinds = [
+        f"{first} > {second}{', backward' if is_backward else ''}"
+        for (first, second), is_backward in zip(steps, found % 2, strict=True)
+    ]
+    return Launches(tuple(kinds), log_ns, log_held_ns, stopped_ns)
+
+
+def _stops(
+    index: SpanIndex, cell: Integers, kind: Integers, step_ns: Floats, is_awaited: Flags
+) -> Floats:
+    """Return by how much steps last longer than is typical of the rank and their `kind`, summed
+    over those that last three times as long and for whose end the device waited, (row, iteration).
+
+    A host that shares its core is as quick as ever while it runs and stands still while somebody
+    else does: its quicker steps, by which a pace is told, do not show it. Example: one of 14 steps
+    of 0.3 ms takes 4 ms, the other process's turn.
+    """
+    order = order_within(kind, step_ns)
+    first = group_starts(kind[order])
+    size = group_lengths(first, len(order))
+    typical = np.zeros(len(kind))
+    typical[order] = np.repeat(step_ns[order][first + size // 2], size)
+    is_stop = is_awaited & (step_ns >= PACE.stop_ratio * typical)
+    stopped = np.zeros(index.shape[0] * index.shape[1])
+    np.add.at(stopped, cell[is_stop], (step_ns - typical)[is_stop])
+    return stopped.reshape(index.shape)
+
+
+def put_quick_steps(log_ns: Floats, place: Integers, time_ns: Floats) -> None:
+    """Put the log of the quicker of the steps of one place there."""
+    order = order_within(place, time_ns)
+    first = group_starts(place[order])
+    quick = first + (group_lengths(first, len(order)) * PACE.quick_share).astype(np.int64)
+    log_ns[place[order][first]] = np.log(time_ns[order][quick])
+
+
+def launch_pace(log_ns: Floats) -> Floats | None:
+    """Return log times between launches over those of all ranks, (row, iteration), of those by
+    kind of step (row, iteration, kind).
+
+    0.7 is a host that takes twice as long as is usual in the job. None where ranks have no step in
+    common.
+    """
+    usual = 2 * np.isfinite(log_ns).any(axis=1).sum(axis=0) > len(log_ns)
+    if not usual.any():
+        return None
+    by_rank = robust.median(log_ns[:, :, usual], axis=1)
+    return robust.median(log_ns[:, :, usual] - robust.median(by_rank, axis=0), axis=2)
