@@ -19,7 +19,8 @@ that is throttled during a fifth of them, their mean does.
 
 Two rows show no rate of sound ones: each exceeds the other. But two sound ones do so equally often,
 so hits that all go one way are told by a coin, p = P(Binomial(hits of both, 1/2) >= hits); and the
-one whose own passes are longer in the hits than in its other iterations is the slow one.
+one whose own passes are longer in the hits than in its other iterations is the slow one. Of pauses
+it is the one for whom the other waits.
 
 Example: 16 ranks, 10 iterations. Rank 5 loses more than 2 % of an iteration in 4 of 10, the others
 in none of 150: p = 2.2e-6.
@@ -77,7 +78,7 @@ from detect.stats.residuals import (
     stage_groups,
 )
 from detect.text import counted, milliseconds, percent, place, ranks_of
-from detect.thresholds import BURSTS, IMBALANCE, OCCUPANCY, PAIRS
+from detect.thresholds import BURSTS, IMBALANCE, LOSSES, OCCUPANCY, PAIRS
 from megascan.arrays import Flags, Floats, Integers, mask_of
 
 SHARED = (
@@ -268,6 +269,49 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     )  # fmt: skip
 
 
+def pair_pause(seen: Observations, rate: float) -> Burst | None:
+    """Return the row of two that stands still now and then while the other waits for it; None where
+    that is not shown.
+
+    Example: of two TP mates one stands still for 14 to 70 ms inside its passes in 26 of 58
+    iterations, the other in none, and waits for as long in each: p = 2^-25.
+    """
+    value = lost_share(seen, (Cause.GC, Cause.HOST))
+    over, sigma = _off_quiet(value[0] - value[1])
+    margin = max(BURSTS.margin_share, BURSTS.margin_sigmas * sigma)
+    ways = np.stack([over > margin, over < -margin])
+    row = int(ways[1].sum() > ways[0].sum())
+    excess = np.where(ways[row], np.abs(over), 0.0)
+    hits = _waits_as_long(seen, 1 - row, excess)
+    num_hits, other_hits = int(hits.sum()), int(ways[1 - row].sum())
+    excess = np.where(hits, excess, 0.0)
+    if num_hits < BURSTS.min_pair or hits.mean() > BURSTS.max_hit_share:
+        return None
+    if num_hits < OCCUPANCY.mostly_share * ways[row].sum() or excess.mean() < BURSTS.least_share:
+        return None
+    q_value = 2 * float(special.bdtrc(num_hits - 1, num_hits + other_hits, 0.5))
+    is_sure = q_value <= rate
+    if not is_sure and other_hits:
+        return None
+    return Burst(
+        row=row, hits=hits, excess=excess, q_value=min(1.0, q_value), is_sure=is_sure,
+        others=np.arange(2) != row, other_hits=other_hits,
+    )  # fmt: skip
+
+
+def _waits_as_long(seen: Observations, row: int, excess: Floats) -> Flags:
+    """Return in which iterations a row waits longer than it does in quiet ones, by half of what
+    another loses there, `excess` (iteration,) as a share of the step; in none where waiting is not
+    known.
+    """
+    waiting_ns = seen.waiting_ns if seen.waiting_ns is not None else seen.split_wait_ns
+    if waiting_ns is None:
+        return np.zeros(len(excess), dtype=bool)
+    waits = np.nan_to_num(waiting_ns[row]) / float(np.median(seen.iteration_ns))
+    longer = waits - np.quantile(waits, BURSTS.quiet_share)
+    return np.asarray((excess > 0.0) & (longer >= LOSSES.awaited_share * excess))
+
+
 def _off_quiet(value: Floats) -> tuple[Floats, float]:
     """Return (iteration, operation) less each operation's level in quiet times, and its noise.
 
@@ -449,6 +493,8 @@ def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
     not `named`, against those that are not `known` to be slow either.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
+    if len(seen.members) == 2 and not known.any() and (lone := pair_pause(seen, rate)):
+        return [lone]
     slow = np.flatnonzero(inquiry.slow)
     mates = [] if seen.tells_passes else [mates_of(seen.members, int(row)) for row in slow]
     waits = mask_of(np.concatenate([np.zeros(0, dtype=np.int64), *mates]).tolist(), len(known))

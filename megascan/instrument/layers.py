@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UNLIKE = ""
 """The kind of a layer whose work the data decide."""
-_COUNTS = re.compile(r"layer|idx|index|number|name$")
+_COUNTS = re.compile(r"layer|idx|index|number|name$|(^|_)id$")
 _EXPERTS = re.compile(r"moe|router|expert|mixture", re.IGNORECASE)
 
 

@@ -14,6 +14,8 @@ from benchmarks.grounds.cluster import cases, write
 from benchmarks.grounds.cluster.hardware import MS, Trouble, shared_finish
 from benchmarks.grounds.cluster.jobs import Job
 from benchmarks.grounds.cluster.scenario import Scenario
+from benchmarks.grounds.kinds import EXPERTS
+from megascan.reader import read_trace
 
 QUIET = Job(
     tp=2, dp=2, num_traced=4, warm_up_ratio=1.0, layer_ns=3 * MS, output_layer_ratio=0.1,
@@ -157,3 +159,43 @@ def test_flows_share_a_nic_by_processor_sharing():
     nic = np.array([0, 0, 0, 1])
     ends = shared_finish(starts, 10.0, np.ones(4), nic)
     assert ends.tolist() == [15.0, 20.0, 110.0, 10.0]
+
+
+def kinds_of(folder, job):
+    """Return the kinds of each rank's layers: the same in all windows, of the layers in spans."""
+    written(folder, job)
+    windows = read_trace(folder).windows
+    for rank, own in windows.items():
+        assert all(window.kinds == own[0].kinds for window in own)
+        seen = {each["args"]["layer"] for each in spans_of(folder, rank) if "layer" in each["args"]}
+        if own[0].kinds and job.granularity == "full":
+            assert seen == {layer for numbers in own[0].kinds.values() for layer in numbers}
+    return [windows[rank][0].kinds for rank in range(job.num_ranks)]
+
+
+@pytest.mark.parametrize("granularity", ["full", "base"])
+def test_all_layers_of_an_even_model_are_of_one_kind(tmp_path, granularity):
+    job = replace(QUIET, dp=1, pp=2, vpp=2, output_layer_ratio=2.0, granularity=granularity)
+    kinds = kinds_of(tmp_path, job)
+    (kind,) = kinds[0]
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert kinds == [{kind: (1, 2, 5, 6)}] * 2 + [{kind: (3, 4, 7, 8)}] * 2
+
+
+def test_a_heavier_stage_has_layers_of_its_own_kind(tmp_path):
+    job = replace(QUIET, tp=1, dp=1, pp=3, heavy_stage=(1, 1.25))
+    first, heavier, third = kinds_of(tmp_path, job)
+    assert list(first) == list(third) != list(heavier)
+
+
+def test_layers_with_experts_have_no_digest(tmp_path):
+    assert kinds_of(tmp_path, replace(QUIET, tp=1, ep=2)) == [{EXPERTS: (1, 2)}] * 2
+
+
+def test_nothing_is_known_of_a_hybrid_of_megatron_but_of_a_plain_one(tmp_path):
+    hybrid = replace(QUIET, tp=1, pattern="MA", layers=4)
+    assert kinds_of(tmp_path / "megatron", hybrid) == [{}] * 2
+    (path, *_) = (tmp_path / "megatron").iterdir()
+    assert "kinds" not in path.read_text()
+    one, other = kinds_of(tmp_path / "plain", replace(hybrid, style="fsdp"))
+    assert one == other and sorted(one.values()) == [(1, 3), (2, 4)]

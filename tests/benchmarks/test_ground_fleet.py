@@ -20,6 +20,7 @@ from benchmarks.grounds.fleet.scenario import (
 )
 from benchmarks.grounds.fleet.trainer import Run
 from benchmarks.grounds.ground import Variation
+from benchmarks.grounds.kinds import EXPERTS
 from benchmarks.grounds.outcome import judge_case
 from megascan.reader import read_trace
 
@@ -283,3 +284,45 @@ def test_a_job_on_cores_waits_where_it_computes():
     spans = [span for window in run.ranks[0].spans for span in window]
     assert all("launch_ns" not in span.args for span in spans)
     assert all(span.args["cpu_ns"] >= 0 for span in spans if span.track != 4)
+
+
+def kinds_of(folder, job):
+    """Return the kinds of each rank's layers: the same in all windows, of the layers in spans."""
+    write_files(run_of(job), 3, folder)
+    trace = read_trace(folder)
+    spans = trace.spans.to_pandas()
+    for rank, own in trace.windows.items():
+        assert all(window.kinds == own[0].kinds for window in own)
+        seen = set(spans["layer"][(spans["rank"] == rank) & (spans["layer"] > 0)])
+        if own[0].kinds and job.granularity == "full":
+            assert seen == {layer for numbers in own[0].kinds.values() for layer in numbers}
+    return [trace.windows[rank][0].kinds for rank in range(job.num_ranks)]
+
+
+@pytest.mark.parametrize("granularity", ["full", "base"])
+def test_all_layers_of_an_even_model_are_of_one_kind(tmp_path, granularity):
+    job = replace(QUIET, tp=2, pp=2, vpp=2, layers=("dense",) * 4, granularity=granularity)
+    kinds = kinds_of(tmp_path, job)
+    (kind,) = kinds[0]
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert kinds == [{kind: (1, 3)}] * 2 + [{kind: (2, 4)}] * 2
+
+
+def test_more_layers_and_more_words_make_no_other_kind(tmp_path):
+    job = replace(QUIET, pp=2, layers=("dense",) * 4, split=(1, 3), vocabulary=256_000)
+    first, last = kinds_of(tmp_path, job)
+    assert list(first) == list(last)
+    assert [*first.values(), *last.values()] == [(1,), (2, 3, 4)]
+
+
+def test_dense_layers_have_a_digest_and_those_with_experts_none(tmp_path):
+    layers = ("dense", "moe", "moe")
+    job = replace(QUIET, dp=2, ep=2, layers=layers, sequence_parallel=False)
+    one, other = kinds_of(tmp_path, job)
+    (kind,) = one.keys() - {EXPERTS}
+    assert one == other == {kind: (1,), EXPERTS: (2, 3)}
+
+
+def test_nothing_is_known_of_a_hybrid_model(tmp_path):
+    assert kinds_of(tmp_path, replace(QUIET, pp=2, layers=("mamba", "dense"))) == [{}] * 2
+    assert not any("kinds" in path.read_text() for path in tmp_path.iterdir())

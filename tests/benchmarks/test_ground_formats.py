@@ -21,6 +21,8 @@ from benchmarks.grounds.formats.rankfiles import RankFileStyle, write_rank_files
 from benchmarks.grounds.formats.troubles import Trouble
 from benchmarks.grounds.formats.world import World, pass_times, simulate
 from benchmarks.grounds.ground import Variation
+from benchmarks.grounds.kinds import EXPERTS
+from megascan.reader import read_trace
 
 ALL = list(cases())
 
@@ -284,3 +286,33 @@ def test_a_case_is_written_alike_twice_and_draws_differ(tmp_path):
     assert len(names) == len({one.seed for one in (*ALL, *drawn)}) == 2 * len(ALL)
     sound = [case for case in ALL if not case.at_fault]
     assert len(sound) >= 0.45 * len(ALL)
+
+
+def kinds_of(folder, job, *, full=True):
+    """Return the kinds of each rank's layers: the same in all windows, of the layers in spans."""
+    write_rank_files(simulate(job), RankFileStyle(full=full), folder)
+    windows = read_trace(folder).windows
+    seen = defaultdict(set)
+    for event in spans(folder):
+        if "layer" in event["args"]:
+            seen[event["pid"]].add(event["args"]["layer"])
+    for rank, own in windows.items():
+        assert all(window.kinds == own[0].kinds for window in own)
+        if full:
+            assert seen[rank] == {layer for numbers in own[0].kinds.values() for layer in numbers}
+    return [windows[rank][0].kinds for rank in range(job.job.shape.world)]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_layers_are_of_one_kind_however_many_a_stage_has(tmp_path, full):
+    shape = Shape(tp=2, pp=2, vpp=2)
+    uneven = world(shape, stage_layers=(1, 2, 1, 1), vocabulary=64_000, iterations=(1, 2, 5))
+    kinds = kinds_of(tmp_path, uneven, full=full)
+    (kind,) = kinds[0]
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert kinds == [{kind: (1, 4)}] * 2 + [{kind: (2, 3, 5)}] * 2
+
+
+def test_layers_with_experts_have_no_digest(tmp_path):
+    job = world(Shape(dp=2, ep=2), num_experts=4)
+    assert kinds_of(tmp_path, job) == [{EXPERTS: (1,)}] * 2

@@ -14,6 +14,8 @@ from benchmarks.grounds.kernels import cases, write
 from benchmarks.grounds.kernels.cluster import Trouble
 from benchmarks.grounds.kernels.job import Job, Message, Pass, schedule
 from benchmarks.grounds.kernels.run import Plan
+from benchmarks.grounds.kinds import EXPERTS
+from megascan.reader import read_trace
 
 SMALL = Job(name="small", vocabulary=8192, windows=2, layers=1)
 
@@ -206,3 +208,34 @@ def test_the_same_case_is_written_byte_by_byte_the_same(tmp_path):
     files = [sorted((tmp_path / each).iterdir()) for each in ("one", "two")]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
     assert len(files[0]) == 4
+
+
+def _kinds(directory: Path, job: Job, *troubles: Trouble) -> list[dict[str, tuple[int, ...]]]:
+    """Return the kinds of each rank's layers: the same in all windows, of the layers in spans."""
+    Plan(job=job, troubles=troubles).write(5, directory)
+    windows = read_trace(directory).windows
+    for rank, own in windows.items():
+        assert all(window.kinds == own[0].kinds for window in own)
+        layers = {layer for numbers in own[0].kinds.values() for layer in numbers}
+        spans = _spans(directory, rank)
+        assert layers == {span["args"]["layer"] for span in spans if "layer" in span["args"]}
+    return [windows[rank][0].kinds for rank in range(job.num_ranks)]
+
+
+def test_all_layers_of_an_even_model_are_of_one_kind(tmp_path):
+    kinds = _kinds(tmp_path, _job(tp=2, pp=2, vpp=2), _slow(1))
+    (kind,) = kinds[0]
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert kinds == [{kind: (1, 3)}] * 2 + [{kind: (2, 4)}] * 2
+
+
+def test_a_heavier_stage_has_layers_of_its_own_kind_but_a_heavy_output_none(tmp_path):
+    job = _job(pp=3, layers=2)
+    for kind, num_kinds in (("heavy_stage", 2), ("heavy_output", 1)):
+        trouble = Trouble(kind=kind, cause="stage_imbalance", owner="job", ranks=(2,), factor=1.2)
+        first, second, third = (tuple(one) for one in _kinds(tmp_path / kind, job, trouble))
+        assert first == second and len({*first, *third}) == num_kinds
+
+
+def test_layers_with_experts_have_no_digest(tmp_path):
+    assert _kinds(tmp_path, _job(dp=2, ep=2, experts=True)) == [{EXPERTS: (1,)}] * 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.grounds.ground import Planted, Variation
+from benchmarks.grounds.kinds import EXPERTS
 from benchmarks.grounds.plain import cases, slowness, write, write_varied
 from benchmarks.grounds.plain.files import write_files
 from benchmarks.grounds.plain.job import Trainer, draw_job
@@ -253,3 +254,66 @@ def test_a_variation_has_its_own_chips_and_its_slow_gpu(tmp_path):
     assert 1.2 < ratio[1] <= 1.4
     assert np.delete(ratio, 1) == pytest.approx(1.0, abs=1e-9)
     assert read_trace(tmp_path, allow_missing_ranks=True).spans.num_rows
+
+
+def with_costs(job, *factors):
+    """Return the job with layers that cost so many times what its first one does."""
+    times = np.array(factors)
+    return replace(
+        job,
+        model=replace(
+            job.model,
+            forward_s=job.model.forward_s[0] * times,
+            layer_bytes=job.model.layer_bytes[0] * times,
+            has_experts=tuple(job.model.has_experts[:1] * len(factors)),
+        ),
+    )
+
+
+def kinds_of(job, directory):
+    """Return the kinds of each rank's layers, which are the same in all windows."""
+    write_files(job, simulate(job), (), directory)
+    windows = read_trace(directory).windows
+    assert all(window.kinds == own[0].kinds for own in windows.values() for window in own)
+    return [windows[rank][0].kinds for rank in range(job.num_ranks)]
+
+
+@pytest.mark.parametrize("granularity", Granularity)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_layers_that_cost_alike_are_of_one_kind_on_all_ranks(granularity, is_compiled, tmp_path):
+    habits = {"granularity": granularity, "is_compiled": is_compiled}
+    job = with_costs(quiet_job(Trainer.DDP, num_ranks=2, **habits), 1.0, 1.0, 1.0)
+    first, *others = kinds_of(job, tmp_path)
+    (kind,) = first
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert first[kind] == (1, 2, 3)
+    assert others == [first]
+
+
+@pytest.mark.parametrize(
+    ("factors", "numbers"),
+    [((1.0, 2.0, 1.0, 2.0), [(1, 3), (2, 4)]), ((1.0, 1.0, 1.5), [(1, 2), (3,)])],
+)
+def test_a_dearer_layer_is_of_another_kind(factors, numbers, tmp_path):
+    job = with_costs(quiet_job(Trainer.FSDP, num_ranks=2), *factors)
+    first, second = kinds_of(job, tmp_path)
+    assert list(first.values()) == numbers
+    assert second == first
+
+
+def test_stages_of_a_pipeline_count_their_equal_layers_anew(tmp_path):
+    job = with_costs(quiet_job(Trainer.PIPELINE, num_ranks=4), 1.0, 1.0)
+    kinds = kinds_of(job, tmp_path)
+    assert list(kinds[0].values()) == [(1, 2)]
+    assert kinds == kinds[:1] * 4
+    spans = read_trace(tmp_path).spans.to_pandas()
+    assert set(spans["layer"][spans["name"] == "layer"]) == {1, 2}
+
+
+def test_layers_with_experts_have_no_digest(tmp_path):
+    job = quiet_job(Trainer.MOE_DDP, num_ranks=4)
+    even, odd = (tuple(range(first, job.model.num_layers + 1, 2)) for first in (2, 1))
+    for kinds in kinds_of(job, tmp_path):
+        assert kinds[EXPERTS] == even
+        dense = [each for kind, numbers in kinds.items() if kind != EXPERTS for each in numbers]
+        assert tuple(sorted(dense)) == odd

@@ -10,6 +10,7 @@ import pytest
 from aggregate.merge import build_timeline
 from benchmarks.grounds.__main__ import GROUNDS, _parser, chosen_cases
 from benchmarks.grounds.ground import Variation
+from benchmarks.grounds.kinds import EXPERTS
 from benchmarks.grounds.yard import cases, slowness, write, write_varied
 from benchmarks.grounds.yard.catalogue import scenario_of
 from benchmarks.grounds.yard.files import write_files
@@ -154,3 +155,29 @@ def test_faults_that_look_alike_have_both_ends_named():
     apart = replace(EVEN, ranks_per_host=1, num_nics=1)
     assert suspects(replace(pair, site=apart), "nic", (1,)) == (0, 1)
     assert suspects(replace(line, site=apart), "nic", (1,)) == (1,)
+
+
+def kinds_of(folder, job):
+    """Return the kinds of each rank's layers: the same in all windows, of the layers in spans."""
+    write_files(simulate(Scenario(job=job, seed=3), recording=True), folder)
+    trace = read_trace(folder)
+    spans = trace.spans.to_pandas()
+    for rank, own in trace.windows.items():
+        assert all(window.kinds == own[0].kinds for window in own)
+        seen = set(spans["layer"][(spans["rank"] == rank) & (spans["layer"] > 0)])
+        if job.granularity == "full":
+            assert seen == {layer for numbers in own[0].kinds.values() for layer in numbers}
+    return [trace.windows[rank][0].kinds for rank in range(job.num_ranks)]
+
+
+@pytest.mark.parametrize("granularity", ["full", "base"])
+def test_layers_are_of_one_kind_however_many_a_stage_has(tmp_path, granularity):
+    job = replace(QUIET, tp=2, pp=2, vpp=2, layers=(1, 2, 1, 1), granularity=granularity)
+    kinds = kinds_of(tmp_path, replace(job, vocabulary=128_000))
+    (kind,) = kinds[0]
+    assert len(kind) == 8 and set(kind) <= set("0123456789abcdef")
+    assert kinds == [{kind: (1, 4)}] * 2 + [{kind: (2, 3, 5)}] * 2
+
+
+def test_layers_with_experts_have_no_digest(tmp_path):
+    assert kinds_of(tmp_path, replace(QUIET, dp=2, ep=2, experts=4)) == [{EXPERTS: (1, 2)}] * 2

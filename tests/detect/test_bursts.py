@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detect import Cause, DetectorSettings, Owner
-from detect.causes.bursts import _bursts_among, _others_pause, bursts
+from detect.causes.bursts import _bursts_among, _others_pause, bursts, pair_pause
 from detect.causes.paused_hosts import _pausing, in_turn
 from detect.causes.searches import Burst
 from detect.detector import judge
@@ -402,3 +402,45 @@ def test_loaders_of_other_hosts_that_wait_as_long_share_the_storage(job, others_
         others=np.arange(16) != 0, other_hits=0,
     )  # fmt: skip
     assert _others_pause(seen, burst) == is_shared
+
+
+def _pausing_pair(job, ranks_of, waits=1.0):
+    """Observe two ranks of which those of `ranks_of(iteration)` stand still for 60 ms, while the
+    other one waits for that long, times `waits`.
+    """
+
+    def pauses(slot):
+        return 60.0 if slot.rank in ranks_of(slot.iteration) else 8.0
+
+    seen = observe(job(layout=Layout(tp=2), gap_ms=pauses).timeline())
+    waiting = np.full((2, 20), 2e6)
+    for place, iteration in enumerate(seen.iterations.tolist()):
+        for rank in ranks_of(iteration):
+            waiting[1 - rank, place] += waits * 52e6
+    return replace(seen, waiting_ns=waiting, split_wait_ns=None)
+
+
+@pytest.mark.parametrize(
+    ("ranks_of", "waits", "owner"),
+    [
+        (lambda iteration: (1,) if iteration % 5 < 2 else (), 1.0, Owner.NODE),
+        (lambda iteration: (1,) if iteration % 5 < 2 else (), 0.0, None),  # nobody waits for it
+        (lambda iteration: (iteration % 5,) if iteration % 5 < 2 else (), 1.0, None),  # by turns
+        (lambda iteration: (0, 1) if iteration % 5 < 2 else (), 1.0, None),  # together
+        (lambda iteration: (1,) if iteration in (5, 9, 14) else (), 1.0, Owner.UNDECIDED),
+        (lambda iteration: (1,) if iteration in (5, 9) else (), 1.0, None),
+    ],
+    ids=["one", "unawaited", "by turns", "together", "three times", "twice"],
+)
+def test_of_two_ranks_the_one_that_pauses_is_the_one_for_whom_the_other_waits(
+    job, ranks_of, waits, owner
+):
+    seen = _pausing_pair(job, ranks_of, waits)
+    found = pair_pause(seen, 0.01)
+    assert (found is not None) == (owner is not None)
+    if found is not None:
+        assert (found.row, found.is_sure) == (1, owner is Owner.NODE)
+        findings = judge(seen, DetectorSettings()).findings
+        assert [(one.cause, one.owner, one.ranks) for one in findings] == [
+            (Cause.HOST, owner, (1,))
+        ]

@@ -95,6 +95,7 @@ class RankFiles:
         starts = np.stack([each.start for each in spans])
         durations_us = ((np.stack([each.end for each in spans]) - starts) * rate / 1000).T.tolist()
         begins_us = ((starts * rate + shift) / 1000).T.tolist()
+        kinds = self._job.kinds(stage)
         for local in range(size):
             rank = stage * size + local
             lines = [
@@ -104,12 +105,14 @@ class RankFiles:
                 )
                 if each.only is None or local in each.only
             ]
-            mark = {
+            mark: dict[str, object] = {
                 "run_id": self._run_id, "window": self._num_windows,
                 "first_iteration": iterations[0], "last_iteration": iterations[-1],
                 "num_spans": len(lines), "num_dropped": 0,
                 "granularity": self._job.granularity, "interval": self._job.interval,
             }  # fmt: skip
+            if kinds:
+                mark["kinds"] = kinds
             lines.append(json.dumps(_metadata("megascan_window", rank, mark)))
             self._files[rank].write(",\n" + ",\n".join(lines))
 

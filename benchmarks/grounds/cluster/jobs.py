@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from benchmarks.grounds.cluster.hardware import MS, Machines
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
 
 COMPUTE_BOUND, MIXED, MEMORY_BOUND = 1.0, 0.6, 0.3  # how much of a lower clock a module feels
 
@@ -140,15 +141,42 @@ class Job:
             modules.append(
                 Module(name="embedding", base_ns=0.04 * self.layer_ns, clock_share=MEMORY_BOUND)
             )
-        first = (chunk * self.pp + stage) * self.layers
-        heavier = self.heavy_stage[1] if stage == self.heavy_stage[0] else 1.0
-        for layer in range(first + 1, first + self.layers + 1):
-            modules += self._layer(layer, heavier)
+        for layer in self._layers_of(stage, chunk):
+            modules += self._layer(layer, self._heavier(stage))
         if stage == self.pp - 1 and chunk == self.vpp - 1:
             output_ns = self.output_layer_ratio * self.layer_ns
             modules.append(Module(name="output_layer", base_ns=output_ns, before=self._gather()))
             modules.append(Module(name="loss", base_ns=0.03 * output_ns, clock_share=MEMORY_BOUND))
         return modules
+
+    def _layers_of(self, stage: int, chunk: int) -> range:
+        first = (chunk * self.pp + stage) * self.layers + 1
+        return range(first, first + self.layers)
+
+    def _heavier(self, stage: int) -> float:
+        return self.heavy_stage[1] if stage == self.heavy_stage[0] else 1.0
+
+    def _is_mamba_like(self, layer: int) -> bool:
+        return self.pattern[(layer - 1) % len(self.pattern)] == "M"
+
+    def kinds(self, stage: int) -> dict[str, tuple[int, ...]]:
+        """Return which layers of a stage are alike; those of a heavier stage are wider.
+
+        Nothing is known of a hybrid model of Megatron-Core: the tracer asks a GPTModel only.
+        """
+        if self.style == "megatron" and "M" in self.pattern:
+            return {}
+        return kinds_of(
+            (layer, self._words(layer, stage))
+            for chunk in range(self.vpp)
+            for layer in self._layers_of(stage, chunk)
+        )
+
+    def _words(self, layer: int, stage: int) -> str:
+        if self.ep > 1:
+            return EXPERTS
+        mixer = "state space" if self._is_mamba_like(layer) else "attention"
+        return f"{self.style} layer, {mixer}, tp {self.tp}, {self._heavier(stage)} times as wide"
 
     def _gather(self) -> str:
         return "tp" if self.tp > 1 and self.sequence_parallel else ""
@@ -156,7 +184,7 @@ class Job:
     def _layer(self, layer: int, heavier: float) -> list[Module]:
         """Return the modules of one layer; a Mamba-like one is seen by its time alone."""
         unit = self.layer_ns * heavier
-        mamba_like = self.pattern[(layer - 1) % len(self.pattern)] == "M"
+        mamba_like = self._is_mamba_like(layer)
         if self.style != "megatron":
             sharded = "fsdp" if self.style == "fsdp" else ""
             base_ns, share = (0.7 * unit, MIXED) if mamba_like else (unit, 0.9)

@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.grounds.fleet.hardware import host_clocks
 from benchmarks.grounds.fleet.jobs import AXES, MS, US, Job
 from benchmarks.grounds.fleet.trainer import Rank, Run, Span
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import (
     SpanRecord,
@@ -110,6 +111,20 @@ def _tokens(rank: Rank, number: int) -> tuple[int, ...]:
     return min(rank.tokens[number]), max(rank.tokens[number])
 
 
+def _kinds(job: Job, stage: int) -> dict[str, tuple[int, ...]]:
+    """Return which layers of a stage are alike; nothing of hybrid models, whose class nobody
+    asks.
+    """
+    if "mamba" in job.layers:
+        return {}
+    words = {"moe": EXPERTS, "dense": f"TransformerLayer {job.hidden} tp {job.tp}"}
+    return kinds_of(
+        (layer, words[job.layers[layer - 1]])
+        for chunk in job.chunks[stage :: job.pp]
+        for layer in chunk
+    )
+
+
 def _window(rank: Rank, number: int, num_spans: int, draws: np.random.Generator) -> WindowRecord:
     job, iterations = rank.job, rank.windows[number]
     lasted = dict(zip(job.iterations, zip(rank.begins, rank.ends, strict=True), strict=True))
@@ -138,5 +153,6 @@ def _window(rank: Rank, number: int, num_spans: int, draws: np.random.Generator)
         tie_width_ns=_TIE_NS if job.on_gpus else 0,
         drift_ppm=0.0,
         tokens=_tokens(rank, number),
+        kinds=_kinds(job, rank.place.pp),
         timings=tuple((each, 1, int(lasted[each][1] - lasted[each][0])) for each in iterations),
     )

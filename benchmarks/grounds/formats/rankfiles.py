@@ -13,6 +13,7 @@ from benchmarks.grounds.formats.clocks import ORIGIN_NS, Clock, clocks_of
 from benchmarks.grounds.formats.job import Job
 from benchmarks.grounds.formats.program import Code, SpanPlan
 from benchmarks.grounds.formats.world import Run, draws_of
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
 
 COMPUTE, COMMUNICATION, HOST, OVERLAPPED = 1, 2, 3, 4
 TRACKS = {"compute": 1, "communication": 2, "host": 3, "overlapped": 4}
@@ -153,6 +154,7 @@ def _window(
         "counters": _counters(run, rank, last, rng) if style.counters else {},
         "tie_width_ns": int(rng.uniform(8_000, 30_000)), "drift_ppm": 0.0,
         "tokens": _tokens(run, style, rank, first, last),
+        "kinds": _kinds(job, job.shape.place(rank)["pp"]),
     }  # fmt: skip
     return _metadata("megascan_window", rank, arguments)
 
@@ -183,6 +185,14 @@ def _tokens(run: Run, style: RankFileStyle, rank: int, first: int, last: int) ->
     lengths = np.array([draws.lengths(each, run.world.troubles)[replica] for each in numbers])
     tokens = job.tokens * lengths
     return [int(tokens.min()), int(tokens.max())]
+
+
+def _kinds(job: Job, stage: int) -> dict[str, tuple[int, ...]]:
+    """Return which layers of a stage are alike: all, however many a stage has; experts are not."""
+    words = EXPERTS if job.num_experts else f"TransformerLayer {job.hidden} tp {job.shape.tp}"
+    return kinds_of(
+        (layer, words) for chunk in range(job.shape.vpp) for layer in job.layers_of(stage, chunk)
+    )
 
 
 def _rows(run: Run, style: RankFileStyle) -> list[list[_Row]]:

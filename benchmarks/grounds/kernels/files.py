@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.grounds.kernels.cluster import Conditions, Numbers
 from benchmarks.grounds.kernels.engine import STAMP_NS, Operation
 from benchmarks.grounds.kernels.job import Job
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
 from megascan.header import ClockOrigin, Device, RankHeader, TraceSettings, WindowRecord
 from megascan.rankfile import encode_header, encode_window, rank_file_path
 from megascan.schema import Granularity
@@ -247,8 +248,18 @@ class RunFiles:
                 interval=job.interval,
                 counters=self._counters(rank, (number + 1) * job.window - 1),
                 tie_width_ns=self.clocks[rank].tie_width_ns,
+                kinds=self._kinds(rank * job.pp // job.num_ranks),
             ),
         )
+
+    def _kinds(self, stage: int) -> dict[str, tuple[int, ...]]:
+        """Return which layers of a stage are alike; those of a heavier stage are wider."""
+        job, width = self.job, float(self.now.stage_weight[stage])
+        name = "FSDPBlock" if job.fsdp else "TransformerLayer"
+        dense = f"{name} {job.hidden} tp {job.tp}, {width} times as wide"
+        words = EXPERTS if job.experts else dense
+        chunks = [job.layers_of(stage, chunk) for chunk in range(job.vpp)]
+        return kinds_of((layer, words) for layers in chunks for layer in layers)
 
     def _counters(self, rank: int, place: int) -> dict[str, float]:
         """Return what NVML says at a window's end: the clock that made the chip slow or fast."""

@@ -84,6 +84,11 @@ class Job:
         """Return (stages, expert replicas, expert members, tensor members): ranks in C order."""
         return self.pp, self.dp // self.ep, self.ep, self.tp
 
+    def layers_of(self, stage: int, chunk: int) -> range:
+        """Return the numbers of a chunk's layers in the whole model, from 1."""
+        first = (chunk * self.pp + stage) * self.layers + 1
+        return range(first, first + self.layers)
+
     @property
     def iterations(self) -> tuple[int, ...]:
         """Return the numbers of the traced iterations."""

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
 from benchmarks.grounds.plain.engine import Arguments, Row
-from benchmarks.grounds.plain.job import Job
+from benchmarks.grounds.plain.job import Job, Model
 from benchmarks.grounds.plain.machine import Floats, Ranks
 from benchmarks.grounds.plain.run import Run
 from benchmarks.grounds.plain.trouble import Hits, Trouble
@@ -82,6 +83,7 @@ def write_files(job: Job, run: Run, troubles: tuple[Trouble, ...], directory: Pa
                 drift_ppm=round(float(drifts[rank]), 3) if settings.window > 4 else 0.0,
                 tokens=_tokens(job, run, rank, first, last),
                 layers=_layers(job, run, first, last),
+                kinds=_kinds(job.model),
                 timings=_timings(job, run, rank, first, last),
             )
             lines[rank] += [*encode_spans(rank, spans[rank]), encode_window(rank, record)]
@@ -209,6 +211,21 @@ def _layers(job: Job, run: Run, first: int, last: int) -> tuple[tuple[int, tuple
         return ()
     chosen = ((number, run.layers[number - 1]) for number in range(first, last + 1))
     return tuple((number, layers) for number, layers in chosen if layers is not None)
+
+
+def _kinds(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return which layers of a rank are alike, also of a compiled model: those that cost alike.
+
+    A plain model's layers are counted from 1 on every rank, and all stages of a pipeline have the
+    same ones.
+    """
+    costs = zip(model.forward_s.tolist(), model.layer_bytes.tolist(), strict=True)
+    return kinds_of(
+        (number, EXPERTS if has_experts else f"Block of {size} bytes, {forward_s} s")
+        for number, ((forward_s, size), has_experts) in enumerate(
+            zip(costs, model.has_experts, strict=True), start=1
+        )
+    )
 
 
 def _timings(

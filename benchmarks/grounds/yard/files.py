@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.grounds.kinds import EXPERTS, kinds_of
+from benchmarks.grounds.yard.jobs import Job
 from benchmarks.grounds.yard.launching import Span
 from benchmarks.grounds.yard.network import groups_of
 from benchmarks.grounds.yard.scenario import Reading, Run
@@ -142,6 +144,16 @@ def _tokens(run: Run, rank: int, places: Sequence[int]) -> tuple[int, ...]:
     return round(shares.min() * job.tokens), round(shares.max() * job.tokens)
 
 
+def _kinds(job: Job, stage: int) -> dict[str, tuple[int, ...]]:
+    """Return which layers of a stage are alike: all, however many a stage has; experts are not."""
+    words = f"TransformerLayer {job.hidden} {job.hidden_ffn} tp {job.tp}"
+    return kinds_of(
+        (layer, EXPERTS if job.experts else words)
+        for chunk in range(job.vpp)
+        for layer in job.layers_of(stage, chunk)
+    )
+
+
 def _counters(reading: Reading, highest_mhz: float) -> dict[str, float]:
     return {
         "sm_clock_mhz": reading.clock_mhz,
@@ -161,7 +173,8 @@ def _window(run: Run, rank: int, number: int, places: Sequence[int], run_id: str
         first_iteration=job.iterations[places[0]], last_iteration=job.iterations[places[-1]],
         num_spans=sum(len(run.spans[rank][place]) for place in places),
         counters=counters, tie_width_ns=18_000 + (rank * 977 + number * 313) % 9_000,
-        tokens=_tokens(run, rank, places), timings=_timings(run, places),
+        tokens=_tokens(run, rank, places),
+        kinds=_kinds(job, job.layout.coordinates(rank).pp), timings=_timings(run, places),
     )  # fmt: skip
 
 
