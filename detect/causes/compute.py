@@ -477,8 +477,7 @@ def _alone_on_its_stage(seen: Observations, slow: SlowRow) -> _Decision:
             "changed inside the trace, and what a stage has to do does not",
         )
     # stages differ a little for their own reasons: what runs beside their layers differs
-    is_more = slow.suspect.course.effect >= np.log(ORDINARY.little_ratio)
-    if seen.has_equal_layers and is_more and not _in_one_pass(slow):
+    if seen.has_equal_layers and slow.suspect.course.effect >= np.log(ORDINARY.little_ratio):
         return _Decision(True, EQUAL_LAYERS)
     return _Decision(
         False,

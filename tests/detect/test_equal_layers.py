@@ -61,3 +61,15 @@ def test_a_host_that_is_a_stage_and_slow_as_a_whole(job, is_known):
     )  # fmt: skip
     named = [one.ranks for one in run.report().findings if one.owner is Owner.NODE]
     assert named == ([(4, 5, 6, 7)] if is_known else [])
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=4), Layout(dp=4, pp=2), Layout(dp=4, pp=3)])
+def test_a_stage_that_is_slow_forward_only_may_be_launched_late(job, layout):
+    """Kernels of the forward are shorter than those of the backward, their launches are not."""
+
+    def late(slot):
+        return 1.8 if layout.coordinates(slot.rank).pp == 1 and slot.phase == "forward" else 1.0
+
+    run = job(layout=layout, hosts=layout.dp, layers=2, work=late,
+              kinds=lambda rank: {"5f1c09ab": (rank,)})  # fmt: skip
+    assert Owner.NODE not in {one.owner for one in run.report().findings}
