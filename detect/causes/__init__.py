@@ -10,10 +10,10 @@
     late_exits.py   ranks that leave them late                         time lost, hits counted
     networks.py     of a host: NICs, rails, NVLinks       device.py    slow, long data, starved;
     hosts.py        whole hosts, launching late                        what a device's clock says
-    bursts.py       ranks that lose time now and then     power.py     what would be found, and
-    paused_hosts.py hosts that stall one rank or another               what never could be
-    unexplained.py  all wait for one rank; the step
-                    became longer, nobody says why
+    bursts.py       ranks that lose time now and then     ordinary.py  what else explains slow
+    paused_hosts.py hosts that stall one rank or another               computing: chips, place, pair
+    unexplained.py  all wait for one rank; the step       power.py     what would be found, and
+                    became longer, nobody says why                     what never could be
     imbalance.py    heavy stages, uneven sequences
     corruption.py   devices that compute wrongly
     optimizer.py    an optimizer step alone is slow

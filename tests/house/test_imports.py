@@ -87,8 +87,8 @@ def test_rooms_of_the_core_import_downwards_only():
 
 
 MEASURING = ("detect/observe", "detect/stats")
-SHARED_BY_CAUSES = {"finding", "searches", "device", "power"}
-"""Of causes: what several of them use, and what compute says beside its findings."""
+SHARED_BY_CAUSES = {"finding", "searches", "device", "ordinary", "power"}
+"""Of causes: what several of them use, what else explains slow computing, and power."""
 
 
 def test_what_measures_and_compares_knows_neither_causes_nor_what_renders():

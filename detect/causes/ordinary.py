@@ -1,0 +1,393 @@
+"""What else may make a rank look slow: chips that differ, its place, or a single peer.
+
+    ordinary_difference    slow by so little, or in such a place, that no node need be at fault
+    decide_pair            with one peer: which of the two
+    even_data              why longer data are not the reason
+
+Ordinary. Two sound chips differ by a per cent or two, and the first rank of a TP group has duties
+of its own. A rank may then be slower than its peers beyond doubt, and its node be as good as any.
+What the other ranks show among themselves tells how much is ordinary:
+
+* a small slowdown counts where it exceeds 4.5 times the root mean square of their distances from
+  their peers, or 3 times the largest, minus what noise in time explains; other ranks that are slow
+  by as little are among them;
+* a pair shows no such thing: a small slowdown of one of two stays undecided;
+* all ranks of a (TP, CP, EP) position slow alike by a few per cent, or the first rank of the job's
+  only TP group: that is what the position does.
+
+Example: chips at 0, -1.2, +1.2 and 3.4 %: root mean square of the first three 1 %, largest 1.2 %.
+3.4 % is below 3.6 %: undecided. Among chips within 0.2 %, the same 3.4 % is the node's.
+
+Pairs. The residuals of two ranks are mirror images; the ratio says "one is slower than the other"
+and no more. What can still decide, in the order it is tried:
+
+1. layers of other stages (the same shape): the odd one of three or more;
+2. own history: one of them changed inside the trace, the other did not;
+3. the two work on the same data (TP): equal work on equal devices, so the slower one is slow;
+4. other stages of the same two replicas do not differ: the data are not the reason;
+5. the optimizer, which no data can lengthen, is slower, too.
+
+Otherwise the pair stays undecided, and the reason says what would decide it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from detect.causes.device import (
+    Slowness,
+    attention_residuals,
+    mates_of,
+    optimizer_shows,
+    slow_clock,
+)
+from detect.causes.finding import Inquiry
+from detect.causes.searches import ComputeSearch, SlowRow
+from detect.observe.observations import BACKWARD, FORWARD, Observations
+from detect.stats import robust
+from detect.stats.residuals import deviations, stage_groups
+from detect.stats.search import Course
+from detect.thresholds import DEVICE, KERNELS, ORDINARY, PAIRS, SPELLS
+from megascan.arrays import Floats, mask_of
+
+EVEN = "its passes got as many tokens as those of its peers, so longer data are not the reason"
+SPARES_MEMORY = (
+    "its products of matrices are slow, and its kernels that only move memory hardly or not: more "
+    "data would lengthen both, a lower clock the first"
+)
+DATA_OF_REPLICA = (
+    "; all other stages of its replica are as slow, and longer data would show the same"
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the slow row's node is at fault; `because` is a sentence either way."""
+
+    decided: bool
+    because: str
+
+
+def clock_of_slow(
+    seen: Observations, found: ComputeSearch, slow: SlowRow
+) -> tuple[int, str] | None:
+    """Return the rank of a slow row whose clock explains it, and a sentence; None if there is no
+    one.
+    """
+    return slow_clock(seen, found.slow_rows, slow.suspect.row, slow.suspect.course.effect)
+
+
+def effects_beside(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Slowness:
+    """Return how slow every row is while this one is slow, data left in or out, the larger."""
+    active = slow.suspect.course.active
+    effects = np.nan_to_num(robust.median(found.residuals.value[:, active], axis=1))
+    raw = deviations(seen.work, stage_groups(seen.members), found.slow_rows)
+    level = np.nan_to_num(robust.centre(robust.median(raw[:, active], axis=2)))
+    attention = attention_residuals(seen, found.slow_rows)
+    return Slowness(
+        effects=np.maximum(effects, level),
+        slow=found.slow_rows,
+        by_phase=robust.median(found.residuals.by_phase[:, :, active], axis=2),
+        attention=None if attention is None else robust.median(attention[:, active], axis=1),
+    )
+
+
+def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Return why the data of a slow rank are as long as those of its peers, as a sentence; None
+    where that is not known, and on devices that are shared as processes share cores.
+    """
+    members, row = seen.members, slow.suspect.row
+    if members.device_kind == "cpu":
+        return None
+    alone = int((members.replica == members.replica[row]).sum()) == 1
+    if seen.rules_data_out and alone:
+        return EVEN
+    mates = mates_of(members, row)
+    if len(mates) and found.slow_rows[mates].all():
+        return None  # devices do not slow down together, but have the same documents
+    return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
+
+
+def _spares_memory(seen: Observations, found: ComputeSearch, slow: SlowRow) -> bool:
+    """Return whether nearly all products of matrices are slow in both passes, and what is bound by
+    memory is not: not attention alone, which may be over longer documents.
+    """
+    kinds, effect = seen.boundness, slow.suspect.course.effect
+    least = PAIRS.min_effect_log if slow.num_peers == 1 else KERNELS.least_log
+    if kinds is None or seen.may_have_stages or effect < least:
+        return False  # larger matrices of another stage, or what sound devices differ by
+    matrix, memory = (
+        robust.median(
+            deviations(work, stage_groups(seen.members), found.slow_rows)[slow.suspect.row][
+                slow.suspect.course.active
+            ],
+            axis=0,
+        )
+        for work in (kinds.matrix, kinds.memory)
+    )
+    is_slow = matrix >= PAIRS.agrees_share * effect
+    parts = [np.isfinite(matrix) & (kinds.matrix.phase == phase) for phase in (FORWARD, BACKWARD)]
+    all_parts = all(is_slow[one].mean() >= SPELLS.parts_share for one in parts if one.any())
+    return all_parts and bool(robust.median(memory) < PAIRS.agrees_share * robust.median(matrix))
+
+
+def ordinary_difference(inquiry: Inquiry, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Return why the slowness need not be the node's, as a sentence; None where it is."""
+    where = _of_position(inquiry.seen, found, slow)
+    if where is not None:
+        return f"{where}: that may be the work of the place as well as the device"
+    floor = float(np.log(inquiry.settings.min_slowdown))
+    course = slow.suspect.course
+    effect = course.effect
+    lasts = float(np.mean(course.active)) >= ORDINARY.mostly_share
+    is_pair, is_small = slow.num_peers == 1, effect < ORDINARY.small_floors * floor
+    if is_pair and is_small and (lasts or len(course.episodes) > 1):
+        return "two sound devices may differ by as much, and it has one peer only"
+    if not lasts:
+        return None
+    is_short = len(inquiry.seen.iterations) < inquiry.settings.min_iterations
+    is_little = is_small or (is_short and effect < np.log(ORDINARY.little_ratio))
+    if is_little and slow.num_peers < ORDINARY.min_peers:
+        return f"sound devices may differ by as much, and it has {slow.num_peers} peers only"
+    if is_small or (is_pair and effect < PAIRS.min_effect_log):
+        largest = _within_distances(found, slow, ORDINARY.small_floors * floor)
+        if largest is not None:
+            return (
+                f"the other ranks, too, lie up to {np.expm1(largest):.1%} off their peers: this "
+                "one may be no more than the slowest of sound devices"
+            )
+    return None if is_pair else _within_spread(inquiry.seen, found, slow)
+
+
+def _within_distances(found: ComputeSearch, slow: SlowRow, small: float) -> float | None:
+    """Return the largest distance of another rank from its peers where a slowdown does not stand
+    out from these; None where it does. Ranks that are slower than by `small` are left out.
+    """
+    large = [one.suspect.row for one in found.slow if one.suspect.course.effect >= small]
+    others = ~mask_of([*large, slow.suspect.row], len(found.slow_rows))
+    if slow.num_peers == 1:  # its peer is as far below it
+        others[slow.peers] = False
+    levels = np.abs(robust.median(found.residuals.value[others], axis=1))
+    levels = levels[np.isfinite(levels)]
+    if len(levels) < min(slow.num_peers, 2):  # of another pair one is enough: both are as far off
+        return None
+    square, largest = float(np.mean(levels**2)), float(levels.max())
+    most = min(ORDINARY.rms_factor * np.sqrt(square), ORDINARY.largest_factor * largest)
+    return None if slow.suspect.course.effect >= _lasting(found, square) * most else largest
+
+
+def _within_spread(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Say that devices of this job differ by so much that the slowest sound one may be as slow;
+    None where it stands out from them, or its clock was read to be low.
+    """
+    spread = _spread_of_devices(seen, found, slow.suspect.row)
+    stands_out = slow.suspect.course.effect >= min(ORDINARY.rms_factor * spread, ORDINARY.most_log)
+    if stands_out or clock_of_slow(seen, found, slow) is not None:
+        return None
+    return (
+        f"ranks of one stage differ by {np.expm1(spread):.1%} (sigma) all over the job: this one "
+        "may be no more than the slowest of sound devices"
+    )
+
+
+def _lasting(found: ComputeSearch, square: float) -> float:
+    """Return the share of a root mean square distance between ranks that noise in time does not
+    explain.
+    """
+    chance = found.noise.chance(found.residuals.value.shape[1])
+    return float(np.sqrt(max(0.0, 1.0 - chance**2 / square))) if square > 0 else 0.0
+
+
+def _spread_of_devices(seen: Observations, found: ComputeSearch, row: int) -> float:
+    """Return sigma of the levels of ranks of one stage, log, from the quarter of all their pairs
+    that are nearest to each other: of all stages, or of the row's own where that is more.
+
+    Sound devices of one job may all differ by some per cent. To take the slowest out, one by one,
+    leaves those that happen to be alike; pairs have no centre that the slow ones could move, and
+    up to half of the ranks may be slow by as much as they like (the estimator Qn of Rousseeuw and
+    Croux, 1993). Example: levels 0, 1, 5 and 9 % make pairs 1, 4, 4, 5, 8 and 9 % apart, a quarter
+    of which lie within 1 %: sigma is 1 / 0.45 = 2 %.
+    """
+    level = robust.median(found.residuals.value, axis=1)
+    groups = stage_groups(seen.members)
+    gaps = [
+        np.abs(np.subtract.outer(level[rows], level[rows]))[np.triu_indices(len(rows), 1)]
+        for rows in groups
+    ]
+    own = gaps[next(place for place, rows in enumerate(groups) if row in rows)]
+    sigma = max(_sigma_of_pairs(np.concatenate(gaps)), _sigma_of_pairs(own))
+    return sigma * _lasting(found, sigma**2)
+
+
+def _sigma_of_pairs(gaps: Floats) -> float:
+    """Return sigma of draws that are so far apart, (pair,); 0 where too few pairs are known."""
+    known = gaps[np.isfinite(gaps)]
+    if len(known) < ORDINARY.min_pairs:
+        return 0.0
+    nearest = np.quantile(known, ORDINARY.nearest_share, method="lower")
+    share = ORDINARY.few_pairs_share if len(known) < ORDINARY.few_pairs else 1.0
+    return share * float(nearest) / ORDINARY.nearest_sigmas
+
+
+def _of_position(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | None:
+    """Return how the place of the rank within its replica may explain it, None where it does not.
+
+    All ranks of the place, in the job or in the stage, are slow alike, by a little or with
+    optimizers that are not; of a place that occurs once, only the first counts.
+    """
+    members = seen.members
+    coordinates, row = members.place, slow.suspect.row
+    effect = slow.suspect.course.effect
+    same = np.ones(len(members), dtype=bool)
+    for axis in ("tp", "cp", "ep"):
+        same &= coordinates[axis] == coordinates[axis][row]
+    is_little = effect < ORDINARY.position_reach_log
+    if same.all() or not slow.suspect.course.active.all():
+        return None
+    if not is_little and optimizer_shows(found.optimizer, effects_beside(seen, found, slow), row):
+        return None
+    effects = np.zeros(len(members))
+    for one in found.slow:
+        effects[one.suspect.row] = one.suspect.course.effect
+    if int(same.sum()) == 1:
+        first = is_little and all(int(coordinates[axis][row]) == 0 for axis in ("tp", "cp", "ep"))
+        words = "it is the first rank of the job's only TP group, which loads and logs"
+        return words if first else None
+    of_stage = same & (members.stage == members.stage[row])
+    alike = any(
+        int(rows.sum()) > 1
+        and float(effects[rows].min()) >= ORDINARY.alike_share * float(effects[rows].max())
+        for rows in (same, of_stage)
+    )
+    return "the ranks at its place in all TP groups are slow alike" if alike else None
+
+
+def decide_pair(seen: Observations, found: ComputeSearch, slow: SlowRow) -> Decision:
+    """Judge a slow row that has a single peer."""
+    row = slow.suspect.row
+    rows = seen.members.rows_of_stage(int(seen.members.stage[row]))
+    peer = int(rows[rows != row][0])
+    if len({seen.members.devices[row], seen.members.devices[peer]}) > 1:
+        return Decision(False, "the two ranks run on different device models, which may differ")
+    rules = (
+        _by_pool, _by_history, _by_same_data, _by_other_stages, _by_optimizer, _by_even_data
+    )  # fmt: skip
+    for rule in rules:
+        decision = rule(seen, found, slow, peer)
+        if decision is not None:
+            return decision
+    return Decision(
+        False,
+        "with one peer the trace shows that the two differ, not which one is at fault: a second "
+        "replica or TP peer, a trace from before the slowdown, or a GEMM benchmark on both decides",
+    )
+
+
+def _by_pool(seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int) -> Decision | None:
+    if found.pool is None:
+        return None
+    active, effect = slow.suspect.course.active, slow.suspect.course.effect
+    own = float(robust.median(found.pool.value[slow.suspect.row][active]))
+    other = float(robust.median(found.pool.value[peer][active]))
+    if not np.isfinite(own + other):
+        return None
+    words = (
+        f"against the transformer layers of all stages it is {np.exp(own):.2f}x, its peer "
+        f"{np.exp(other):.2f}x"
+    )
+    if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
+        members, row = seen.members, slow.suspect.row
+        mates = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+        level = robust.median(found.pool.value[mates][:, active], axis=1)
+        if mates.any() and bool((level >= PAIRS.agrees_share * effect).all()):
+            return Decision(False, words + DATA_OF_REPLICA)
+        return Decision(True, words)
+    if own < PAIRS.agrees_share * effect and other <= -PAIRS.agrees_share * effect:
+        return Decision(False, words + ": the peer is faster than everybody else")
+    return None
+
+
+def _by_history(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> Decision | None:
+    del found
+    course = slow.suspect.course
+    if (~course.active).sum() < PAIRS.min_normal_iterations:
+        return None
+    own, other = (_change(seen, row, course) for row in (slow.suspect.row, peer))
+    if own > PAIRS.agrees_share * course.effect and abs(other) < PAIRS.agrees_share * course.effect:
+        return Decision(
+            True,
+            f"its own compute time rose to {np.exp(own):.2f}x while its peer's stayed at "
+            f"{np.exp(other):.2f}x",
+        )
+    return None
+
+
+def _change(seen: Observations, row: int, course: Course) -> float:
+    level = robust.median(seen.work.log_ns[row], axis=1)
+    return float(robust.median(level[course.active]) - robust.median(level[~course.active]))
+
+
+def _by_same_data(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> Decision | None:
+    del found
+    members, row = seen.members, slow.suspect.row
+    if members.replica[row] != members.replica[peer] or members.layout.ep > 1:
+        return None
+    if members.stage[row] != members.stage[peer]:
+        return None
+    return Decision(True, "it and its peer share every microbatch (TP) and split the layers evenly")
+
+
+def _by_other_stages(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> Decision | None:
+    members, row = seen.members, slow.suspect.row
+    course = slow.suspect.course
+    others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+    others &= ~found.slow_rows
+    if not others.any():
+        return None
+    elsewhere = float(
+        robust.median(robust.median(found.residuals.value[others][:, course.active], axis=1))
+    )
+    if not np.isfinite(elsewhere) or elsewhere > PAIRS.elsewhere_share * course.effect:
+        return None
+    return Decision(
+        True,
+        f"the other stages of its replica work on the same data at {np.exp(elsewhere):.2f}x of the "
+        "other replica, so the data are not the reason",
+    )
+
+
+def _by_optimizer(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> Decision | None:
+    del found, peer
+    effect = slow.suspect.course.effect
+    low, high = PAIRS.agrees_share * effect, PAIRS.max_phase_ratio * effect
+    agree = all(low <= phase <= high for phase in slow.by_phase)
+    if not agree or effect < PAIRS.min_effect_log or seen.members.layout.ep > 1:
+        return None
+    least = max(DEVICE.optimizer_share * effect, PAIRS.min_optimizer_log)
+    if not slow.optimizer >= least:
+        return None
+    return Decision(
+        True,
+        f"the optimizer step, which no data can lengthen, is {np.exp(slow.optimizer):.2f}x as well",
+    )
+
+
+def _by_even_data(
+    seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
+) -> Decision | None:
+    """Two sound devices of one model differ by less than `min_effect_log` (`ordinary_difference`
+    asks that), and a device is not quicker than sound.
+    """
+    del peer
+    even = even_data(seen, found, slow)
+    return None if even is None else Decision(True, even)
