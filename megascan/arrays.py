@@ -291,3 +291,16 @@ def new_parts(start: Integers, end: Integers) -> tuple[Integers, Integers]:
         return start, end
     reached = np.r_[start[0], np.maximum.accumulate(end)[:-1]]
     return np.maximum(start, reached), end
+
+
+def median_by(key: Integers, values: Floats) -> Floats:
+    """Return for each value the median of the values of its key."""
+    order = order_within(key, values)
+    ordered = key[order]
+    first = group_starts(ordered)
+    last = first + group_lengths(first, len(key))
+    sorted_values = values[order]
+    middle = 0.5 * (sorted_values[(first + last - 1) // 2] + sorted_values[(first + last) // 2])
+    result = np.empty(len(values))
+    result[order] = np.repeat(middle, last - first)
+    return result

@@ -25,6 +25,7 @@ from megascan.arrays import (
     Integers,
     group_lengths,
     group_starts,
+    median_by,
     order_within,
 )
 from megascan.schema import COMMUNICATION_KINDS, NOT_APPLICABLE, Track
@@ -130,11 +131,7 @@ def _stops(
     else does: its quicker steps, by which a pace is told, do not show it. Example: one of 14 steps
     of 0.3 ms takes 4 ms, the other process's turn.
     """
-    order = order_within(kind, step_ns)
-    first = group_starts(kind[order])
-    size = group_lengths(first, len(order))
-    typical = np.zeros(len(kind))
-    typical[order] = np.repeat(step_ns[order][first + size // 2], size)
+    typical = median_by(kind, step_ns)
     is_stop = is_awaited & (step_ns >= PACE.stop_ratio * typical)
     stopped = np.zeros(index.shape[0] * index.shape[1])
     np.add.at(stopped, cell[is_stop], (step_ns - typical)[is_stop])

@@ -31,9 +31,7 @@ from megascan.arrays import (
     Flags,
     Floats,
     Integers,
-    group_lengths,
-    group_starts,
-    order_within,
+    median_by,
     united,
 )
 from megascan.schema import NOT_APPLICABLE, Kind, Track
@@ -100,8 +98,8 @@ def contents_of(spans: SpanTimes, pieces: Pieces) -> Contents:
     even_ns = module_ns
     if pieces.is_sampled and len(owner):
         even_ns = module_ns / _lengths(spans, pieces)[owner]
-    typical = _median_by(of_rank, even_ns)
-    scale = _median_by(owner, module_ns / np.maximum(typical, 1.0))
+    typical = median_by(of_rank, even_ns)
+    scale = median_by(owner, module_ns / np.maximum(typical, 1.0))
     expected: Floats = np.zeros(num_passes)
     np.add.at(expected, owner, typical * scale)
     unseen_ns: Floats = np.zeros(num_passes)
@@ -160,7 +158,7 @@ def _lengths(spans: SpanTimes, pieces: Pieces) -> Floats:
     """Return how many times the median pass of its rank and role each pass lasts, (pass,)."""
     time_ns = np.maximum(spans.duration[pieces.passes].astype(np.float64), 1.0)
     num_roles = int(pieces.role.max(initial=0)) + 1
-    return time_ns / _median_by(spans.row[pieces.passes] * num_roles + pieces.role, time_ns)
+    return time_ns / median_by(spans.row[pieces.passes] * num_roles + pieces.role, time_ns)
 
 
 def _unseen_modules(
@@ -194,12 +192,12 @@ def _usual_rest(contents: Contents, stage: Integers, told: Flags, rest: Floats) 
     num_roles = int(role.max(initial=0)) + 1
     by_rank = (contents.row * num_roles + role)[told]
     by_stage = (stage * num_roles + role)[told]
-    usual = _median_by(by_rank, rest[told])
-    modules = _median_by(by_rank, expected[told])
+    usual = median_by(by_rank, rest[told])
+    modules = median_by(by_rank, expected[told])
     fewest = _lowest_by(by_stage, modules)
     least = _lowest_by(by_stage, usual) * modules / np.maximum(fewest, 1.0)
     is_long = usual > STALLS.max_rest_ratio * least
-    is_late = is_long & (_median_by(by_rank, contents.late_ns[told]) >= 0.5 * (usual - least))
+    is_late = is_long & (median_by(by_rank, contents.late_ns[told]) >= 0.5 * (usual - least))
     waits = np.isin(contents.row[told], contents.row[told][is_late])  # in passes of either phase
     result = np.zeros(len(rest))
     result[told] = np.where(is_long & waits, least, usual)
@@ -211,19 +209,6 @@ def _lowest_by(key: Integers, values: Floats) -> Floats:
     lowest = np.full(int(key.max(initial=0)) + 1, np.inf)
     np.minimum.at(lowest, key, values)
     return np.asarray(lowest[key])
-
-
-def _median_by(key: Integers, values: Floats) -> Floats:
-    """Return for each value the median of the values of its key."""
-    order = order_within(key, values)
-    ordered = key[order]
-    first = group_starts(ordered)
-    last = first + group_lengths(first, len(key))
-    sorted_values = values[order]
-    middle = 0.5 * (sorted_values[(first + last - 1) // 2] + sorted_values[(first + last) // 2])
-    result = np.empty(len(values))
-    result[order] = np.repeat(middle, last - first)
-    return result
 
 
 def launched_late(index: SpanIndex, passes: Flags, layers: Flags) -> Floats | None:
