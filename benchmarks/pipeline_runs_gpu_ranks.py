@@ -96,7 +96,7 @@ class _Bench:
 
         from training import loop, step
         from training.log import TrainingLog
-        from training.pipeline import channels, dynamic, executor
+        from training.pipeline import channels, copies, dynamic, executor
         from training.pipeline.split_backward import WeightGradients
 
         self.notes = _Notes()
@@ -105,7 +105,7 @@ class _Bench:
         self._late_ratio = 0.0
         self._late_s = 0.0
         self._draw = random.Random(11 + self._rank)
-        self._device_for = channels.device_for
+        self._device_for = copies.device_for
         self._start = channels.start
         schedules.forward_step = self._timed("F", schedules.forward_step)
         schedules.backward_step = self._timed("B", schedules.backward_step)
@@ -182,14 +182,14 @@ class _Bench:
         """Train one case."""
         from megatron.core import parallel_state
 
-        from training.pipeline import channels
+        from training.pipeline import copies
 
         parallel_state.set_virtual_pipeline_model_parallel_world_size(
             job.sizes.virtual_pipeline_size
         )
         self.notes, self._action = _Notes(), None
         self._late_ratio, self._late_s = case.late_ratio, late_s
-        channels.device_for = _none if case.by_nccl else self._device_for
+        copies.device_for = _none if case.by_nccl else self._device_for
         torch.cuda.reset_peak_memory_stats()
         job.train()
         torch.cuda.synchronize()

@@ -148,8 +148,7 @@ def _is_replicas(seen: Observations, optimizer: Floats, passes: Slowness, row: i
     optimizer of theirs: longer data explain all of them, and one optimizer that happens to be slow
     does not.
     """
-    members = seen.members
-    others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+    others = seen.members.other_stages(row)
     alike = others & (passes.effects >= DEVICE.alike_share * passes.effects[row])
     if alike.sum() < max(2, DEVICE.alike_share * others.sum()):
         return False
@@ -276,9 +275,9 @@ def _on_the_same_data(members: Members, row: int) -> Integers:
     """Return rows that long data, or hidden waiting in the TP group, would slow as well as this
     one.
     """
-    mates = members.replica == members.replica[row]
-    of_stage = mates & (members.stage == members.stage[row])
-    return np.flatnonzero(of_stage if of_stage.sum() > 1 else mates)
+    of_group = members.tensor_group == members.tensor_group[row]
+    of_replica = members.replica == members.replica[row]
+    return np.flatnonzero(of_group if of_group.sum() > 1 else of_replica)
 
 
 CLOCK_NAME, POWER_NAME = "sm_clock_mhz", "power_w"
@@ -608,8 +607,7 @@ def _stops_text(seen: Observations, row: int, active: Flags) -> str:
 
 def _are_incomplete(seen: Observations) -> bool:
     """Return whether there are other TP groups, of each of which some rank was not recorded."""
-    groups = np.stack([seen.members.stage, seen.members.replica])
-    num_rows = np.unique(groups, axis=1, return_counts=True)[1]
+    num_rows = np.bincount(seen.members.tensor_group)
     return len(num_rows) > 1 and int((num_rows == num_rows.max()).sum()) < 2
 
 
@@ -619,8 +617,7 @@ def _are_starved(groups: Floats) -> bool:
 
 def _starved_groups(seen: Observations, starved: Floats, row: int, active: Flags) -> Floats:
     """Return the starved share of the most starved rank of every other TP group, (group,)."""
-    members = seen.members
-    group = members.stage * (int(members.replica.max()) + 1) + members.replica
+    group = seen.members.tensor_group
     level = robust.median(starved[:, active], axis=1)
     return np.array(
         [np.nanmax(level[group == one]) for one in np.unique(group[group != group[row]])]

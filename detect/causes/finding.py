@@ -232,9 +232,8 @@ def _waiting_with(seen: Observations, row: int) -> Flags:
     mine: Flags = np.arange(len(seen.members)) == row
     if not seen.entangled_phases:
         return mine
-    members = seen.members
-    same = members.replica == members.replica[row]
-    return np.asarray(same & (members.stage == members.stage[row]))
+    group = seen.members.tensor_group
+    return np.asarray(group == group[row])
 
 
 def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:

@@ -510,9 +510,9 @@ def _lost_inside(sides: Sides) -> float:
         peers = place.peers(control)
         if peers.any():
             longer[place.rows] = busy[place.rows] - float(np.median(busy[peers]))
-    members, found = seen.members, []
-    for replica, stage in {*zip(members.replica[own], members.stage[own], strict=True)}:
-        group = own & (members.replica == replica) & (members.stage == stage)
+    tensor_group, found = seen.members.tensor_group, []
+    for one in np.unique(tensor_group[own]):
+        group = own & (tensor_group == one)
         if starved[group].max() < STARVATION.fed_share:
             return 0.0
         found.append(float(longer[group].max()))

@@ -18,7 +18,7 @@ from detect.causes.device import host_advice
 from detect.causes.finding import OTHERS_WAIT, Answer, CauseSpec, Inquiry, connection_advice
 from detect.causes.searches import Loss, lost_time, stage_peers
 from detect.observe.observations import Observations, Transfers
-from detect.report import Cause, Finding, Owner
+from detect.report import Cause, Finding
 from detect.stats.search import Suspect
 from detect.text import milliseconds
 from detect.thresholds import CONSEQUENCES, LINKS
@@ -31,15 +31,15 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
     if transfers is None or Cause.LINK not in seen.lost_ns:
         return Answer()
 
-    def doubt(suspect: Suspect) -> str | None:
+    def doubt(suspect: Suspect) -> str:
         if slow.any() and not slow[suspect.row]:
             return OTHERS_WAIT
-        doubts = (
-            _late_as_all(seen, suspect),
-            _within_clocks(seen, suspect),
-            _of_its_experts(seen, suspect),
+        return (
+            _late_as_all(seen, suspect)
+            or _within_clocks(seen, suspect)
+            or _of_its_experts(seen, suspect)
+            or _woken_late(seen, suspect.row)
         )
-        return next(filter(None, doubts), None) or _woken_late(seen, suspect.row)
 
     answer = lost_time(
         inquiry,
@@ -49,13 +49,14 @@ def _search_late_exits(inquiry: Inquiry) -> Answer:
             groups=stage_peers(seen),
             bursty=seen.members.device_kind == "cpu",
             excuses_slow=True,
-            owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
-            evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
+            doubt=doubt,
             base_ns=lambda row, own, excess: float(np.median(transfers.quick_ns[row])),
             without=lambda suspects: _without_victims(seen, transfers, suspects, slow),
             predicate="leaves its communications {time} an iteration later than the other "
             "members do",
-            advice=lambda suspect: connection_advice(seen, seen.members.workers[suspect.row]),
+            advice=lambda suspect, owner: connection_advice(
+                seen, seen.members.workers[suspect.row]
+            ),
         ),
     )
     findings = tuple(_of_its_host(seen, one) for one in answer.findings)
@@ -84,49 +85,51 @@ def _of_its_host(seen: Observations, finding: Finding) -> Finding:
     )
 
 
-def _late_as_all(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that its peers are late as well, which no connection of its own explains."""
+def _late_as_all(seen: Observations, suspect: Suspect) -> str:
+    """Return that its peers are late as well, which no connection of its own explains; empty where
+    they are not.
+    """
     active = suspect.course.active
     own = float(np.nanmedian(seen.lost(Cause.LINK)[suspect.row][active]))
     over = suspect.course.effect * float(np.median(seen.iteration_ns))
     if own >= LINKS.late_ratio * (own - over):
-        return None
+        return ""
     return (
         "its peers leave theirs late as well, if less: a slow stage that all wait for, or clocks "
         "that agree badly, may be the reason as well as its connection"
     )
 
 
-def _within_clocks(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that the clocks may be off by as much as it is late; None where they are not."""
+def _within_clocks(seen: Observations, suspect: Suspect) -> str:
+    """Return that the clocks may be off by as much as it is late; empty where they are not."""
     error_ns = seen.alignment.residual_p99_ns if seen.alignment else 0.0
     over = suspect.course.effect * float(np.median(seen.iteration_ns))
     if over > LINKS.clock_errors * error_ns:
-        return None
+        return ""
     return (
         f"clocks agree within {milliseconds(error_ns)} only (p99), and one that is off by as much "
         "makes its rank look late"
     )
 
 
-def _of_its_experts(seen: Observations, suspect: Suspect) -> str | None:
-    """Return that its experts may receive more; None where it is late by too much for that, or has
+def _of_its_experts(seen: Observations, suspect: Suspect) -> str:
+    """Return that its experts may receive more; empty where it is late by too much for that, or has
     no experts of its own.
     """
     assert seen.transfers is not None
     quick_ns = float(np.median(seen.transfers.quick_ns[suspect.row]))
     over_ns = suspect.course.effect * float(np.median(seen.iteration_ns))
     if seen.members.layout.ep < 2 or over_ns >= (LINKS.named_slowdown - 1.0) * quick_ns:
-        return None
+        return ""
     return "experts that are sent more tokens receive for longer, and leave later by as much"
 
 
-def _woken_late(seen: Observations, row: int) -> str | None:
-    """Return why a late exit need not be the connection's on CPUs of one host; None elsewhere."""
+def _woken_late(seen: Observations, row: int) -> str:
+    """Return why a late exit need not be the connection's on CPUs of one host; empty elsewhere."""
     members = seen.members
     others = {members.hosts[one] for one in members.rows_of_stage(int(members.stage[row]))}
     if members.device_kind != "cpu" or others != {members.hosts[row]}:
-        return None
+        return ""
     return (
         "all ranks of its stage run on one host, so no network lies between them: a process that "
         "is woken late from its wait, because its cores are busy, shows the same"

@@ -37,6 +37,7 @@ from detect.causes.finding import (
     undecided_if_free,
 )
 from detect.causes.searches import (
+    ADVICE,
     OF_FIRST,
     Loss,
     load_as_long,
@@ -99,11 +100,10 @@ def _search_loading(inquiry: Inquiry) -> Answer:
                 LOSSES.host_bound_share if is_host_bound(seen) else 0.0,
             ),
             stands_out=True,
-            owner=lambda suspect: Owner.UNDECIDED if doubt(suspect) else Owner.NODE,
-            evidence=lambda suspect: (why,) if (why := doubt(suspect)) else (),
+            doubt=doubt,
             base_ns=lambda row, own, excess: own - excess,
             predicate="waits {time} an iteration for its data loader, {over} over its peers",
-            advice=lambda suspect: LOADER_ADVICE,
+            advice=lambda suspect, owner: ADVICE[Cause.LOADER],
         ),
     )
 
@@ -191,7 +191,7 @@ def _awaited_loading(seen: Observations, row: int) -> Answer:
                 "than this one",
                 NOBODY_ELSE_LOADS,
             ),
-            advice=LOADER_ADVICE,
+            advice=ADVICE[Cause.LOADER],
         ),
     )
     return Answer(findings=(finding,), least_slowdown=least, least_because=NOBODY_ELSE)
@@ -213,10 +213,7 @@ def _search_collecting(inquiry: Inquiry) -> Answer:
             owner=lambda suspect: Owner.JOB,
             predicate="stands still {time} an iteration for garbage collection, {over} over its "
             "peers",
-            advice=lambda suspect: (
-                "collect on all ranks at the same iterations (gc.disable(), then gc.collect() "
-                "every N iterations), and see what that rank allocates that its peers do not",
-            ),
+            advice=lambda suspect, owner: ADVICE[Cause.GC],
         ),
     )
 
@@ -239,14 +236,8 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
         return OF_PLACE if suspect.row in at_place else _doubt_of_host(inquiry, suspect)
 
     def owner(suspect: Suspect) -> Owner:
-        if doubt(suspect):
-            return Owner.UNDECIDED
         all_late = hosts_are_all_late(seen, suspect.row, suspect.course.active)
         return Owner.JOB if all_late else Owner.NODE
-
-    def evidence(suspect: Suspect) -> tuple[str, ...]:
-        parts, why = _parts(seen, suspect.row, suspect.course.active), doubt(suspect)
-        return (parts, why) if why else (parts,)
 
     answer = lost_time(
         inquiry,
@@ -258,10 +249,11 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
             least_share=LOSSES.host_bound_share if notes or alone else 0.0,
             excuses_slow=True,
             owner=owner,
-            evidence=evidence,
+            doubt=doubt,
+            evidence=lambda suspect: (_parts(seen, suspect.row, suspect.course.active),),
             without=remembered,
             predicate="loses {time} an iteration to its host, {over} over its peers",
-            advice=lambda suspect: host_advice(owner(suspect)),
+            advice=lambda suspect, owner: host_advice(owner),
         ),
     )
     findings = tuple(undecided_if_free(one, NOBODY_WAITS) for one in answer.findings)
@@ -329,10 +321,6 @@ def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
     )
 
 
-LOADER_ADVICE = (
-    "time the data loader alone on that host; read its disk and network file system latency "
-    "(iostat -x 1) and the number of loader workers",
-)
 NOBODY_ELSE = "no other rank has the same loading to do"
 NOBODY_ELSE_LOADS = (
     f"{NOBODY_ELSE}: the loader timed alone, there and on another host, "

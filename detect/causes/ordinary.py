@@ -298,8 +298,7 @@ def _by_pool(seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int)
         f"{np.exp(other):.2f}x"
     )
     if own >= PAIRS.agrees_share * effect and other < PAIRS.agrees_share * effect:
-        members, row = seen.members, slow.suspect.row
-        mates = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
+        mates = seen.members.other_stages(slow.suspect.row)
         level = robust.median(found.pool.value[mates][:, active], axis=1)
         if mates.any() and bool((level >= PAIRS.agrees_share * effect).all()):
             return Decision(False, words + DATA_OF_REPLICA)
@@ -346,10 +345,8 @@ def _by_same_data(
 def _by_other_stages(
     seen: Observations, found: ComputeSearch, slow: SlowRow, peer: int
 ) -> Decision | None:
-    members, row = seen.members, slow.suspect.row
     course = slow.suspect.course
-    others = (members.replica == members.replica[row]) & (members.stage != members.stage[row])
-    others &= ~found.slow_rows
+    others = seen.members.other_stages(slow.suspect.row) & ~found.slow_rows
     if not others.any():
         return None
     elsewhere = float(

@@ -125,8 +125,7 @@ def _by_themselves(seen: Observations, paused: PausedHost) -> bool:
     """Return whether the ranks that pause are of several TP groups, or pause in turn: else all may
     wait for one of them.
     """
-    members, rows = seen.members, paused.rows[paused.pauses]
-    groups = set(zip(members.replica[rows], members.stage[rows], strict=True))
+    groups = np.unique(seen.members.tensor_group[paused.rows[paused.pauses]])
     return len(groups) > 1 or in_turn(paused.lost)
 
 

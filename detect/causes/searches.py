@@ -276,10 +276,13 @@ class Loss:
     name: str
     groups: list[Integers]
     """Rows that are compared with each other."""
-    owner: Callable[[Suspect], Owner]
     predicate: str
     """Of the headline; {time} is what the rank loses, {over} what it loses above its peers."""
-    advice: Callable[[Suspect], tuple[str, ...]]
+    advice: Callable[[Suspect, Owner], tuple[str, ...]]
+    owner: Callable[[Suspect], Owner] = lambda suspect: Owner.NODE
+    """Whose fault it is where there is no doubt."""
+    doubt: Callable[[Suspect], str] = lambda suspect: ""
+    """Says why it may be otherwise, as evidence: the finding is undecided then. Empty: no doubt."""
     bursty: bool = False
     """Comes in rare bursts on healthy ranks too (garbage collection)."""
     least_share: float = 0.0
@@ -368,6 +371,9 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
     own = float(np.nanmedian(lost.time_ns[row][active]))
     excess = np.where(active, np.maximum(lost.excess_ns[row], 0.0), 0.0)
     typical = float(np.median(excess[active]))
+    doubt = loss.doubt(suspect)
+    owner = Owner.UNDECIDED if doubt else loss.owner(suspect)
+    evidence = (*_loss_evidence(lost, suspect, own), *loss.evidence(suspect))
     base = loss.base_ns(row, own, typical) if loss.base_ns else float(np.median(seen.busy_ns[row]))
     slowdown = 1.0 + typical / max(base, 1.0)
     reach = SEARCH.interval_sigmas * course.standard_error / max(course.effect, 1e-9)
@@ -379,7 +385,7 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             ranks=members.workers[row],
             rows=(row,),
             cause=loss.cause,
-            owner=loss.owner(suspect),
+            owner=owner,
             slowdown=slowdown,
             interval=(
                 max(1.0, 1 + (slowdown - 1) * (1 - reach)),
@@ -391,8 +397,8 @@ def _loss_finding(seen: Observations, lost: _Lost, suspect: Suspect) -> Finding:
             saved_ns=excess,
             subject=f"{ranks_of(members, row)} ({place(members, row)})",
             predicate=loss.predicate.format(time=milliseconds(own), over=over),
-            evidence=(*_loss_evidence(lost, suspect, own), *loss.evidence(suspect)),
-            advice=loss.advice(suspect),
+            evidence=(*evidence, doubt) if doubt else evidence,
+            advice=loss.advice(suspect, owner),
         ),
     )
 
@@ -507,22 +513,28 @@ def mates_that_load(seen: Observations) -> Integers | None:
     loading = np.nan_to_num(seen.lost(Cause.LOADER))
     quiet = np.quantile(loading, BURSTS.quiet_share, axis=1)
     rows = np.flatnonzero(quiet > LOSSES.noise_share * float(np.median(seen.iteration_ns)))
-    places = {*zip(seen.members.replica.tolist(), seen.members.stage.tolist(), strict=True)}
-    return rows if len(rows) > 1 and len(places) == 1 else None
+    num_groups = len(np.unique(seen.members.tensor_group))
+    return rows if len(rows) > 1 and num_groups == 1 else None
 
 
 FEW = "so few iterations may be chance: trace more of them in a row"
-ADVICE = {
+ADVICE: dict[Cause, tuple[str, ...]] = {
     Cause.COMPUTE: (
         "read that GPU's clock and throttle reasons while the job runs: nvidia-smi -i GPU -q -d "
         "CLOCK,PERFORMANCE,TEMPERATURE,POWER,PIDS",
     ),
-    Cause.GC: ("collect on all ranks at the same iterations (gc.disable(), then gc.collect())",),
+    Cause.GC: (
+        "collect on all ranks at the same iterations (gc.disable(), then gc.collect() every N "
+        "iterations), and see what that rank allocates that its peers do not",
+    ),
     Cause.HOST: (
         "read that host's memory pressure and swapping (vmstat 1, /proc/pressure/memory)",
         *HOST_ADVICE,
     ),
-    Cause.LOADER: ("time the data loader alone on that host; read its disk latency (iostat -x 1)",),
+    Cause.LOADER: (
+        "time the data loader alone on that host; read its disk and network file system latency "
+        "(iostat -x 1) and the number of loader workers",
+    ),
 }
 
 

@@ -196,6 +196,11 @@ class Members:
         """Number of each row's stage and replica: its TP (CP, EP) group."""
         return np.unique(combine(self.replica, self.stage), return_inverse=True)[1]
 
+    def other_stages(self, row: int) -> Flags:
+        """Flag the rows of the row's replica that are of other stages: they get the same data."""
+        same_replica = self.replica == self.replica[row]
+        return np.asarray(same_replica & (self.stage != self.stage[row]))
+
     def row(self, rank: int) -> int:
         """Return the row of a global rank."""
         return int(np.flatnonzero(self.ranks == rank)[0])

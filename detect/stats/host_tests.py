@@ -192,9 +192,8 @@ class Sides:
 
     def is_one_group(self) -> bool:
         """Return whether the host's ranks are of one TP group."""
-        members = self.seen.members
-        places = {*zip(members.replica[self.own], members.stage[self.own], strict=True)}
-        return len(places) == 1 and int(self.own.sum()) > 1
+        groups = np.unique(self.seen.members.tensor_group[self.own])
+        return len(groups) == 1 and int(self.own.sum()) > 1
 
     def holds_whole_units(self) -> bool:
         """Return whether the host's ranks are all of a replica or stage, or one TP group.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shared_memory import SharedMemory
 from torch.distributed import distributed_c10d
 
-from training.pipeline import channels
+from training.pipeline import channels, copies
 from training.pipeline.plan import PipelineShape
 
 
@@ -42,7 +42,7 @@ def main(out: str) -> None:
     communicator = Communicator()
     distributed_c10d._get_split_source = lambda _: communicator
     channels._new_group = lambda *_: None
-    channels.device_for = lambda _: SharedMemory
+    copies.device_for = lambda _: SharedMemory
     distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
     pipeline = list(range(dist.get_world_size()))
     shape = PipelineShape(num_ranks=len(pipeline), num_microbatches=4, num_chunks=2)

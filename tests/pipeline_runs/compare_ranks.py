@@ -165,9 +165,9 @@ def main(runs_path: str, out: str) -> None:
         from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
         from training.data import datasets
-        from training.pipeline import channels, running
+        from training.pipeline import copies, running
 
-        device_for = channels.device_for
+        device_for = copies.device_for
         even, dealt = datasets.build_data_iterator, datasets.build_dealt_iterator
         # Made-up data of the least documents that are enough: Megatron-Core's hundred thousand are
         # shuffled anew by every rank of every run, a third of what such a run takes.
@@ -187,7 +187,7 @@ def main(runs_path: str, out: str) -> None:
             datasets.build_dealt_iterator = pads(dealt)
             memory = Separate if "separate" in name else SharedMemory
             copied = "copied" in name
-            channels.device_for = (lambda _, memory=memory: memory) if copied else device_for
+            copies.device_for = (lambda _, memory=memory: memory) if copied else device_for
             odd = name.rpartition(" ")[2]
             if odd in MISCHIEF:
                 running.HELPER = (str(Path(__file__).with_name("odd_helper.py")), odd)

@@ -43,7 +43,7 @@ class _Event:
 
 
 class SharedMemory:
-    """In place of `training.pipeline.channels.Gpu`."""
+    """In place of `training.pipeline.copies.Gpu`."""
 
     def __init__(self) -> None:
         self._path = ""

@@ -14,8 +14,8 @@ reading at plan.py.
       remedies.py     what would help it, balanced shares among it; disaggregation.py
     in a job, with torch and megatron.core, imported by the trainer and its helpers alone
       running.py      the pipeline of a job; schedule.py chooses its plan from the flags
-      executor.py     carries a plan out over channels.py, and times it; dynamic.py chooses while it
-                      runs
+      executor.py     carries a plan out, and times it; dynamic.py chooses while it runs
+      channels.py     messages between stages; copies.py by copy engines, where GPUs share a host
       helped.py       forwards on helpers (reception.py); rebalance.py moves and orders
                       microbatches
       split_backward.py  weight gradients on their own
