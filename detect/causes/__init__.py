@@ -1,6 +1,6 @@
 """What can be wrong with a job, one file a cause: search, whose fault it is, words, advice.
 
-`registry.CAUSES` lists them in the order of search; `detect.detector.judge` walks over it. Fed by
+registry.py lists them in the order of search; `detect.detector.judge` walks over it. Fed by
 `detect.observe` (what was measured) and `detect.stats` (which rows stand out). Nothing here draws.
 
     compute.py      a rank computes slowly: its device,   finding.py   what a cause is; a claim as a
@@ -20,5 +20,5 @@
     memory.py       slow device memory (profiles)
     spells.py       slow in few iterations (profiles)
 
-Start reading at finding.py, then losses.py. To add a cause see registry.py.
+Start reading at finding.py, then losses.py. docs/architecture.md says how to add one.
 """

@@ -111,7 +111,7 @@ STORAGE = (
     "loaders elsewhere have such pauses, too, if fewer: storage that all share may be the reason "
     "as well as this one's host"
 )
-LOST = (Cause.GC, Cause.LOADER, Cause.HOST)
+PAUSES = (Cause.GC, Cause.LOADER, Cause.HOST)
 WORDS = {
     Cause.COMPUTE: "computes slowly",
     Cause.GC: "stands still for garbage collection",
@@ -354,7 +354,7 @@ def _main_cause(lost_ns: Mapping[Cause, Floats], burst: Burst) -> Cause:
         over = time_ns[burst.row] - robust.median(time_ns[burst.others], axis=0)
         return float(np.maximum(over, 0.0)[burst.hits].sum())
 
-    return max((cause for cause in LOST if cause in lost_ns), key=total)
+    return max((cause for cause in PAUSES if cause in lost_ns), key=total)
 
 
 def _finding(seen: Observations, burst: Burst, cause: Cause) -> Finding:

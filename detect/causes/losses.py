@@ -5,9 +5,6 @@ Three causes, one search (`detect.causes.searches`) over `Observations.lost_ns`:
     loader      the device idle (GPU), or the thread busy (CPU), while data are loaded
     collector   garbage collection; a pause belongs to the job, whatever the node
     host        the device has nothing to do: between operations, or inside passes
-
-To add a cause of this kind: fill `lost_ns` in `detect.observe.extract`, write a search like
-`_search_collecting` and a `CauseSpec`, and add it to `detect.causes.registry`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The causes that are searched, in the order of search and of the report's power line.
 
 The first one finds who computes slowly; the others are told, because whoever waits for such a rank
-is not at fault. To add a cause: a file here that ends with a `CauseSpec`, a line below, and a
-section in docs/verdict.md; docs/architecture.md says what else a new name or number needs.
+is not at fault. docs/architecture.md says how to add a cause, step by step.
 """
 
 from __future__ import annotations

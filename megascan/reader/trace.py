@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -593,7 +594,15 @@ def _description(start: bytes) -> str:
         return "a Chrome trace of another tool" if chrome else "JSON that is no trace"
     if start.startswith(b"PAR1"):
         return "a Parquet file without the columns of an op table"
-    return "text" if b"\0" not in start and start.isascii() else "a binary file"
+    return "text" if _is_text(start) else "a binary file"
+
+
+def _is_text(start: bytes) -> bool:
+    """Tell whether bytes are the beginning of a text in UTF-8; its last character may be cut."""
+    try:
+        return "\0" not in getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
 
 
 Loader: TypeAlias = Callable[[Format, Sequence[Path]], list[Segment]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -41,10 +43,22 @@ REQUESTS = {
     "detect": ["detect", "{folder}", "--json", "{output}"],
     "diff": ["diff", "{folder}", "{folder}", "--json", "{output}"],
     "diff after": ["diff", "{other}", "{folder}", "--json", "{output}"],
+    "path": ["path", "{folder}", "--json", "{output}"],
     "whatif": ["whatif", "{folder}", "--json", "{output}"],
     "whatif --ideal": ["whatif", "{folder}", "--ideal", "{output}"],
     "plan": ["plan", "{folder}", "--json", "{output}"],
 }  # fmt: skip
+
+
+def test_every_command_with_force_is_among_the_requests() -> None:
+    asked = {words[0] for words in REQUESTS.values()}
+    # the first two read no rank files, and no rank file has the name of a page
+    elsewhere = {"probe", "simulate", "report"}
+    for name in COMMANDS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"megascan.cli.{name}").add_arguments(parser)
+        if "--force" in parser.format_usage():
+            assert name in asked | elsewhere, f"add a request of `megascan {name}` to REQUESTS"
 
 
 @pytest.mark.parametrize("request_words", REQUESTS.values(), ids=REQUESTS)

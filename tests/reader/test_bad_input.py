@@ -52,6 +52,9 @@ def test_empty_file(tmp_path: Path) -> None:
         (b'{"a": 1}', "JSON that is no trace"),
         (b"hello", "text"),
         (b"\x00\x01\x02\x03", "a binary file"),
+        ("a – b".encode(), "text"),
+        ("a – b".encode()[:4], "text"),
+        (b"a \xff b", "a binary file"),
     ],
 )
 def test_foreign_file(tmp_path: Path, content: bytes, looks_like: str) -> None:

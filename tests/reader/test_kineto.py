@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,43 @@ def test_a_profile_that_does_not_say_its_rank(profiles: Profiles) -> None:
     profiles.write_rank(1)
     with pytest.raises(InputError, match=r"does not say its rank .* as in rank3\.json"):
         read_trace(profiles.path)
+
+
+def say(profiles: Profiles, of: int, **told: object) -> Path:
+    """Write a rank's profile, named for no rank, whose distributedInfo is what is told."""
+    path = profiles.write_rank(of)
+    document = json.loads(path.read_text()) | {"distributedInfo": told}
+    path.write_text(json.dumps(document))
+    return path.rename(path.with_name(f"profile-{of}.json"))
+
+
+def test_a_rank_as_text_is_a_number(profiles: Profiles) -> None:
+    for rank in range(2):
+        say(profiles, rank, rank=str(rank), world_size="2")
+    trace = read_trace(profiles.path)
+    assert {rank: header.world_size for rank, header in trace.headers.items()} == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("rank", ["", "three", "-1", "1.0", "٣", "9" * 30])
+def test_a_text_that_is_no_rank_is_refused(profiles: Profiles, rank: str) -> None:
+    with pytest.raises(InputError, match="its header says rank"):
+        read_trace(say(profiles, 0, rank=rank, world_size=2))
+
+
+def test_a_profile_of_a_larger_job_that_does_not_say_its_rank(profiles: Profiles) -> None:
+    path = say(profiles, 0, world_size=4)
+    taken = "profile-0.json does not say its rank: it is taken for rank 0 of 4"
+    assert taken in read_trace(path).completeness.notes
+    say(profiles, 1, world_size=4)
+    with pytest.raises(
+        InputError, match=r"only says that there are 4\); put it into the file's name"
+    ):
+        read_trace(profiles.path)
+    assert list(read_trace(path.rename(path.with_name("rank3.json"))).headers) == [3]
+
+
+def test_a_job_of_one_process_needs_no_rank(profiles: Profiles) -> None:
+    assert list(read_trace(say(profiles, 0, world_size=1)).headers) == [0]
 
 
 def test_cut_off(profiles: Profiles) -> None:

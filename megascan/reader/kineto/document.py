@@ -36,6 +36,7 @@ from megascan.vocabulary import AXIS_OF_VARIABLE, MESH_AXES, group_id
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _TEXT_PLACE = re.compile(rb'"(pid|tid)"\s*:\s*"[^"]*"')
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _BARE_LIST = re.compile(rb'"Process Group Ranks"\s*:\s*(\[[^\]"]*\])')
 
 _ARGUMENTS = (
@@ -228,10 +229,15 @@ def _mapping(value: Json) -> dict[str, Json]:
 
 
 def _whole_number(path: Path, record: dict[str, Json], name: str, most: int) -> int | None:
-    """Read a number of the header, None without it. Raises InputError for anything else."""
+    """Read a number of the header, None without it; launchers' variables are text, so "3" is 3.
+
+    Raises InputError for anything else.
+    """
     value = record.get(name)
     if value is None:
         return None
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InputError(
             f"{path}: its header says {name} {shown(value)}, expected a number from 0 to {most}; "

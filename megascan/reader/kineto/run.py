@@ -43,7 +43,7 @@ def read_kineto(paths: Sequence[Path], workers: Workers | None = None) -> list[S
     Raises InputError for damaged files, and for files of a folder that do not say their rank.
     """
     workers = workers or Here()
-    profiles = _ranked(list(workers.results(read_profile, ((path,) for path in paths))))
+    profiles = _with_ranks(list(workers.results(read_profile, ((path,) for path in paths))))
     world_size = _world_size(profiles)
     parts = workers.results(
         partial(_segment, world_size=world_size), ((profile,) for profile in profiles)
@@ -87,16 +87,23 @@ def _first_iteration(segment: Segment) -> int:
     return min((window.first_iteration for window in segment.windows), default=0)
 
 
-def _ranked(profiles: list[Profile]) -> list[Profile]:
+def _with_ranks(profiles: list[Profile]) -> list[Profile]:
     unknown = [profile for profile in profiles if profile.rank < 0]
     if not unknown:
         return profiles
+    size = unknown[0].world_size
     if len(profiles) > 1:
-        raise InputError(
-            f"{unknown[0].path} does not say its rank (no distributedInfo: the profiler ran before "
-            "init_process_group); put it into the file's name, as in rank3.json"
+        reason = (
+            f"its distributedInfo only says that there are {size}"
+            if size
+            else "no distributedInfo: the profiler ran before init_process_group"
         )
-    note = f"{unknown[0].path.name} does not say its rank: it is taken for a job of one process"
+        raise InputError(
+            f"{unknown[0].path} does not say its rank ({reason}); put it into the file's name, as "
+            "in rank3.json"
+        )
+    taken = f"rank 0 of {size}" if size else "a job of one process"
+    note = f"{unknown[0].path.name} does not say its rank: it is taken for {taken}"
     return [replace(unknown[0], rank=0, notes=(*unknown[0].notes, note))]
 
 
