@@ -104,9 +104,9 @@ def even_data(seen: Observations, found: ComputeSearch, slow: SlowRow) -> str | 
     alone = int((members.replica == members.replica[row]).sum()) == 1
     if seen.rules_data_out and alone:
         return EVEN
-    mates = mates_of(members, row)
-    if len(mates) and found.slow_rows[mates].all():
-        return None  # devices do not slow down together, but have the same documents
+    for same_data in (mates_of(members, row), np.flatnonzero(members.other_stages(row))):
+        if len(same_data) and found.slow_rows[same_data].all():
+            return None  # devices do not slow down together, but have the same documents
     return SPARES_MEMORY if _spares_memory(seen, found, slow) else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aggregate import build_timeline
-from benchmarks.profile_jobs import ddp, megatron
+from benchmarks.profile_jobs import ddp, megatron, pipeline
 from detect import Report, detect
 from detect.report import Cause, Owner
 from megascan.reader import read_trace
@@ -42,10 +42,14 @@ def accused(report: Report) -> list[tuple[tuple[int, ...], Cause, Owner]]:
 
 
 def with_slow_kernels(
-    *kernels: str, rank: int, factor: float, iteration: int | None = None
+    *kernels: str,
+    rank: int,
+    factor: float,
+    iteration: int | None = None,
+    of_all: Callable[..., Any] = ddp,
 ) -> Callable[..., Any]:
-    """Return DDP's program, of which one rank runs some kernels more slowly, always or in one
-    iteration.
+    """Return the program `of_all` ranks, of which one runs some kernels more slowly, always or in
+    one iteration.
     """
 
     def slowness(of: Any, name: str) -> Any:
@@ -55,7 +59,7 @@ def with_slow_kernels(
     def program(of: Any, tokens: int) -> Any:
         if of.number == rank:
             of.slowness = partial(slowness, of)
-        return ddp(of, tokens)
+        return of_all(of, tokens)
 
     return program
 
@@ -210,6 +214,21 @@ def test_slow_products_beside_quick_moves_of_memory_are_a_low_clock(
     assert named(report) == [((1,), Cause.COMPUTE, owner)]
     said = " ".join(report.findings[0].evidence)
     assert ("only move memory hardly or not" in said) == is_named
+
+
+@pytest.mark.parametrize(("slow_ranks", "num_accused"), [((2,), 1), ((2, 6), 0)])
+def test_products_that_are_slow_on_both_stages_of_a_replica_may_have_longer_documents(
+    verdict, slow_ranks, num_accused
+):
+    """Two devices do not become slow alike, two stages have the same documents."""
+    program = pipeline
+    for rank in slow_ranks:
+        program = with_slow_kernels(
+            *PRODUCTS, "flash_fwd_kernel", "flash_bwd_kernel", rank=rank, factor=1.3, of_all=program
+        )
+    report = verdict("pp", program=program)
+    assert len(accused(report)) == num_accused
+    assert {rank for ranks, _, _ in named(report) for rank in ranks} == set(slow_ranks)
 
 
 def test_kernels_of_both_kinds_that_are_slow_alike_may_have_more_data(verdict):
