@@ -50,7 +50,7 @@ def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_tol
     time_ns = 1e6 * np.array([np.linspace(0.8, 1.2, length), lost_ms])
     loss = Loss(
         cause=Cause.LOADER, name="", groups=[np.arange(2)], predicate="",
-        advice=lambda suspect: (), owner=lambda suspect: Owner.NODE,
+        advice=lambda suspect, owner: (),
     )  # fmt: skip
     task = SearchTask(
         compare=lambda excluded: time_ns, num_rows=2, num_tests=24, floor=0.01,
@@ -63,6 +63,18 @@ def test_of_two_loaders_the_one_that_is_later_in_every_iteration(lost_ms, is_tol
 def test_loading_alike_is_silent(job):
     report = job(layout=Layout(dp=4), loading_ms=lambda slot: 6.0).report()
     assert report.verdict == Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.7, Verdict.UNDECIDED), (0.3, Verdict.HEALTHY)])
+def test_nothing_found_in_what_was_hardly_recorded_is_no_health(job, share, verdict):
+    """Of some files of the original MegaScan nobody knows what the host did beside the layers."""
+    seen = observe(job(layout=Layout(dp=4)).timeline())
+    lost_ns = {cause: one for cause, one in seen.lost_ns.items() if cause != Cause.HOST}
+    gaps = share * np.broadcast_to(seen.iteration_ns, seen.host_gap_ns.shape)
+    report = judge(replace(seen, lost_ns=lost_ns, host_gap_ns=gaps), DetectorSettings())
+    assert report.verdict == verdict
+    assert ("nothing was recorded for 70%" in render_text(report)) == (verdict == Verdict.UNDECIDED)
+    assert judge(replace(seen, host_gap_ns=gaps), DetectorSettings()).verdict == Verdict.HEALTHY
 
 
 def test_collector_of_one_rank_is_the_jobs(job):
