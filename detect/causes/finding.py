@@ -501,15 +501,6 @@ def connection_advice(seen: Observations, ranks: tuple[int, ...]) -> tuple[str, 
     )
 
 
-ONE_FAULT = {
-    (Cause.COMPUTE, Cause.HOST),
-    (Cause.HOST, Cause.COMPUTE),
-    (Cause.HOST, Cause.LINK),
-    (Cause.LINK, Cause.HOST),
-}
-"""(heavier, lighter) of the same rank."""
-
-
 def folded(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings of which none is a consequence of another; the heavier of two explains."""
     left = sorted(findings, key=lambda one: (_is_waiting(one, findings), *_weight(one)))
@@ -565,21 +556,30 @@ def _explains(main: Finding, other: Finding) -> bool:
 
 
 def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
-    """Return the same of findings that share ranks."""
+    """Return whether `other` follows from `main`, whose ranks it shares; `minor` says that it
+    costs little beside it.
+    """
     same = set(main.ranks) >= set(other.ranks)
     no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
-    if other.cause == Cause.LINK and main.cause == Cause.COMPUTE:
-        return same or minor or no_slower
-    if other.cause == Cause.LINK and main.cause == Cause.STAGE_IMBALANCE:
-        # a stage of one rank whose device may be the slow one, and slows its transfers as well
-        slower = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
-        return main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= slower
-    if other.cause == Cause.LOADER and main.cause == Cause.COMPUTE:
-        return same and (no_slower or minor)  # a batch may wait for its device, too
-    if other.cause == Cause.LOADER and main.cause == Cause.HOST:
-        return same and minor and main.owner == Owner.NODE  # what loads runs on that host
-    both_links = main.cause == other.cause == Cause.LINK
-    return both_links or (same and (main.cause, other.cause) in ONE_FAULT)
+    follows = False
+    match main.cause, other.cause:
+        case (Cause.COMPUTE | Cause.HOST, Cause.COMPUTE | Cause.HOST):
+            follows = same and main.cause != other.cause
+        case (Cause.HOST, Cause.LINK) | (Cause.LINK, Cause.HOST):
+            follows = same
+        case (Cause.LINK, Cause.LINK):
+            follows = True
+        case (Cause.COMPUTE, Cause.LINK):
+            follows = same or minor or no_slower
+        case (Cause.STAGE_IMBALANCE, Cause.LINK):
+            # a stage of one rank whose device may be the slow one, and slows its transfers as well
+            least = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
+            follows = main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= least
+        case (Cause.COMPUTE, Cause.LOADER):
+            follows = same and (no_slower or minor)  # a batch may wait for its device, too
+        case (Cause.HOST, Cause.LOADER):
+            follows = same and minor and main.owner == Owner.NODE  # what loads runs on that host
+    return follows
 
 
 def _launches_late(main: Finding, other: Finding) -> bool:

@@ -148,19 +148,19 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
     found: list[SlowHost] = []
     excluded = np.zeros(len(host), dtype=bool)
     for _ in large:
-        left = [own for one in large if not excluded[own := host == one].any()]
         channels = Channels(inquiry.seen, ~excluded)
-        sides = (  # one at a time: each holds all rows
-            Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
-            for own in left
-            if int((control := ~own & ~excluded).sum()) >= HOSTS.min_ranks
-        )
-        judged = [_judge(inquiry, one, len(large)) for one in sides]
-        best = min((one for one in judged if one), key=lambda one: one.q_value, default=None)
-        if best is None:
+        judged: list[SlowHost] = []
+        for own in (host == one for one in large):
+            control = ~own & ~excluded
+            if excluded[own].any() or int(control.sum()) < HOSTS.min_ranks:
+                continue
+            sides = Sides(seen=inquiry.seen, host=host, own=own, control=control, channels=channels)
+            slow = _judge(inquiry, sides, len(large))
+            judged += [slow] if slow else []
+        if not judged:
             break
-        found.append(best)
-        excluded[best.rows] = True
+        found.append(min(judged, key=lambda one: one.q_value))
+        excluded[found[-1].rows] = True
     return found
 
 
