@@ -284,13 +284,14 @@ class Aligned:
     def _shares_of(self, ranks: Sequence[int], rows: RowNumbers) -> Iterator[Share]:
         """Yield the shares of ranks that were read together, whose ends stand in these rows.
 
-        A rank that was read in stretches is alone. A clock's jump or iterations that are left out
-        may reach over a border: then there is none.
+        Several ranks make one share, and so does a single rank whose clock jumps or that lacks
+        iterations, as both may reach over a border of stretches. Any other rank that was read in
+        stretches makes one share for each group of them.
         """
         stays = tuple(stay for rank in ranks for stay in self.trace.stays[rank])
         correction = self.correction.only(ranks[:1])
-        is_set = any(step.domain in correction.domain for step in correction.steps)
-        if len(stays) == len(ranks) or is_set or any(stay.left_out for stay in stays):
+        jumps = any(step.domain in correction.domain for step in correction.steps)
+        if len(stays) == len(ranks) or jumps or any(stay.left_out for stay in stays):
             yield Share(tuple(ranks), stays, rows)
             return
         low = 0

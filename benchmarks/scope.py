@@ -274,9 +274,9 @@ def _speaking(device: str) -> Iterator[Figure]:
     def alone() -> None:
         tokens, start = list(prompt), 0
         for _ in range(24):
-            row = lent.compute(tokens[start:], start, temperature=0.0, draw=0.0)
+            following = lent.compute(tokens[start:], start, temperature=0.0, draw=0.0)
             start = len(tokens)
-            tokens.append(int(row[0]))
+            tokens.append(following.token)
 
     session = Session(lent, lambda identifier, frame: None, 1000, str)
 

@@ -55,6 +55,18 @@ STRIP_PLACES = frozenset(PLACES) - {
 }
 
 
+@dataclass(frozen=True)
+class NextToken:
+    """The token that a model chose next, alike on all ranks."""
+
+    token: int
+    log_probability: float
+    alternatives: Sequence[tuple[int, float]]
+    """Tokens and their log probabilities, best first; `NUM_ALTERNATIVES` at most."""
+    chosen_at_s: float
+    """On the clock of the rank that chose: what depends on it happens alike on all ranks."""
+
+
 class LentModel(Protocol):
     """What the server lends: this rank's part of the model, and ways to the others."""
 
@@ -67,12 +79,8 @@ class LentModel(Protocol):
 
     def compute(
         self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
-    ) -> list[float]:
-        """Compute tokens from position `start` on; all ranks get a row of the next token.
-
-        The row: the token chosen, its log probability, then `NUM_ALTERNATIVES` tokens and their
-        log probabilities, best first; last the seconds of one clock, the same on all ranks.
-        """
+    ) -> NextToken:
+        """Compute tokens from position `start` on; all ranks get the token that follows."""
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits `(state, token)` of hidden states `(state, 1, feature)`, whatever their
@@ -128,7 +136,7 @@ class _Step:
 
     start: int
     tokens: Sequence[int]
-    row: Sequence[float]
+    following: NextToken
 
 
 @dataclass
@@ -273,16 +281,16 @@ class Session:
         self._look(active)
         if active.changes is not None:
             active.changes.restart(start)
-        row = self._model.compute(
+        following = self._model.compute(
             tokens, start, temperature=run.temperature, draw=float(active.random.random())
         )
         active.num_computed += len(tokens)
-        active.steps.append(_Step(start, tokens, row))
-        seen.tokens.append(int(row[0]))
+        active.steps.append(_Step(start, tokens, following))
+        seen.tokens.append(following.token)
         is_full = len(seen.tokens) >= self._model.max_length
         is_over = len(seen.tokens) - len(run.prompt) >= run.max_tokens or is_full
-        if is_over or row[-1] - active.shown_s >= SHOWN_EVERY_S:
-            active.shown_s = row[-1]
+        if is_over or following.chosen_at_s - active.shown_s >= SHOWN_EVERY_S:
+            active.shown_s = following.chosen_at_s
             self._show_steps(active)
         if is_over:
             self._end_run()
@@ -333,16 +341,12 @@ class Session:
             first = end
 
     def _header_of(self, step: _Step) -> dict[str, object]:
-        row, text_of = step.row[:-1], self._text_of
-        middle = 2 + (len(row) - 2) // 2
-        top = [
-            [int(one), logprob, text_of(int(one))]
-            for one, logprob in zip(row[2:middle], row[middle:], strict=True)
-        ]
+        following, text_of = step.following, self._text_of
         return {
-            "kind": "step", "start": step.start, "tokens": list(step.tokens), "next": int(row[0]),
-            "texts": [text_of(one) for one in step.tokens], "text": text_of(int(row[0])),
-            "logprob": row[1], "top": top,
+            "kind": "step", "start": step.start, "tokens": list(step.tokens),
+            "next": following.token, "texts": [text_of(one) for one in step.tokens],
+            "text": text_of(following.token), "logprob": following.log_probability,
+            "top": [[token, logprob, text_of(token)] for token, logprob in following.alternatives],
         }  # fmt: skip
 
     def _attention(self, command: Mapping[str, Any]) -> None:

@@ -206,7 +206,7 @@ class Helper:
         return len(times_s)
 
     def _refresh(self, step: int, stage: int, fresh: set[int]) -> bool:
-        """Take up a stage's weights of this step; whether they came."""
+        """Load a stage's weights of this step; return whether they arrived."""
         if stage in fresh:
             return True
         frame = self._orders.weights(step, stage)

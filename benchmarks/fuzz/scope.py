@@ -30,14 +30,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.fuzz.damage import damaged
 from benchmarks.fuzz.hostile import NAMES, Message, asked, command, message, question
+
+if TYPE_CHECKING:
+    from megascope.session import NextToken
 
 PATIENCE_S = 20.0
 _MOST_FAULTS = 20
@@ -244,18 +247,20 @@ class Speaking:
             logging.getLogger(__name__).exception("the thread that computes has ended")
             self.failure = repr(error)
 
-    def says_to_others(self) -> list[float]:
-        """What the model answers to a fixed prompt, between the session's steps."""
-        found: queue.SimpleQueue[list[float]] = queue.SimpleQueue()
+    def says_to_others(self) -> NextToken | None:
+        """Return what the model answers to a fixed prompt, between the session's steps, without
+        the time of the answer; None where none came.
+        """
+        found: queue.SimpleQueue[NextToken] = queue.SimpleQueue()
 
         def ask() -> None:
-            *row, _seconds = self._model.compute([5, 6, 7], 0, temperature=0.0, draw=0.0)
-            found.put(row)
+            following = self._model.compute([5, 6, 7], 0, temperature=0.0, draw=0.0)
+            found.put(replace(following, chosen_at_s=0.0))
 
         self._work.put(ask)
         with suppress(queue.Empty):
             return found.get(timeout=PATIENCE_S)
-        return []
+        return None
 
 
 def speaking_page(num_messages: int, seed: int) -> Outcome:

@@ -167,15 +167,19 @@ MOST_CAUGHT_UP = 500
 """Windows from before a restart that are read to find what happened meanwhile."""
 CPU_SHARE = 0.02
 MOST_OWED_S = 120.0
-"""What could not wait is spent beyond the share and saved later, at most so much time's share."""
+"""Urgent verdicts may exceed the share of a core. The excess is made up later, up to the share of
+so many seconds."""
 GLANCE_RINGS = 2
-"""Iterations that a glance remembers, in rings: what is usual must be known when windows wait."""
+"""How many rings of iterations a glance remembers: what is usual must be known when windows wait.
+"""
 MOST_UNJUDGED = 0.75
-"""Of the ring's iterations: so many wait for a verdict, the others show what was usual."""
+"""Share of the ring's iterations that may wait for a verdict; the others show what was usual."""
 MOST_UNJUDGED_HOLDING = 0.5
-"""So many while a finding holds: that it has ended is news, and looks usual at a glance."""
+"""The same share while a finding holds: that a finding has ended is news, and looks usual at a
+glance."""
 LONGEST_WAIT_S = 120.0
-"""More of them wait for so long, when a verdict is beyond the share of a core until then."""
+"""How long more iterations than that wait, when a verdict before would exceed the share of a core.
+"""
 EXIT_FINDING = 3
 EXIT_HANG = 4
 NODE, ALL = "node", "all"
@@ -189,7 +193,7 @@ class WatchSettings:
     detector: DetectorSettings
     kept_iterations: int = KEPT_ITERATIONS
     cpu_share: float = CPU_SHARE
-    """Of a core; above it usual windows wait for each other. 1: every window is judged."""
+    """Share of a core; above it usual windows wait for each other. 1: every window is judged."""
     hang_after_s: float | None = None
     notify: str = NODE
     """Whose findings webhooks and commands hear of: NODE, or ALL (jobs' and undecided ones)."""

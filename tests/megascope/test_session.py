@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,10 @@ def test_steps_are_told_together_as_often_as_a_page_can_draw(
     session, now = inspected.looking._session, 100.0
     compute = session._model.compute
 
-    def slow(*given: Any, **options: Any) -> list[float]:
+    def slow(*given: Any, **options: Any) -> Any:
         nonlocal now
         now += pause_s
-        return [*compute(*given, **options)[:-1], now]
+        return replace(compute(*given, **options), chosen_at_s=now)
 
     monkeypatch.setattr(session._model, "compute", slow)
     session.receive({**RUN, "id": 160, "max_tokens": 12})

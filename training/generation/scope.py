@@ -14,7 +14,7 @@ import torch
 from megascope.interventions import TensorShares
 from megascope.model_page import ModelPage
 from megascope.server import address_of, build_app
-from megascope.session import NUM_ALTERNATIVES, Session
+from megascope.session import NUM_ALTERNATIVES, NextToken, Session
 from training.generation.detokenizing import token_text
 from training.generation.engine import GenerationCallback
 from training.generation.request import Answer, Sampling
@@ -50,12 +50,8 @@ class Lent:
 
     def compute(
         self, tokens: Sequence[int], start: int, *, temperature: float, draw: float
-    ) -> list[float]:
-        """Compute tokens from a position on; all ranks get the next token and its alternatives.
-
-        The last number is the time on the clock of the rank that chose: what depends on it happens
-        alike on all ranks.
-        """
+    ) -> NextToken:
+        """Compute tokens from a position on; all ranks get the next token and its alternatives."""
         engine, stage = self._engine, self._engine.stage
         share = RowTokens(slot=engine.limits.num_rows, start=start, tokens=tuple(tokens))
         layout = lay_out([share], max_length=self.max_length, device=stage.device)
@@ -72,8 +68,17 @@ class Lent:
             table = torch.cat([*(one.double() for one in columns), best.values.double()], 1).cpu()
             now = torch.tensor([[time.monotonic()]], dtype=torch.float64)
             table = torch.cat([table, now], 1)
-        row: list[float] = engine.exchange.share_scores(table, 1, 3 + 2 * most)[0].tolist()
-        return row
+        row = engine.exchange.share_scores(table, 1, 3 + 2 * most)[0].tolist()
+        token, log_probability, *alternatives, chosen_at_s = row
+        tokens_of, scores_of = alternatives[:most], alternatives[most:]
+        return NextToken(
+            token=int(token),
+            log_probability=log_probability,
+            alternatives=[
+                (int(one), score) for one, score in zip(tokens_of, scores_of, strict=True)
+            ],
+            chosen_at_s=chosen_at_s,
+        )
 
     def unembed(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits of hidden states."""
