@@ -18,8 +18,8 @@ shrinks by what the suspect is above the next busiest rank. Example: 100 ms of c
 of its peers in a step of 110 ms saves 20 ms: cost 110 / 90 = 1.22.
 
 Limits: a pipeline's order of operations is not replayed, so two slow ranks that hide behind each
-other look cheaper than they are, and excess that lands in a bubble dearer. Where the dependency
-graph can be replayed (`detect.whatif.savings`), that answer is taken.
+other look cheaper than they are, and excess that lands in a bubble looks dearer. Where the
+dependency graph can be replayed (`detect.whatif.savings`), the replay's answer is taken.
 
 **One fault, one finding**: `folded` makes what follows from a heavier finding its evidence. A rank
 that leaves its communications late makes the link to its partners look slow; a slow device also
@@ -61,9 +61,10 @@ class Inquiry:
     def detectable_effect(self, noise: Noise) -> float:
         """Return the smallest lasting effect that would have been found, in the values' units.
 
-        The significance level is that of the first name among twice as many tests: whole window and
-        stretches. Example: noise of 0.4 % over 18 iterations and 32 tests give 0.006; with lasting
-        differences of 0.4 % between sound ranks, 0.026: most of that is not noise in time.
+        The significance level is that of the first of `2 * num_tests` tests: the whole window and
+        stretches of it are tested. Example: noise of 0.4 % over 18 iterations and 32 tests give
+        0.006. If sound ranks also differ by 0.4 % for good, it is 0.026, most of it not from noise
+        in time.
         """
         settings, num_iterations = self.settings, len(self.seen.iterations)
         p_value = settings.false_discovery_rate / max(2 * self.num_tests, 1)
@@ -89,14 +90,15 @@ class Answer:
     least_slowdown: float | None = None
     """Smallest slowdown that would have been found; None where the trace cannot tell."""
     least_named: float | None = None
-    """Smallest slowdown for which a node would have been named; None where for none is shown."""
+    """Smallest slowdown for which a node would have been named; None where no node would be."""
     least_because: str = ""
-    """What makes that so large, as part of a sentence: "6 iterations that vary by 20 % each"."""
+    """What keeps `least_slowdown` from being smaller, as part of a sentence: "6 iterations that
+    vary by 20 % each"."""
     unseen: tuple[int, ...] = ()
-    """Ranks that would not be found however slow they were, while others would."""
+    """Ranks that would not be found however slow they were, while other ranks would."""
     hides: str = ""
-    """What of a size that matters could not have been seen, as part of a sentence: finding nothing
-    is no health then."""
+    """What slowdown of a size that matters the trace could not have shown, as part of a sentence;
+    if set, finding nothing does not mean that the job is healthy."""
     slow: Flags | None = None
     """(row,): who computes slowly, for the searches that follow."""
     notes: tuple[str, ...] = ()
@@ -168,13 +170,13 @@ class Claim:
     advice: tuple[str, ...]
     """What to do, in the order in which it is worth doing."""
     is_replayed: bool = True
-    """Whether its cost can be had by bringing the ranks to their peers' times."""
+    """Whether a replay with the ranks brought to their peers' times tells the cost."""
     is_bound: bool = False
     """Whether the true slowdown may be larger."""
     is_read: bool = False
-    """Whether the device's own clock shows that it is slow."""
+    """Whether the device's own clock shows that the device is slow."""
     is_border: bool = False
-    """Whether it is what crosses the border of these ranks' host that is slower."""
+    """Whether only what crosses the border of these ranks' host is slower."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class When:
 
 
 def when(course: Course | None, iterations: Integers) -> When:
-    """Return the iterations of a course, whose episodes count slots; None is the whole window."""
+    """Return the iterations of a course (its episodes are slots); None is the whole window."""
     last_slot = len(iterations) - 1
     episodes = course.episodes if course is not None else ((0, last_slot),)
     first, last = episodes[0][0], episodes[-1][1]
@@ -228,7 +230,8 @@ def saved_by_compute(seen: Observations, row: int, excess_ns: Floats) -> Floats:
 
 
 def _waiting_with(seen: Observations, row: int) -> Flags:
-    """Flag the row, and where waiting hides in compute spans its TP group, which waits with it."""
+    """Flag the row; where waiting hides in compute spans, flag its TP group, which waits with it.
+    """
     mine: Flags = np.arange(len(seen.members)) == row
     if not seen.entangled_phases:
         return mine
@@ -237,8 +240,10 @@ def _waiting_with(seen: Observations, row: int) -> Flags:
 
 
 def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
-    """Return the iterations over which a cost is taken: those in which it holds, without the run's
-    first ones, which take long for everybody, where others are left.
+    """Return first and last iteration over which the cost of a finding is taken.
+
+    The finding holds from `first` to `last`. The run's warm-up, which is long for everybody, does
+    not count, unless the finding holds in no other iteration.
     """
     first_settled = seen.num_warmup_iterations + 1
     is_left = ((seen.iterations >= first_settled) & (seen.iterations <= last)).any()
@@ -246,8 +251,9 @@ def _counted(seen: Observations, first: int, last: int) -> tuple[int, int]:
 
 
 def cost_ratio(seen: Observations, saved_ns: Floats, within: tuple[int, int]) -> float:
-    """Return iteration time now over that without the finding, 1 if it costs nothing, from the
-    first to the last iteration in which it holds; `saved_ns` (iteration,) is what each would gain.
+    """Return iteration time divided by iteration time without the finding; 1 if it costs nothing.
+
+    Iterations from `within[0]` to `within[1]` count; `saved_ns`, (iteration,), is what each gains.
     """
     holds = (seen.iterations >= within[0]) & (seen.iterations <= within[1])
     holds = ordinary(seen.iteration_ns - saved_ns, holds)
@@ -305,7 +311,7 @@ def build_finding(seen: Observations, claim: Claim) -> Finding:
 
 
 def _slowed(seen: Observations, first: int, last: int) -> str:
-    """Return what a cost from the first to the last of some iterations is a cost of."""
+    """Say what a cost from iteration `first` to `last` falls on: the job, or these iterations."""
     is_lasting = first <= seen.iterations[0] and last >= seen.iterations[-1]
     return "the job" if is_lasting else "these iterations"
 
@@ -325,11 +331,11 @@ def _faster(cost: float) -> str:
 
 
 def with_joint_costs(seen: Observations, findings: list[Finding]) -> list[Finding]:
-    """Return the findings, those of several slow nodes with what mending all of them would save.
+    """Return the findings; where several nodes are slow, add what mending them together would save.
 
-    Of ranks that hide behind each other none costs anything by itself: four that compute 1.3 times
-    slower cost the step 26 %, each of them next to nothing as long as the other three are slow.
-    Together count those of one host, unless most of the cost goes only with those of other hosts.
+    Ranks that hide behind each other cost nothing one by one: four that compute 1.3 times slower
+    cost the step 26 %, but each of them next to nothing as long as the other three are slow. Add up
+    a host's findings; add up those of all hosts where that saves far more.
     """
     blamed = [
         one for one in findings
@@ -367,7 +373,7 @@ def _mended_with(
 
 
 def _joint_cost(seen: Observations, group: list[Finding]) -> float | None:
-    """Return iteration time now over that without any of the findings; None if unknown."""
+    """Return iteration time divided by iteration time without the findings; None if unknown."""
     first, last = (min(one.first_iteration for one in group),
                    max(one.last_iteration for one in group))  # fmt: skip
     within = _counted(seen, first, last)
@@ -402,13 +408,14 @@ def _shared_place(seen: Observations, rows: tuple[int, ...]) -> dict[str, int]:
 
 
 def undecided(finding: Finding, why: str) -> Finding:
-    """Return the finding with nobody to blame for it, and the sentence that says why."""
+    """Return the finding with nobody to blame, and with the sentence that says why in evidence."""
     return replace(finding, owner=Owner.UNDECIDED, evidence=(*finding.evidence, why))
 
 
 def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False) -> Finding:
-    """Return the finding, undecided where the step is as long without it: as the replay says, or,
-    with `is_estimated`, an estimate.
+    """Return the finding, undecided where the step would be as long without it.
+
+    The cost must come from a replay, or with `is_estimated` from the estimate.
     """
     is_free = finding.step_time_cost_ratio < COSTS.next_to_nothing_ratio
     is_known = finding.cost_is_replayed or is_estimated
@@ -420,13 +427,15 @@ def undecided_if_free(finding: Finding, why: str, *, is_estimated: bool = False)
 def undecided_if_small_and_free(
     seen: Observations, finding: Finding, min_slowdown: float
 ) -> Finding:
-    """Return the finding, undecided where a device computes a little slower in few iterations, or
-    than its one peer, and the replay says that mending it, alone or with those that it hides
-    behind, gains nothing; where nobody knows that, if it is hardly slower than `min_slowdown`.
+    """Return the finding, undecided where a device is a little slower and mending it gains nothing.
 
-    Sound devices of one model differ by a few per cent, and the documents of few iterations, too.
-    Example: 1.039x in five iterations of a step that would be 0.2 % shorter without it. Where no
-    communication was recorded, no replay knows who waits; a low clock is no difference of chips.
+    This holds for few iterations or a single peer: sound devices of one model differ by a few per
+    cent, and so do the documents of few iterations. The gain is that of mending the device alone or
+    with those it hides behind. If no replay tells it, the device must be hardly slower than
+    `min_slowdown`. Example: 1.039x in five iterations of a step that would be 0.2 % shorter.
+
+    Unchanged where no communication was recorded, since then nobody knows who waits, and where a
+    low clock was read, which is no difference of chips.
     """
     if seen.transfers is None or finding.is_read:
         return finding
@@ -446,9 +455,9 @@ def undecided_beside_larger(
     finding: Finding, others: Sequence[Finding], min_slowdown: float
 ) -> Finding:
     """Return the finding, undecided where a device is hardly slower than `min_slowdown`, costs next
-    to nothing by itself, and another one is slow by far more: what waits for that is late, too.
+    to nothing by itself, and another device is slower by far: who waits for that one is late, too.
 
-    Example: 1.025x and 0.4 % of the step beside a device that is slow by 1.38.
+    Example: 1.025x and 0.4 % of the step, next to a device that is 1.38x slower.
     """
     hardly = finding.slowdown < min_slowdown**ORDINARY.small_floors
     is_free = finding.step_time_cost_ratio < ORDINARY.worthwhile_ratio
@@ -461,13 +470,12 @@ def undecided_beside_larger(
 
 
 def undecided_if_no_gain(finding: Finding) -> Finding:
-    """Return the finding, undecided where one rank loses time to its host, or the network of ranks
-    is slow, and the replay says that mending it gains next to nothing.
+    """Return the finding, undecided where one rank loses time to its host, or a network is slow,
+    and the replay says that mending it gains next to nothing.
 
-    Ranks of a job that is bound by its hosts differ by a little; beside a slow network messages of
-    others are late as well. Such a finding is worth a look, no node is worth draining for it.
-    Example: a rank that loses 20 % of its passes to its host, and a step that would be 0.8 %
-    shorter.
+    Ranks of a host-bound job differ by a little, and next to a slow network the messages of other
+    hosts are late as well. A finding that gains nothing is worth a look, but not worth draining a
+    node. Example: a rank loses 20 % of its passes to its host; the step would be 0.8 % shorter.
     """
     if finding.owner is not Owner.NODE or not finding.cost_is_replayed:
         return finding
@@ -516,8 +524,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_waiting(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Return whether a group's slow link explains why its members look slow themselves: they wait
-    for it inside their passes. A slow device would slow transfers by no more than its own work.
+    """Return whether a group's slow link explains why the group's members look slow: they wait for
+    the link inside their passes. A slow device would slow its transfers by no more than its work.
     """
     return (
         finding.cause in (Cause.COMPUTE, Cause.UNKNOWN)
@@ -556,8 +564,8 @@ def _explains(main: Finding, other: Finding) -> bool:
 
 
 def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
-    """Return whether `other` follows from `main`, whose ranks it shares; `minor` says that it
-    costs little beside it.
+    """Return whether `other` follows from `main`, with which it shares ranks; `minor` says that
+    `other` costs little next to `main`.
     """
     same = set(main.ranks) >= set(other.ranks)
     no_slower = other.slowdown <= CONSEQUENCES.alike_ratio * main.slowdown
@@ -572,7 +580,7 @@ def _goes_with(main: Finding, other: Finding, *, minor: bool) -> bool:
         case (Cause.COMPUTE, Cause.LINK):
             follows = same or minor or no_slower
         case (Cause.STAGE_IMBALANCE, Cause.LINK):
-            # a stage of one rank whose device may be the slow one, and slows its transfers as well
+            # a stage of one rank, whose device may be slow and slow its transfers as well
             least = CONSEQUENCES.alike_ratio * (main.slowdown - 1.0)
             follows = main.owner == Owner.UNDECIDED and same and other.slowdown - 1.0 <= least
         case (Cause.COMPUTE, Cause.LOADER):
@@ -588,8 +596,8 @@ def _launches_late(main: Finding, other: Finding) -> bool:
 
 
 def _is_behind(main: Finding, other: Finding) -> bool:
-    """Return whether a link between hosts may suffer from the slow network of a third one: what
-    comes late from there meets other messages at the NICs behind it.
+    """Return whether a link between two hosts may suffer from the slow network of a third host:
+    what comes late from the third host meets other messages at the NICs behind it.
     """
     are_links = main.cause == other.cause == Cause.LINK
     is_network = len(main.ranks) > 1 and main.owner == Owner.NODE and "," not in main.host

@@ -6,31 +6,34 @@ where a host *is* a pipeline stage or a replica, none of its ranks has a peer on
 
 Idea: pool the ranks of a host, and compare them as a sample with the ranks of the other hosts that
 do the same work: their passes, their optimizer, the time they lose and how they launch
-(`detect.stats.host_tests`). A host is named when its ranks are slower by at least half of the mean
-(most of them in computing, all in lost time, or there each of them beyond every other rank), the
-effect reaches its floor and q stays below the false-discovery rate. The floor of lost time is
-higher where stages are compared with each other, or where another rank is named, whose slowness
-others may be waiting for.
+(`detect.stats.host_tests`). A host is named when the effect reaches its floor, q stays below the
+false-discovery rate, and the host's ranks share the effect: most ranks (for lost time, all ranks)
+are slower by at least half of the mean, or each rank loses more time than every rank of other
+hosts. The floor of lost time is higher where stages are compared with each other, or where another
+rank is named, for which others may be waiting.
 
-What the data could also have done is never blamed on a host: where the host holds whole replicas or
-whole stages, or the same replicas are as slow on other hosts, slower passes count only if the
-optimizer, which no data and no partition of the microbatches lengthens, is slower as well, if the
-clocks of all its devices are as low as it is slow, or if all its devices are starved and the
-others' are fed: longer work lets a host get ahead, it does not hold it back.
+A host is never blamed for what the data could also have done. Where the host holds whole replicas
+or whole stages, or where the same replicas are as slow on other hosts, slower passes count only if
+
+* the optimizer, which neither data nor the partition of the microbatches lengthens, is slower too;
+* or the clocks of all devices of the host are as low as the host is slow;
+* or all devices of the host are starved and those of other hosts are fed (longer work lets a host
+  get ahead, it does not hold it back).
 
 How long a host takes from one launch to the next depends neither on data nor on what a stage
 computes, so slow launching decides whose fault lost time is, whoever shares the stage: a host is at
 fault if all of its ranks launch slower than all others, in nearly all iterations, and its devices
 stand still for longer.
 
-A change inside the window decides what a level does not: neither the layers of a stage nor the
-length of a replica's documents begin in the middle of a trace. The host's ranks minus the others,
-(iteration,), are split where the two parts differ most:
+A change inside the window decides what a level does not: neither a stage's layers nor the length of
+a replica's documents change in the middle of a trace. The series "the host's ranks less the
+others", (iteration,), is split where its two parts differ most:
 
     t = (mean of the later part - mean of the earlier one) / (s · sqrt(1/later + 1/earlier))
 
-charged with the number of splits. In one TP group all wait for one, so its change says nothing, and
-experts may get other tokens from one iteration to the next.
+and the p-value of t is multiplied by the number of splits. No change is looked for where the host
+is one TP group, in which all wait for one rank, nor where experts may get other tokens from one
+iteration to the next.
 
 Example: 4 hosts of 4 ranks, DP 16. The optimizer takes 2.12 ms on the ranks of one host and 0.92 ms
 on the 12 others (spread 0.4 %), the iteration 400 ms: log ratio 0.84 at s = 0.004, t above 300.
@@ -100,19 +103,19 @@ NOT_SHOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Reason:
-    """What a host is slow of."""
+    """Why a host is slow, and what shows it."""
 
     cause: Cause
     test: HostTest
-    """That shows it."""
+    """The test that shows the cause."""
     tests: Mapping[str, HostTest]
-    """By channel, the others among them, for the evidence."""
+    """The host's tests by channel, for the evidence."""
     excess_ns: Floats
-    """(iteration,): lost on the slowest of its ranks."""
+    """(iteration,): time lost on the host's slowest rank."""
     doubt: str = ""
-    """Why it need not be the host, as a sentence; empty where what shows it leaves nobody else."""
+    """Why the host need not be at fault, as a sentence; empty where nobody else can be."""
     course: Course | None = None
-    """Since when; None for the whole window."""
+    """When the host is slow; None is the whole window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ class SlowHost:
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """Since when a host is slower than before, and of what."""
+    """Since when a host is slower than before, and in which channel."""
 
     name: str
     test: HostTest
@@ -165,10 +168,11 @@ def slow_hosts(inquiry: Inquiry) -> list[SlowHost]:
 
 
 def _judge(inquiry: Inquiry, sides: Sides, num_hosts: int) -> SlowHost | None:
-    """Compare one host with the others in every channel; None where nothing stands out.
+    """Return how one host is slower than the others; None where nothing stands out.
 
-    Asked are its launching, its level, a change inside the window, and whether most of its ranks
-    were found one by one; the next one where the last is not sure that it is the host.
+    Ask in turn for slow launching, a slow level, a change inside the window, and most ranks found
+    slow one by one. Go on only where the answers so far leave doubt (the last: where there are
+    none), or, to a change, where few other ranks are there to compare with.
     """
     tests = dict(channel_tests(sides))
     num_tests = num_hosts * max(len(tests), 1)
@@ -214,7 +218,7 @@ def _by_level(
     if cause in LOST.values():
         slower = COMPUTE in sure and sure[COMPUTE].effect >= np.log(inquiry.settings.min_slowdown)
         slower = slower or bool(inquiry.slow[sides.own].any() and not sides.seen.tells_passes)
-        # of one TP group all wait for one, between passes and in them
+        # in one TP group all wait for one rank, between passes and inside them
         is_shown = is_shown and not (slower and sides.is_one_group() and not _is_starved(sides))
     by_compute = cause == Cause.COMPUTE or test is tests.get(COMPUTE)
     return _Reason(
@@ -253,7 +257,7 @@ def _by_its_ranks(
 
 
 def _doubt(sides: Sides, reason: _Reason) -> str:
-    """Return why what a host is shown to be slow of need not be its own; empty where it is."""
+    """Return why the host need not be at fault for what makes it slow; empty where it is."""
     if reason.cause in LOST.values() and not sides.seen.knows_roles:
         return UNKNOWN_ROLES
     if reason.cause == Cause.LOADER and _others_load_as_long(sides):
@@ -263,15 +267,16 @@ def _doubt(sides: Sides, reason: _Reason) -> str:
 
 
 def _is_noisier_of_two(sides: Sides, tests: Mapping[str, HostTest], test: HostTest) -> bool:
-    """Return whether a host loses a little more than the only other one."""
+    """Return whether a host loses only a little more than the only other host."""
     is_lost = any(test is tests.get(name) for name in LOST)
     is_only = len(np.unique(sides.host[sides.control])) < 2
     return is_lost and is_only and test.effect < HOSTS.least_doubtful_share
 
 
 def _others_load_as_long(sides: Sides) -> bool:
-    """Return whether loading takes ranks of other hosts about as long now and then: what all of
-    them load from is slow, and their devices only have less to wait for.
+    """Return whether ranks of other hosts load for about as long as this host's now and then.
+
+    Then the storage that all load from is slow, and the other hosts' devices only wait less for it.
     """
     loading = sides.seen.loading_ns
     if loading is None:
@@ -283,7 +288,7 @@ def _others_load_as_long(sides: Sides) -> bool:
 def _change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
     """Return the clearest lasting change of the host inside the window, None where there is none.
 
-    The floors are those of levels; that of lost time is the higher one.
+    The floors are those of levels; for lost time it is the higher `HOSTS.least_doubtful_share`.
     """
     if sides.is_one_group() or sides.seen.members.layout.ep > 1:
         return None
@@ -305,8 +310,10 @@ def _change(inquiry: Inquiry, sides: Sides, num_tests: int) -> _Change | None:
 
 
 def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change | None:
-    """Split the window where the host's ranks, (row, iteration) over the others, rise most; the
-    later part has `lasts` iterations at least.
+    """Return the split of the window at which the host's ranks rise most over the others.
+
+    `over` is (row, iteration); the later part has at least `lasts` iterations. None where some rank
+    of the host does not rise, or where the host itself did not and only the others fell.
     """
     least = PERSISTENCE.min_normal
     series = robust.median(over[sides.own], axis=0) - robust.median(over[sides.control], axis=0)
@@ -324,7 +331,7 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
     first, rise, error = place + least, float(rises[place]), float(errors[place])
     if not (_rise(over, first)[sides.own] >= HOSTS.least_rise_share * rise).all():
         return None
-    # where a fault of others has ended, a sound host is slower than before beside them
+    # where a fault of other hosts has ended, a sound host looks slower than before next to them
     as_recorded = float(np.median(_rise(_recorded(sides, name), first)))
     if not as_recorded >= HOSTS.least_rise_share * rise:
         return None
@@ -335,8 +342,10 @@ def _split_in_time(sides: Sides, name: str, over: Floats, lasts: int) -> _Change
 
 
 def _passes_over(sides: Sides) -> Floats:
-    """Return the log time of each row's passes over the other hosts', (row, iteration), whatever
-    the stages; NaN where the others' change by themselves, as all do when sequences get longer.
+    """Return log time of each row's passes less the median of other hosts, (row, iteration).
+
+    Stages are ignored. All are NaN where the other hosts' passes change by themselves, as all
+    passes do when sequences get longer.
     """
     level = robust.median(sides.seen.work.log_ns, axis=2)
     others = robust.median(level[sides.control], axis=0)
@@ -346,14 +355,14 @@ def _passes_over(sides: Sides) -> Floats:
 
 
 def _rise(values: Floats, first: int) -> Floats:
-    """Return (row,) how much higher (row, iteration) values are from place `first` on."""
+    """Return how much higher `values`, (row, iteration), are from slot `first` on, (row,)."""
     return np.asarray(
         robust.mean(values[:, first:], axis=1) - robust.mean(values[:, :first], axis=1)
     )
 
 
 def _recorded(sides: Sides, name: str) -> Floats:
-    """Return a channel as the host's ranks recorded it, (row, iteration), compared with nobody."""
+    """Return a channel as the host's ranks recorded it, without comparison, (row, iteration)."""
     seen = sides.seen
     if name == COMPUTE:
         return robust.median(seen.work.log_ns[sides.own], axis=2)
@@ -361,12 +370,12 @@ def _recorded(sides: Sides, name: str) -> Floats:
 
 
 def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
-    """Return whether the place in the pipeline may cost the host's ranks that time.
+    """Return whether the host's ranks may lose the time to their place in the pipeline.
 
-    Where all devices wait for their hosts, the gaps show what a stage has to launch. Elsewhere
-    stages have gaps of their own, some more than others; but none has many where others have next
-    to none. That is no rule of loading: a stage that computes little waits for its data alone, and
-    the first one however long, since others load while they wait for it.
+    Where all devices wait for their hosts, gaps show what a stage has to launch. Elsewhere every
+    stage has gaps of its own, some more than others, but no stage has many where the others have
+    next to none. Loading is different: a stage that computes little may be the only one to wait for
+    its data, and the first stage may wait for any time, since others load while they wait for it.
     """
     if cause not in LOST.values() or not sides.lacks_peers(sides.own):
         return False
@@ -384,7 +393,7 @@ def _of_its_stage(sides: Sides, cause: Cause, test: HostTest) -> bool:
 
 
 def _all_suspected(inquiry: Inquiry, sides: Sides, compute: HostTest) -> bool:
-    """Whether most of the host's ranks were found slow one by one: they are one finding."""
+    """Return whether most of the host's ranks were found slow one by one: they are one finding."""
     slow = float(np.mean(inquiry.slow[sides.own]))
     floor = float(np.log(inquiry.settings.min_slowdown))
     return slow >= HOSTS.most_of_host_share and compute.effect >= floor
@@ -393,7 +402,7 @@ def _all_suspected(inquiry: Inquiry, sides: Sides, compute: HostTest) -> bool:
 def _named(
     inquiry: Inquiry, sides: Sides, sure: Mapping[str, HostTest]
 ) -> tuple[Cause, HostTest] | None:
-    """Return what the host is slow of, and the test that shows it."""
+    """Return why the host is slow by its level, and the test that shows it; None if it is not."""
     compute, optimizer = sure.get(COMPUTE), sure.get(OPTIMIZER)
     if compute and compute.effect >= np.log(inquiry.settings.min_slowdown):
         least = HOSTS.device_share * compute.effect
@@ -401,7 +410,7 @@ def _named(
         is_device = is_device or bool(_slow_clocks(sides.seen, sides.own, compute.effect))
         is_data = sides.holds_whole_units() or _share_their_data(sides, compute)
         is_data = is_data or _in_one_pass(sides)
-        # where all devices wait for their hosts, what a pass takes is what its launches take
+        # where all devices wait for their hosts, a pass takes as long as its launches
         if is_device or not (is_data or is_host_bound(sides.seen)):
             return Cause.COMPUTE, compute
         if _is_starved(sides):
@@ -423,8 +432,8 @@ def _named(
 
 
 def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
-    """Say that the clocks of all of a host's devices are as low as it is slow; "" where they are
-    not, or nobody read them.
+    """Say that the clocks of all devices of a host are as low as the host is slow; "" where they
+    are not, or were not read.
     """
     members = seen.members
     low: dict[int, str] = {}
@@ -439,8 +448,9 @@ def _slow_clocks(seen: Observations, own: Flags, effect: float) -> str:
 def _in_one_pass(sides: Sides) -> bool:
     """Return whether a host that holds a whole stage is slow in one kind of pass only, by layers.
 
-    A slow device lengthens both; late launches the forward, whose kernels are shorter. Example:
-    layers of 0.36 ms forward against 0.20 on the other stage, 0.41 against 0.41 backward.
+    A slow device lengthens both passes. Late launches lengthen the forward pass, whose kernels are
+    shorter. Example: a layer takes 0.36 ms forward against 0.20 on the other stage, and backward
+    0.41 against 0.41.
     """
     layers = sides.seen.layers
     if layers is None or not sides.lacks_peers(sides.own):
@@ -453,7 +463,7 @@ def _in_one_pass(sides: Sides) -> bool:
 
 
 def _share_their_data(sides: Sides, compute: HostTest) -> bool:
-    """Return whether the same replicas are as slow on other hosts: no hardware chooses those.
+    """Return whether the host's replicas are as slow on other hosts: hardware chooses no replica.
 
     host 0: stage 0 of replicas 0, 1     host 1: stage 0 of replicas 2, 3   1.05x
     host 2: stage 1 of replicas 0, 1     host 3: stage 1 of replicas 2, 3   1.05x
@@ -468,10 +478,10 @@ def _share_their_data(sides: Sides, compute: HostTest) -> bool:
 
 
 def _launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | None:
-    """Return what its devices lose to a host that launches slowly, None where it does not.
+    """Return what a host's devices lose to its slow launching; None where it is not slow.
 
-    As long as its devices stand still for it: what is launched late and computed early harms
-    nobody. The certainty is that of the launching.
+    None, too, where the devices lose next to nothing: launching slowly harms nobody as long as no
+    device stands still for it. The p-value is that of the pace.
     """
     pace = sure.get(PACE)
     if pace is None:
@@ -491,12 +501,14 @@ def _launches_slowly(sides: Sides, sure: Mapping[str, HostTest]) -> HostTest | N
 
 
 def _lost_inside(sides: Sides) -> float:
-    """Return by what share of the step the passes of each of its TP groups are longer at least than
-    those of its like on other hosts; 0 where devices of these are starved as well, though longer by
-    something else, or its are not, or where it launched as quickly as others for a time.
+    """Return how much longer this host's passes are than those at the same place on other hosts, as
+    a share of the step (the least of its TP groups).
 
-    A small model waits for its launches within its passes. Example: forward passes take 4.0 ms with
-    each operation launched just in time, on other hosts 2.75 ms: 8 of them lose 10 of 65 ms.
+    Return 0 if this host launched as quickly as others for a time, if some TP group of it is not
+    starved, or if other hosts' devices are starved too and launching does not explain the passes.
+
+    A small model waits for its launches inside its passes. Example: 8 forward passes take 4.0 ms
+    each, with every operation launched just in time, on other hosts 2.75 ms: 10 of 65 ms are lost.
     """
     seen, own, control = sides.seen, sides.own, sides.control
     if seen.starved_share is None or not _is_steady(_lead(sides)):
@@ -520,11 +532,13 @@ def _lost_inside(sides: Sides) -> float:
 
 
 def _follows_launching(sides: Sides) -> bool:
-    """Tell whether the passes of each of its ranks are longer as its launching is: in a job whose
-    devices all wait for their hosts, launching is what a pass takes.
+    """Return whether the passes of each of the host's ranks are longer by about as much as its
+    time from launch to launch.
 
-    Example: passes 2.24 times as long, on all four ranks, time from launch to launch 2.09 times.
-    Where experts are told their tokens, hosts wait for devices: then neither says who is slow.
+    In a job whose devices all wait for their hosts, a pass takes as long as its launches. Example:
+    passes 2.24 times as long on all four ranks, time from launch to launch 2.09 times. False with
+    expert parallelism: hosts wait for devices to tell the experts their tokens, so neither time
+    says who is slow.
     """
     over = sides.over.get(COMPUTE)
     if over is None or sides.seen.members.layout.ep > 1:
@@ -535,9 +549,8 @@ def _follows_launching(sides: Sides) -> bool:
 
 
 def _lasts(sides: Sides) -> bool:
-    """Return whether the lead of a host's ranks over the others, in the time from launch to launch,
-    is about the same in all iterations, or since one before which there was next to none: load of
-    others comes and goes.
+    """Return whether the host launches slowly by about the same lead in all iterations, or since an
+    iteration before which it had next to no lead. Load from other processes comes and goes.
 
     Example: 0.8, 1.1, 0.9, 1.0 varies by an eighth of its median; 0.7, 0.3, 0.1, 1.0, 0.9, 0.0 by
     two thirds.
@@ -552,7 +565,7 @@ def _lasts(sides: Sides) -> bool:
 
 
 def _lead(sides: Sides) -> Floats:
-    """Return by how much longer its ranks take from launch to launch than others, (iteration,)."""
+    """Return the host's log time from launch to launch less that of the others, (iteration,)."""
     pace = sides.over[PACE].value
     return np.asarray(
         robust.median(pace[sides.own], axis=0) - robust.median(pace[sides.control], axis=0)
@@ -564,9 +577,9 @@ def _is_steady(lead: Floats) -> bool:
 
 
 def _is_starved(sides: Sides) -> bool:
-    """Whether all of the host's devices wait for their launches, and those of the others do not.
+    """Return whether all devices of the host wait for their launches, and no other host's does.
 
-    Longer data and heavier layers do the opposite: the host gets further ahead.
+    Longer data and heavier layers do the opposite: they let the host get further ahead.
     """
     if sides.seen.starved_share is None:
         return False
@@ -583,8 +596,9 @@ def _named_elsewhere(inquiry: Inquiry, sides: Sides) -> bool:
 
 
 def _late_ns(sides: Sides, tests: Mapping[str, HostTest]) -> Floats:
-    """Time lost an iteration by the slowest rank of a host that launches slowly, (iteration,): its
-    device stands still between operations, and inside them, which makes its passes longer.
+    """Return the time that the slowest rank of a slowly launching host loses, (iteration,).
+
+    The rank's device stands still between operations, and inside passes, which get longer.
     """
     seen, own = sides.seen, sides.own
     lost = np.nan_to_num(seen.lost(Cause.HOST)) + np.nan_to_num(seen.lost(Cause.LOADER))
@@ -595,7 +609,7 @@ def _late_ns(sides: Sides, tests: Mapping[str, HostTest]) -> Floats:
 
 
 def _excess_ns(sides: Sides, test: HostTest, *, by_compute: bool) -> Floats:
-    """Time lost an iteration by the host's slowest rank, (iteration,)."""
+    """Return the time that the host's slowest rank loses in each iteration, (iteration,)."""
     seen, own = sides.seen, sides.own
     if by_compute:
         busy = np.nan_to_num(seen.busy_ns)
@@ -679,7 +693,7 @@ def _search(inquiry: Inquiry) -> Answer:
             return set(finding.ranks) <= ranks | doubtful
         return finding.cause != Cause.LINK and set(finding.ranks) <= ranks
 
-    # whether a stage on such a host is heavy by itself is not shown: nobody is told that it is
+    # flag the host's rows as slow, so that no later search takes its stage for a heavy one
     lengthens = [one.rows for one in found if one.reason.cause in (Cause.COMPUTE, Cause.HOST)]
     slow = [int(row) for rows in lengthens for row in rows]
     return Answer(

@@ -18,6 +18,11 @@ and nearly all connections of the kind must have changed by as much. The bytes a
 and after, so no data explains it. Which member is to blame the trace cannot tell, nor between hosts
 whether others use the network: undecided. Example: an all-gather of 8 GPUs takes 1.1 ms until
 iteration 16 and 8.6 ms from then on.
+
+Links that are slow now and then. A link that flaps has two speeds: the iterations, sorted by their
+transfer times, have a gap of effect / 2 and more somewhere. Any of them might be the slow ones, so
+the probability of such a difference counts as often as there are choices, C(all, slow). Example:
+an all-reduce takes 46 to 48 ms in 11 of 28 iterations, and 370 to 395 ms in the 17 others.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ from detect.stats import robust
 from detect.stats.noise import Usual
 from detect.stats.search import Course, SearchTask, Suspect, interval_of_ratio, search
 from detect.text import counted, milliseconds, place, times
-from detect.thresholds import LINKS, NETWORKS, ORDINARY, SEARCH
+from detect.thresholds import CHANGES, LINKS, NETWORKS, ORDINARY, SEARCH
 from megascan.arrays import Flags, Floats, Integers, mask_of
 from megascan.errors import listed
 
@@ -572,98 +577,141 @@ def _evidence(seen: Observations, link: _SlowLink) -> tuple[str, ...]:
 
 
 BETWEEN_HOSTS = (
-    "the network of any of these hosts may have become slower, or others use it: the trace cannot "
-    "tell"
+    "the network of any of these hosts may be slow then, or others use it: the trace cannot tell"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """A kind of transfers that is slower from one iteration on."""
+    """A kind of transfers that is slower in some iterations than in the others."""
 
     units: Integers
     """Rows of the transfers."""
-    first: int
-    """First slow iteration, as a place in the window."""
+    active: Flags
+    """(iteration,): the slow ones."""
     effect: float
     error: float
     p_value: float
-    before_ns: float
+    usual_ns: float
+    """What one takes in the other iterations."""
+
+    @property
+    def lasts(self) -> bool:
+        """Return whether it is slow from one iteration on."""
+        return bool(self.active[int(np.argmax(self.active)) :].all())
 
 
 def _search_changes(inquiry: Inquiry) -> Answer:
-    """Name one kind: the one that loses most."""
+    """Name one kind: the one that loses most; of those that are slow now and then only one that
+    costs what long iterations must before they are spoken of.
+    """
     seen, transfers = inquiry.seen, inquiry.seen.transfers
     if transfers is None or seen.members.device_kind == "cpu":
         return Answer()
     kinds = [np.flatnonzero(transfers.kind == kind) for kind in np.unique(transfers.kind)]
     large = [one for one in kinds if transfers.size_bytes[one[0]] >= NETWORKS.min_bytes]
-    found = [_change(transfers, units) for units in large]
-    sure = [
-        one for one in found
-        if one and one.p_value * len(large) <= inquiry.settings.false_discovery_rate
-    ]  # fmt: skip
-    worst = max(sure, key=lambda one: float(_lost_by(transfers, one).mean()), default=None)
-    if worst is None:
+    step_ns, rate = float(np.median(seen.iteration_ns)), inquiry.settings.false_discovery_rate
+    found = [
+        (float(lost_ns.mean()), change, lost_ns)
+        for units in large
+        if (change := _change(transfers, units)) is not None and change.p_value * len(large) <= rate
+        for lost_ns in [_lost_by(transfers, change)]
+        if lost_ns.mean() >= _least_share(change) * step_ns
+    ]
+    if not found:
         return Answer()
-    lost_ns = _lost_by(transfers, worst)
-    if float(lost_ns.mean()) < NETWORKS.min_step_share * float(np.median(seen.iteration_ns)):
-        return Answer()
+    _, worst, lost_ns = max(found, key=lambda one: one[0])
     return Answer(findings=(_finding_of(seen, worst, lost_ns, len(large)),))
 
 
+def _least_share(change: _Change) -> float:
+    return NETWORKS.min_step_share if change.lasts else CHANGES.lost_share
+
+
 def _change(transfers: Transfers, units: Integers) -> _Change | None:
-    """Return since when a kind is slower; None where it is not, or not as a whole."""
+    """Return when a kind is slower; None where it never is, or not as a whole."""
     time_ns = transfers.transfer_ns[units]
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ns = np.where(time_ns > 0, np.log(time_ns), np.nan)
     level = robust.median(log_ns, axis=0)
     num = len(level)
-    splits = range(LINKS.min_before, num - SEARCH.min_own_iterations + 1)
     if num < 2 * SEARCH.min_own_iterations or not np.isfinite(level).all():
         return None
+    split = _split_in_time(level) or _two_speeds(level)
+    if split is None:
+        return None
+    active, num_choices = split
+    slow, others = level[active], level[~active]
+    effect = float(np.median(slow) - np.median(others))
+    change = robust.median(log_ns[:, active], axis=1) - robust.median(log_ns[:, ~active], axis=1)
+    if np.mean(change >= effect / 2) < LINKS.all_of_a_rank_share:
+        return None
+    spread = max(float(np.hypot(others.std(), slow.std())), LINKS.noise_log)
+    error = spread * float(np.sqrt(1 / len(others) + 1 / len(slow)))
+    return _Change(
+        units=units, active=active, effect=effect, error=error,
+        p_value=num_choices * float(special.stdtr(num - 2.0, -effect / error)),
+        usual_ns=float(np.exp(np.median(others))),
+    )  # fmt: skip
+
+
+def _split_in_time(level: Floats) -> tuple[Flags, float] | None:
+    """Return the iterations from the one on in which log times (iteration,) rise most, and how many
+    places that may have had; None where the rise is small beside what times vary by.
+    """
+    num = len(level)
+    splits = range(LINKS.min_before, num - SEARCH.min_own_iterations + 1)
     first = min(splits, key=lambda one: level[:one].var() * one + level[one:].var() * (num - one))
     before, after = level[:first], level[first:]
     effect = float(np.median(after) - np.median(before))
     apart = np.quantile(after, NETWORKS.outer_share) - np.quantile(before, 1 - NETWORKS.outer_share)
     if effect < np.log(NETWORKS.min_scaled_slowdown) or apart < effect / 2:
         return None
-    change = robust.median(log_ns[:, first:], axis=1) - robust.median(log_ns[:, :first], axis=1)
-    if np.mean(change >= effect / 2) < LINKS.all_of_a_rank_share:
+    return np.arange(num) >= first, float(len(splits))
+
+
+def _two_speeds(level: Floats) -> tuple[Flags, float] | None:
+    """Return the slow iterations of log times (iteration,) that have two levels, and how many
+    choices of as many iterations there are; None where the widest gap between sorted times does
+    not part them into two.
+    """
+    least = SEARCH.min_own_iterations
+    ascending = np.sort(level)
+    gaps = np.diff(ascending)[least - 1 : len(level) - least]
+    num_quick = int(np.argmax(gaps)) + least
+    quick, slow = ascending[:num_quick], ascending[num_quick:]
+    effect = float(np.median(slow) - np.median(quick))
+    if effect < np.log(NETWORKS.min_scaled_slowdown) or gaps.max() < effect / 2:
         return None
-    spread = max(float(np.hypot(before.std(), after.std())), LINKS.noise_log)
-    error = spread * float(np.sqrt(1 / first + 1 / (num - first)))
-    return _Change(
-        units=units, first=first, effect=effect, error=error,
-        p_value=len(splits) * float(special.stdtr(num - 2.0, -effect / error)),
-        before_ns=float(np.exp(np.median(before))),
-    )  # fmt: skip
+    return level >= slow[0], float(special.comb(len(level), len(slow)))
 
 
-def _lost_by(transfers: Transfers, slower: _Change) -> Floats:
-    """Return the transfer time that a rank loses by it, (iteration,)."""
-    units = slower.units
+def _lost_by(transfers: Transfers, change: _Change) -> Floats:
+    """Return the transfer time that a rank loses by a change, (iteration,)."""
+    units = change.units
     mean_ns = robust.mean(transfers.transfer_ns[units], axis=1)
     times_an_iteration = float(np.median(transfers.total_ns[units] / mean_ns))
-    lost = np.zeros(transfers.transfer_ns.shape[1])
-    lost[slower.first :] = times_an_iteration * slower.before_ns * np.expm1(slower.effect)
-    return lost
+    lost_ns = times_an_iteration * change.usual_ns * np.expm1(change.effect)
+    return np.where(change.active, lost_ns, 0.0)
 
 
-def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds: int) -> Finding:
+def _finding_of(seen: Observations, change: _Change, lost_ns: Floats, num_kinds: int) -> Finding:
     assert seen.transfers is not None
     transfers, members = seen.transfers, seen.members
-    ranks = tuple(sorted({rank for unit in slower.units for rank in transfers.members[unit]}))
+    ranks = tuple(sorted({rank for unit in change.units for rank in transfers.members[unit]}))
     is_inside = members.are_inside_a_host(ranks)
-    slowdown, num = float(np.exp(slower.effect)), len(seen.iterations)
+    slowdown, active = float(np.exp(change.effect)), change.active
     rows = members.rows_with(ranks)
-    active = np.arange(num) >= slower.first
-    kind = transfers.kinds[int(transfers.kind[slower.units[0]])]
+    kind = transfers.kinds[int(transfers.kind[change.units[0]])]
     where = f"inside host {members.hosts[rows[0]]}".rstrip() if is_inside else "between hosts"
+    count = f"{int(active.sum())} of {counted(len(active), 'iteration')}"
+    then, before, than = "from then on", "before", "before"
+    if not change.lasts:
+        then, before, than = f"in {count}", "in the others", "in other iterations"
     evidence = (
-        f"one {kind} takes {milliseconds(slower.before_ns * slowdown)} from then on against "
-        f"{milliseconds(slower.before_ns)} before, counted from the last member's arrival",
-        "all connections of the kind became slower together, so none stands out beside others",
+        f"one {kind} takes {milliseconds(change.usual_ns * slowdown)} {then} against "
+        f"{milliseconds(change.usual_ns)} {before}, counted from the last member's arrival",
+        "all connections of the kind become slower together, so none stands out beside others",
     )
     return build_finding(
         seen,
@@ -673,16 +721,13 @@ def _finding_of(seen: Observations, slower: _Change, lost_ns: Floats, num_kinds:
             cause=Cause.LINK,
             owner=Owner.UNDECIDED,
             slowdown=slowdown,
-            interval=interval_of_ratio(slower.effect, slower.error),
-            course=Course(
-                active=active, effect=slower.effect, standard_error=slower.error, share=1.0,
-                episodes=((slower.first, num - 1),),
-            ),
-            q_value=min(1.0, slower.p_value * num_kinds),
+            interval=interval_of_ratio(change.effect, change.error),
+            course=Course.of(active, change.effect, change.error),
+            q_value=min(1.0, change.p_value * num_kinds),
             num_peers=0,
             saved_ns=lost_ns,
             subject=f"communication {where} (ranks {listed(ranks)})",
-            predicate=f"transfers {times(slowdown)} slower than before",
+            predicate=f"transfers {times(slowdown)} slower than {than}",
             evidence=evidence if is_inside else (*evidence, BETWEEN_HOSTS),
             advice=connection_advice(seen, ranks),
             is_replayed=False,

@@ -1,30 +1,30 @@
 """Say what the step itself shows where no other search has said why.
 
-Every other search looks at one kind of time, of one rank, host or link, against that of others.
-Three jobs are not healthy though none of them speaks.
+Every other search compares one kind of time of a rank, host or link with that of others. In three
+cases none of these searches finds anything though the job is not healthy.
 
 **All wait for one rank.** Six iterations on a loaded machine may leave each search without a name,
 while the sums are plain: one rank is busy 96 % of every iteration, and all the others wait for it.
 A rank's own time is what is left of an iteration without its waiting. It needs no passes, no
-modules and no CPU time. A rank is suspected when, in most iterations, every other rank waits longer
-than it does, and its own time lies far above that of its stage's others, further than those differ
-among themselves. Which of them, and that it is one, is then shown; why it is busy is not: the
+modules and no CPU time. A rank is suspected when every other rank waits longer in most iterations,
+and when its own time is far above that of the other ranks of its stage, by more than they differ
+among themselves. This shows that all wait for one rank, and for which, but not why it is busy: the
 finding is undecided, and says what would decide.
 
 Example: rank 3 waits 4 % of the iteration, ranks 2, 0 and 1 wait 28, 47 and 52 %: own times 96, 72,
-53 and 48 %. Its peers' median is 53 %; 0.43 of an iteration is beyond 0.1, and beyond three times
-their spread.
+53 and 48 %. The peers' median is 53 %; the excess of 43 % of an iteration is beyond 10 %, and
+beyond three times the peers' spread.
 
 **The step became longer.** Some faults slow all ranks alike: the only TP group of a job, a busy
 host for which the others wait inside passes that nobody recorded in parts. Whoever is compared,
-nobody stands out; but iterations 1 to 5 took 104 ms, and those since take 260. The trace is then
+nobody stands out; but iterations 1 to 5 took 104 ms, and the later ones take 260. The trace is then
 compared with its own earlier iterations. Log step times are split where they rise most, by the t of
-two samples, charged with the number of splits:
+two samples, whose p-value is multiplied by the number of splits:
 
     before                  since                rise = mean(since) - mean(before)
-    104 105 106 104   |   261 258 269 270        most of one lie half of it below the other's
+    104 105 106 104   |   261 258 269 270        most of `since` lie rise / 2 above most of `before`
 
-Every kind of time is asked whether it rose there as well, by enough to explain it:
+Then each kind of time is checked: did it rise at the same iteration, by enough to explain the step?
 
     gaps of a host   on all its ranks, on none elsewhere     the host: nothing else holds back its
                                                              launches since then
@@ -35,13 +35,13 @@ Every kind of time is asked whether it rose there as well, by enough to explain 
 Transfers that became slower have a search of their own (`detect.causes.links`).
 
 Example: on the 8 ranks of host 0 the gaps between operations grow from 0.1 to 0.4 ms an iteration,
-on the 8 of host 1 they stay at 0.1: 1 in (16 over 8) by chance. Host 0, though its ranks' passes
-are as long as those of the others, who wait for them in the all-gathers of FSDP.
+on the 8 of host 1 they stay at 0.1: a chance of 1 / C(16, 8). Host 0 is named, though its ranks'
+passes are as long as those of host 1, whose ranks wait for them in the all-gathers of FSDP.
 
 **All wait for one now and then.** Two of seven iterations that take 1.7 times as long are too few
-for a search of levels or of bursts, and may be chance of which nobody need be told; but where one
-rank, host or group grew by what the step grew in nearly all of them, while the others waited, it is
-where to look. Why it did is not shown: undecided.
+for a search of levels or of bursts, and may be mere chance. But where the own time of one rank,
+host or group grew by as much as the step in nearly all long iterations, while the others waited,
+that is where to look. Why it grew is not shown: undecided.
 """
 
 from __future__ import annotations
@@ -93,22 +93,24 @@ GROWS = {
     Cause.LOADER: "waits for batches",
     Cause.GC: "collections of garbage",
 }
-"""What is known of a rank's own time, in words."""
+"""What each kind of a rank's own time is called in the evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Awaited:
-    """A rank for whom all others wait; shares of the median iteration."""
+    """A rank for whom all others wait; shares are of the median iteration."""
 
     row: int
     own_share: float
+    """Own time of the rank."""
     peers_share: float
-    """Of the other rows of its stage."""
+    """Own time of the other rows of the rank's stage, on the median."""
     least_waiting: float
+    """Waiting of the row that waits least, the rank itself left out."""
     most_waiting: float
-    """Of all other rows."""
+    """Waiting of the row that waits most."""
     num_hits: int
-    """Iterations in which it waits least by far."""
+    """Iterations in which the rank waits least by far."""
     q_value: float
     saved_ns: Floats
     """(iteration,)"""
@@ -204,7 +206,7 @@ def _parts(seen: Observations, row: int) -> tuple[str, ...]:
 
 
 def _search_awaited(inquiry: Inquiry) -> Answer:
-    """Leave out whoever was named already, being why the others wait, and what is small."""
+    """Report the rank that all wait for, unless it was named already or exceeds them by little."""
     found = awaited(inquiry.seen)
     if found is None or inquiry.named[found.row] or inquiry.slow[found.row]:
         return Answer()
@@ -221,12 +223,12 @@ class StepChange:
     """Since when the step is longer, and by how much."""
 
     course: Course
-    """Its effect is the rise of the log step."""
+    """The iterations since the change; the effect is the rise of the log step time."""
     p_value: float
 
     @property
     def num_before(self) -> int:
-        """Number of iterations before it."""
+        """Return the number of iterations before the change."""
         return self.course.episodes[0][0]
 
     def rise(self, value: Floats) -> Floats:
@@ -250,10 +252,10 @@ class _Explanation:
 
 
 def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange | None:
-    """Return where the step (iteration,) rises most for good; None where it does not.
+    """Return where step times, (iteration,), rise most for good; None where they do not.
 
-    The later part has `settings.min_iterations` at least, the earlier one two: the first iteration
-    of a profile starts with empty queues, and is quicker than the rest.
+    The later part has at least `settings.min_iterations` iterations. The earlier part has at least
+    two: the first iteration of a profile starts with empty queues and is quicker than the rest.
     """
     log_ns, length = np.log(np.maximum(iteration_ns, 1.0)), len(iteration_ns)
     firsts = np.arange(SEARCH.min_own_iterations, length - settings.min_iterations + 1)
@@ -280,10 +282,10 @@ def step_change(iteration_ns: Floats, settings: DetectorSettings) -> StepChange 
 
 
 def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Explanation | None:
-    """Return the host on all of whose ranks the gaps between operations grew, as on none elsewhere.
+    """Return the host on all of whose ranks the gaps between operations grew, while they grew on no
+    rank of other hosts; None where there is no such host.
 
-    Were all ranks alike, its k would be those whose gaps grew most by a chance of 1 in (all over
-    k).
+    If all n ranks were alike, the host's k ranks would be the top k with probability 1 / C(n, k).
     """
     names, host = np.unique(seen.members.hosts, return_inverse=True)
     if len(names) < 2 or Cause.HOST not in seen.lost_ns:
@@ -321,7 +323,7 @@ def _host_that_lags(seen: Observations, change: StepChange, rate: float) -> _Exp
 
 
 def _longer_passes(seen: Observations, change: StepChange) -> _Explanation | None:
-    """Return the ranks whose passes are longer since then by half of the step's rise or more."""
+    """Return the ranks whose passes rose by half of the step's rise or more at the change."""
     rise = np.nan_to_num(change.rise(robust.median(seen.work.log_ns, axis=2)))
     rows = np.flatnonzero(rise >= CHANGES.explains_share * change.course.effect)
     if len(rows) < HOSTS.min_ranks:
@@ -387,21 +389,22 @@ def _change_finding(seen: Observations, change: StepChange, one: _Explanation) -
 
 @dataclass(frozen=True, kw_only=True)
 class _LongIterations:
-    """Iterations that take far longer than the usual one."""
+    """Iterations that take far longer than the usual iteration."""
 
     active: Flags
-    """(iteration,)"""
+    """(iteration,): the long ones."""
     usual_ns: float
+    """Time of the usual iteration."""
     excess_ns: Floats
-    """Over the usual one, (iteration,); 0 where it is not long."""
+    """(iteration,): time beyond the usual iteration; 0 where the iteration is not long."""
     lost_share: float
-    """Of all time."""
+    """Excess of all long iterations as a share of all time."""
     ratio: float
-    """Of the longest to the usual one."""
+    """Time of the longest iteration over the usual one."""
 
     @property
     def text(self) -> str:
-        """Return how many they are and what they cost."""
+        """Return how many iterations are long and what they cost, as part of a sentence."""
         return (
             f"{int(self.active.sum())} of {counted(len(self.active), 'iteration')} take up to "
             f"{times(self.ratio)} the usual step and lose {self.lost_share:.0%} of all time"
@@ -409,16 +412,17 @@ class _LongIterations:
 
 
 def _long_iterations(seen: Observations) -> _LongIterations | None:
-    """Return the iterations that are far longer than the usual one; None where they cost little,
-    or ranks are known to stand still for as long in them.
+    """Return the iterations that are far longer than the usual one.
 
-    Example: 3 of 20 steps of 100 ms take 200 ms: 300 of 2,300 ms, 13 %.
+    None where they cost little, or where known losses of ranks (GC, loader, host) explain half of
+    the excess. Example: 3 of 20 steps of 100 ms take 200 ms: 300 of 2,300 ms are lost, 13 %.
     """
     iteration_ns, usual = seen.iteration_ns, float(np.median(seen.iteration_ns))
     is_long = iteration_ns > CHANGES.long_ratio * usual
     excess_ns = np.where(is_long, iteration_ns - usual, 0.0)
     lost = float(excess_ns.sum()) / max(float(iteration_ns.sum()), 1.0)
-    known_ns = float(np.nan_to_num(seen.lost(Cause.GC))[:, is_long].sum())  # one after the other
+    # ranks collect one after the other, so their pauses add up
+    known_ns = float(np.nan_to_num(seen.lost(Cause.GC))[:, is_long].sum())
     known_ns += sum(
         float(np.nan_to_num(seen.lost(cause)).max(axis=0)[is_long].sum())
         for cause in (Cause.LOADER, Cause.HOST)
@@ -435,13 +439,13 @@ def _long_iterations(seen: Observations) -> _LongIterations | None:
 
 
 def _kept_waiting_by(seen: Observations, long: _LongIterations) -> Integers:
-    """Return the rows for which all others wait in the long iterations: one, or some of one host or
-    of one process group; none where other rows take longer in other ones.
+    """Return the rows for which all others wait in the long iterations.
 
-    A row's own time is what is left of an iteration without its waiting. In a long iteration it is
-    held up by the rows whose own time grows by half of the excess or more.
+    These are one row, or rows of one host or one process group; none where different rows hold up
+    different long iterations. A row's own time is what is left of an iteration without its waiting.
+    A row holds up a long iteration if its own time grows by half of the excess or more.
 
-    Example, own times in ms: rank 0 holds up the job in both.
+    Example, own times in ms: rank 0 holds up the job in both long iterations.
 
                     usual    iteration 7    iteration 16
         step        262      453            454
@@ -464,8 +468,8 @@ def _kept_waiting_by(seen: Observations, long: _LongIterations) -> Integers:
 
 
 def _stand_together(seen: Observations, rows: Integers) -> bool:
-    """Return whether rows are one, or all of one host, or of one process group: they differ in one
-    coordinate only.
+    """Return whether the rows are one row, or all of one host, or of one process group (they differ
+    in one coordinate only).
     """
     members = seen.members
     num_axes = sum(len(np.unique(place[rows])) > 1 for place in members.place.values())
@@ -492,7 +496,8 @@ def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> 
             slowdown=float(np.exp(effect)),
             interval=interval_of_ratio(effect, error),
             course=Course(active, effect, error, 1.0, episodes_of(active)),
-            # whoever it is, somebody holds up the first one: that it is the same again counts
+            # some rows always hold up the first long iteration; that the same rows hold up the
+            # others as well is what counts
             q_value=float((len(rows) / len(members)) ** (int(active.sum()) - 1)),
             num_peers=len(members) - len(rows),
             saved_ns=long.excess_ns,
@@ -506,7 +511,9 @@ def _long_finding(seen: Observations, long: _LongIterations, rows: Integers) -> 
 
 
 def _what_grew(seen: Observations, long: _LongIterations, rows: Integers) -> tuple[Cause, str]:
-    """Return the kind of time of these rows that grew by half of the excess or more, and say so."""
+    """Return which kind of time of these rows grew by half of the excess or more, and say so;
+    `Cause.UNKNOWN` where none did.
+    """
     active = long.active
     kinds = {Cause.COMPUTE: seen.busy_ns, **seen.lost_ns}
     kinds = {cause: kinds[cause] for cause in GROWS if cause in kinds}
@@ -528,25 +535,29 @@ def _what_grew(seen: Observations, long: _LongIterations, rows: Integers) -> tup
 
 
 def _usual(time_ns: Floats, active: Flags) -> Floats:
-    """Return the median of (row, iteration) over the iterations that are not active, (row, 1)."""
+    """Return the median of `time_ns`, (row, iteration), over inactive iterations, (row, 1)."""
     return np.asarray(robust.median(time_ns[:, ~active], axis=1)[:, None])
 
 
 def _search_changes(inquiry: Inquiry) -> Answer:
-    """Speak only where nobody was named; on CPUs, processes take time from each other by chance."""
+    """Report a step that became longer, or long iterations, only where nobody was named.
+
+    Not on CPUs, where processes take time from each other by chance.
+    """
     seen = inquiry.seen
     if inquiry.named.any() or seen.members.device_kind == "cpu":
         return Answer()
     change = step_change(seen.iteration_ns, inquiry.settings)
     if change is None:
         return _search_long(seen)
-    rate = inquiry.settings.false_discovery_rate  # the host first: who waits has longer passes
+    rate = inquiry.settings.false_discovery_rate
+    # ask for the host first: ranks that wait for it have longer passes
     why = _host_that_lags(seen, change, rate) or _longer_passes(seen, change)
     return Answer(findings=(_change_finding(seen, change, why or _nothing_else(change)),))
 
 
 def _search_long(seen: Observations) -> Answer:
-    """Name who holds up the job in its long iterations, or say that there are such."""
+    """Name who holds up the job in its long iterations, or just say that some are long."""
     long = _long_iterations(seen)
     if long is None:
         return Answer()

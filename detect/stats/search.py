@@ -190,6 +190,13 @@ class Course:
     episodes: tuple[tuple[int, int], ...]
     """First and last index of each active stretch."""
 
+    @classmethod
+    def of(cls, active: Flags, effect: float, standard_error: float) -> Course:
+        """Return the course whose stretches are those of the `active` iterations."""
+        episodes = episodes_of(active)
+        share = int(active.sum()) / (episodes[-1][1] - episodes[0][0] + 1)
+        return cls(active, effect, standard_error, share, episodes)
+
 
 def best_stretches(
     value: Floats, noise: Noise, min_iterations: int, excluded: Flags, *, scattered: bool = True

@@ -45,6 +45,19 @@ def test_heavy_stage_does_not_hide_a_fault_on_it(job, slow, together):
     }
 
 
+@pytest.mark.parametrize(("layers", "owner"), [(1.0, Owner.JOB), (1.2, Owner.UNDECIDED)])
+def test_layers_that_are_slow_in_a_heavy_stage_may_be_a_hot_host(job, layers, owner):
+    """However heavy the output layer is; the last stage has a host of its own."""
+
+    def effect(slot):
+        if slot.stage != 2 or slot.name == "optimizer":
+            return 1.0
+        return layers if slot.name == "transformer_layer" else 2.0
+
+    report = job(layout=Layout(pp=3, dp=4), hosts=4, layers=4, work=effect).report()
+    assert [(one.ranks, one.owner) for one in report.findings] == [((8, 9, 10, 11), owner)]
+
+
 def test_heavy_stage_of_lone_ranks_is_additive_work(job):
     report = job(layout=Layout(pp=4), layers=2, work=heavy_last(3)).report()
     assert [(finding.cause, finding.owner) for finding in report.findings] == [

@@ -436,6 +436,28 @@ def test_loading_of_the_one_rank_that_loads_is_told_by_who_waits(job, loading_ms
     assert report.minimum_detectable[Cause.LOADER] == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize(("every", "is_found"), [(2, True), (20, False)])
+def test_loading_that_all_wait_for_now_and_then(job, every, is_found):
+    """Half of the iterations are 240 ms longer, or one: no level, and one is chance."""
+    seen = observe(job(layout=Layout(pp=2), loading_ms=lambda slot: 0.0).timeline())
+    loading = np.zeros_like(seen.busy_ns)
+    loading[1, ::every] = 240e6
+    waiting = np.full_like(loading, 30e6)
+    waiting[0] += loading[1]
+    report = judge(
+        replace(
+            seen,
+            lost_ns={Cause.LOADER: loading},
+            waiting_ns=waiting,
+            iteration_ns=seen.iteration_ns + loading[1],
+        ),
+        DetectorSettings(),
+    )
+    found = [one for one in report.findings if one.cause == Cause.LOADER]
+    assert [(one.ranks, one.owner) for one in found] == [((1,), Owner.UNDECIDED)] * is_found
+    assert all(len(one.episodes) > 1 for one in found)
+
+
 def test_who_waits_for_a_slow_mate_unseen_is_held_up_by_no_host(job, slow):
     """Of a TP group whose communication was not recorded one waits inside its passes, off its core,
     for the other.

@@ -37,6 +37,39 @@ def test_no_lasting_change_is_no_finding(job, exchanging, times):
     assert not any(one.cause == Cause.LINK for one in report.findings)
 
 
+SLOW_ITERATIONS = [2, 5, 6, 11, 12, 13, 17]
+
+
+def test_a_network_that_flaps_is_a_finding(job, exchanging):
+    """What is seen of two speeds is seen of the network alone: others may use it, too."""
+    times = np.random.default_rng(5).normal(10.0, 0.2, 20)
+    times[SLOW_ITERATIONS] *= 8.0
+    timeline = job(layout=Layout(tp=8), hosts=8).timeline()
+    report = judge(exchanging(timeline, [(GROUP, 10**8, times)]), DetectorSettings())
+    (found,) = report.findings
+    assert (found.ranks, found.cause, found.owner) == (GROUP, Cause.LINK, Owner.UNDECIDED)
+    assert found.slowdown == pytest.approx(8.0, rel=0.05)
+    first = report.iterations[0]
+    assert found.episodes == tuple(
+        (first + a, first + b) for a, b in ((2, 2), (5, 6), (11, 13), (17, 17))
+    )
+    assert "in 7 of 20 iterations" in " ".join(found.evidence)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("law", ["log-normal", "few long ones", "uniform"])
+def test_a_network_that_varies_has_no_second_speed(job, exchanging, law, seed):
+    random = np.random.default_rng(seed)
+    times = {
+        "log-normal": random.lognormal(np.log(30.0), 0.8, 20),
+        "few long ones": 30.0 * np.where(np.arange(20) == 7, 8.0, random.normal(1.0, 0.02, 20)),
+        "uniform": random.uniform(10.0, 80.0, 20),
+    }[law]
+    timeline = job(layout=Layout(tp=8), hosts=8).timeline()
+    report = judge(exchanging(timeline, [(GROUP, 10**8, times)]), DetectorSettings())
+    assert not any(one.cause == Cause.LINK for one in report.findings)
+
+
 @pytest.mark.parametrize(("size", "device"), [(-1, "cuda"), (1024, "cuda"), (10**8, "cpu")])
 def test_unknown_or_small_transfers_and_those_of_cpus_are_not_judged(job, exchanging, size, device):
     timeline = job(layout=Layout(tp=8), hosts=8, device=device).timeline()
