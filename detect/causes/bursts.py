@@ -10,17 +10,18 @@ the other rows show. So many hits in so many iterations must be improbable at th
 
     p = P(BetaBinomial(iterations; hits of the others + 1/2, their misses + 1/2) >= hits)
 
-and what they cost on the mean must reach the floor. The cause is the kind that most of the time was
-lost to. Pauses that are too few for such a proof, but cost a tenth of all time and are one row's
-alone, are a finding all the same: undecided. Computing that is slow in nearly all iterations is for
-other searches to judge; pauses of any size, 90 ms now and 570 ms then, are counted here. Then the
-same is asked of the mean over the passes of an iteration: their median does not see a device
-that is throttled during a fifth of them, their mean does.
+and the mean cost of the hits must reach the floor. The cause is the kind that most of the time was
+lost to. Pauses that are too few for this proof, but cost a tenth of all time and are one row's
+alone, are a finding all the same: undecided. Pauses may be of any size, 90 ms now and 570 ms then.
 
-Two rows show no rate of sound ones: each exceeds the other. But two sound ones do so equally often,
-so hits that all go one way are told by a coin, p = P(Binomial(hits of both, 1/2) >= hits); and the
-one whose own passes are longer in the hits than in its other iterations is the slow one. Of pauses
-it is the one for whom the other waits.
+Slow computing is counted in the same way, by the mean over the passes of an iteration: a device
+that is throttled during a fifth of the passes shows in their mean, not in their median. Computing
+that is slow in nearly all iterations is left to other searches.
+
+Two rows do not show the rate of sound rows, since each is the other's only peer. But two sound rows
+exceed each other equally often, so hits that all go one way are tested like tosses of a coin,
+p = P(Binomial(hits of both, 1/2) >= hits). The slow row is the one whose own passes are longer in
+the hits than in its other iterations; for pauses it is the row for which the other waits.
 
 Example: 16 ranks, 10 iterations. Rank 5 loses more than 2 % of an iteration in 4 of 10, the others
 in none of 150: p = 2.2e-6.
@@ -124,7 +125,7 @@ def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
     """Return the row that alone loses a tenth of all time in pauses, few of them or of any size.
 
     `excess` (row, iteration) is what each row loses more than others; a hit is more than `margin`.
-    One row's noise is no measure of another's: pauses of 90 ms now and 570 ms then are no noise. A
+    A row's own spread is no measure of noise: pauses of 90 ms now and 570 ms then are no noise. A
     single pause is never sure.
     """
     hits = excess > margin
@@ -150,8 +151,10 @@ def lone_pause(excess: Floats, margin: float, rate: float) -> Burst | None:
 
 
 def _over_place(value: Floats, places: Integers) -> Floats:
-    """Return what each row of (row, iteration) loses more than others of its place, (row,): others
-    may have nothing to load. Nothing where it is alone there.
+    """Return how much more each row loses than the other rows of its place, (row, iteration).
+
+    `value` is (row, iteration), `places` (row,). Rows of other places may have nothing to load. 0
+    where a row is alone at its place.
     """
     excess = np.zeros_like(value)
     for place_number in np.unique(places):
@@ -164,7 +167,7 @@ def _over_place(value: Floats, places: Integers) -> Floats:
 
 
 def _margin(value: Floats) -> float:
-    """Return what a pause exceeds, by the noise of the quietest row of (row, iteration)."""
+    """Return the least size of a pause, by the noise of the quietest row of (row, iteration)."""
     quiet = float(np.nan_to_num(robust.spread(value, axis=1)).min())
     return max(BURSTS.margin_share, BURSTS.margin_sigmas * quiet)
 
@@ -183,9 +186,9 @@ def bursts(
 
     `known` rows have been named already and are nobody's peers; `rate` is the false-discovery rate;
     a row must exceed the others by `least_share` on the mean, and by `least_hit` in its hits.
-    `num_tests` rows are tested in all, where these are not all of them. Rows of one `group`,
-    (row,), may wait for each other: hits together with a larger one there say nothing of how often
-    sound rows have some.
+    `num_tests` is the number of rows tested in all, if `value` has only some of them. Rows of one
+    `group`, (row,), may wait for each other: a hit of a row's mate in the same iteration, but
+    smaller, does not count towards the rate of sound rows.
     """
     num_rows, num_iterations = value.shape
     if int((~known).sum()) < BURSTS.min_rows or not np.isfinite(value[~known]).any():
@@ -221,8 +224,8 @@ def bursts(
 
 
 def _hits(value: Floats, known: Flags) -> tuple[Flags, Floats]:
-    """Return the iterations in which a row exceeds its own quiet ones by more than sound rows vary,
-    and by how much, 0 elsewhere, (row, iteration) each.
+    """Return in which iterations each row exceeds its own quiet iterations by more than sound rows
+    vary, and by how much (0 elsewhere), both (row, iteration).
     """
     excess = over_own_level(value, known)
     usual = float(np.nan_to_num(robust.median(robust.spread(excess[~known], axis=1))))
@@ -233,10 +236,10 @@ def _hits(value: Floats, known: Flags) -> tuple[Flags, Floats]:
 def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     """Return the row of two that is slow now and then, None where that is not shown.
 
-    `log_ns` (2, iteration, operation) are their own times, operations in the order in which they
-    run. Slow passes side by side are one burst. Example: 17 bursts in which passes of row 0 take 8
-    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three may be chance:
-    such a row is named undecided.
+    `log_ns` (2, iteration, operation) are the rows' own times, operations in the order in which
+    they run. Slow passes in a row are one burst. Example: 17 bursts in which passes of row 0 take 8
+    to 17 % longer than those of row 1, none the other way round: p = 2^-16. Three bursts may be
+    chance: the row is then returned as not sure.
     """
     gap = log_ns[0] - log_ns[1]
     over, sigma = _off_quiet(gap)
@@ -256,7 +259,7 @@ def pair_burst(log_ns: Floats, rate: float, least_share: float) -> Burst | None:
     q_value = 2 * float(special.bdtrc(num_bursts[row] - 1, sum(num_bursts), 0.5))
     is_one_speed = half_width(np.abs(over)[ways[row]])[0] <= BURSTS.one_speed_share * size
     other_hits = int(ways[1 - row].any(axis=1).sum())
-    if is_one_speed:  # then it is no noise, of whoever has more of it
+    if is_one_speed:  # noise, of which one row may have more, does not keep to one speed
         length = len(hits)
         q_value = min(q_value, 2 * chance(int(hits.sum()), length, other_hits, length))
     excess = np.where(ways[row], np.expm1(np.abs(over)), 0.0).mean(axis=1)
@@ -300,9 +303,11 @@ def pair_pause(seen: Observations, rate: float) -> Burst | None:
 
 
 def _waits_as_long(seen: Observations, row: int, excess: Floats) -> Flags:
-    """Return in which iterations a row waits longer than it does in quiet ones, by half of what
-    another loses there, `excess` (iteration,) as a share of the step; in none where waiting is not
-    known.
+    """Flag the iterations in which `row` waits longer than in quiet ones, by half of what the other
+    row loses in them or more.
+
+    `excess`, (iteration,), is what the other row loses, as a share of the step. No iteration is
+    flagged where waiting is not known.
     """
     waiting_ns = seen.waiting_ns if seen.waiting_ns is not None else seen.split_wait_ns
     if waiting_ns is None:
@@ -313,7 +318,8 @@ def _waits_as_long(seen: Observations, row: int, excess: Floats) -> Flags:
 
 
 def _off_quiet(value: Floats) -> tuple[Floats, float]:
-    """Return (iteration, operation) less each operation's level in quiet times, and its noise.
+    """Return `value`, (iteration, operation) or (iteration,), less each operation's level in quiet
+    times, and the noise of these differences.
 
     The quiet half of the values is the densest: up to half of them may lie in bursts of one kind.
     """
@@ -323,8 +329,9 @@ def _off_quiet(value: Floats) -> tuple[Floats, float]:
 
 
 def _places(seen: Observations) -> Integers:
-    """Number of each row's stage and TP rank together, (row,): who has the same loading to do; one
-    number for all ranks of the job's only TP group that load for themselves.
+    """Return a number for each row's stage and TP rank, (row,): equal if rows load the same.
+
+    All ranks of the job's only TP group get one number if each of them loads for itself.
     """
     place = np.stack([seen.members.stage, seen.members.place["tp"]])
     number = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
@@ -335,9 +342,9 @@ def _places(seen: Observations) -> Integers:
 
 
 def _compute_excess(seen: Observations, known: Flags) -> Floats:
-    """Mean of each row's passes over its peers' minus 1, (row, iteration).
+    """Return the mean of each row's passes over that of its peers, less 1, (row, iteration).
 
-    A row that is `known` to be slow is nobody's peer.
+    A row that is `known` to be slow is nobody's peer. NaN where some row has no peer.
     """
     groups = peer_groups(seen.work, seen.members)
     if min(len(rows) for rows in groups) < 2:
@@ -347,7 +354,7 @@ def _compute_excess(seen: Observations, known: Flags) -> Floats:
 
 
 def _main_cause(lost_ns: Mapping[Cause, Floats], burst: Burst) -> Cause:
-    """Return what most of the time was lost to, above the others."""
+    """Return the cause to which the burst's row lost most time beyond the other rows."""
 
     def total(cause: Cause) -> float:
         time_ns = np.nan_to_num(lost_ns[cause])
@@ -412,7 +419,7 @@ def _blamed(seen: Observations, burst: Burst, cause: Cause) -> tuple[Cause, Owne
 
 
 def _doubt(seen: Observations, burst: Burst, cause: Cause) -> tuple[str, ...]:
-    """Return what else may be the reason of a burst, in a sentence; nothing when nothing is."""
+    """Return the sentence that says what else may be the reason of a burst; () where nothing is."""
     is_group = cause != Cause.GC and len(seen.members.workers[burst.row]) > 1
     known = {FEW: not burst.is_sure, OF_GROUP: is_group, SHARED: burst.is_shared}
     for reason, holds in (known | {MATE: burst.is_mates}).items():
@@ -447,8 +454,8 @@ def _doubt_of_loader(seen: Observations, burst: Burst) -> tuple[str, ...]:
 
 
 def _others_pause(seen: Observations, burst: Burst) -> bool:
-    """Return whether others who load as it does, but on other hosts, wait about as long now and
-    then: ranks that load nothing do not show how usual that is.
+    """Return whether ranks of other hosts that load at the same TP rank wait about as long now and
+    then. Ranks that load nothing do not show how usual these waits are.
     """
     loading, tp_rank = np.nan_to_num(seen.lost(Cause.LOADER)), seen.members.place["tp"]
     hosts = np.array(seen.members.hosts)
@@ -469,10 +476,10 @@ def _shows_in_attention(seen: Observations, burst: Burst) -> bool:
 
 
 def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[str, ...]:
-    """Return how uneven data may explain what a rank lost to its host; nothing where it cannot.
+    """Return how uneven data may explain what a rank lost to its host; () where it cannot.
 
-    What a pass takes beside its layers does not follow their length; time between passes does not
-    depend on it.
+    What a pass takes besides its layers does not follow the layers' length, so longer data may look
+    like stalls. Time between passes does not depend on the data.
     """
     stage = seen.members.stage
     if is_uneven and 0 < int(stage[burst.row]) == int(stage.max()):
@@ -487,10 +494,11 @@ def _doubt_of_host(seen: Observations, burst: Burst, is_uneven: bool) -> tuple[s
 
 
 def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
-    """Return rows that pause; loading is compared where it has to be done alone.
+    """Return the bursts of rows that pause now and then.
 
-    A row that only computes slowly may wait for its loader all the same: its peers are all that are
-    not `named`, against those that are not `known` to be slow either.
+    Loading is compared among rows of one place only. A row that computes slowly may wait for its
+    loader all the same, so for loading only `named` rows are left out, for other pauses all that
+    are `known` to be slow.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2 and not known.any() and (lone := pair_pause(seen, rate)):
@@ -506,17 +514,17 @@ def _pauses(inquiry: Inquiry, known: Flags, named: Flags) -> list[Burst]:
     for place_number in np.unique(places):
         rows = np.flatnonzero(places == place_number)
         found += _bursts_among(rows, loading, named, rate)
-    if found or known.any():
+    if found or named.any():
         return found
     collecting = lost_share(seen, (Cause.GC,))
-    lost = loading + collecting  # whoever allocates collects, wherever it stands
+    lost = loading + collecting  # garbage is collected where it is made, whatever the place
     over = _over_place(loading, places) + _over_place(collecting, np.zeros_like(places))
     lone = lone_pause(over, _margin(lost), rate)
     return [lone] if lone else []
 
 
 def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> list[Burst]:
-    """Return the bursts of some rows, compared with each other only."""
+    """Return the bursts of `rows` of `value`, (row, iteration), compared with each other only."""
     num_rows = len(value)
     return [
         replace(
@@ -529,9 +537,9 @@ def _bursts_among(rows: Integers, value: Floats, known: Flags, rate: float) -> l
 
 
 def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
-    """Return rows whose passes are slow now and then; in these, by the floor of slowdowns.
+    """Return the bursts of rows whose passes are slow now and then, by `min_slowdown` in the hits.
 
-    `known` rows are slow or stand still now and then, and others may wait for them.
+    `known` rows are slow or stand still now and then, so other rows may wait for them.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     if len(seen.members) == 2:
@@ -559,18 +567,19 @@ def _throttled(inquiry: Inquiry, known: Flags) -> list[Burst]:
 
 
 def _is_usual_there(rate: Floats, of_stage: Flags, row: int) -> bool:
-    """Return whether the rows of its stage, (row,) flags, have hits at a rate that comes near that
-    of the `row`: those of other stages may have nothing to load, and none.
+    """Return whether the other rows of a row's stage, (row,) flags, have hits nearly as often as
+    the `row`. Rows of other stages do not count: they may have nothing to load, and no hits.
     """
     others = of_stage & (np.arange(len(of_stage)) != row)
     return bool(others.any() and rate[others].mean() > BURSTS.others_share * rate[row])
 
 
 def _too_few(inquiry: Inquiry) -> Finding | None:
-    """Return the row that alone loses a tenth of all time to its host, or in slow passes, in too
-    few iterations for a proof: worth a look, and nobody's fault so far.
+    """Return an undecided finding about the one row that loses a tenth of all time to its host, or
+    in slow passes, in too few iterations for a proof; None where there is none.
 
-    Not in nearly all of them, and not below the floor of slowdowns: levels have had their search.
+    The row must lose time in some iterations, not in nearly all, which other searches have judged,
+    and at least `min_slowdown` on the mean.
     """
     seen, rate = inquiry.seen, inquiry.settings.false_discovery_rate
     floor, most = inquiry.settings.min_slowdown - 1.0, BURSTS.max_hit_share
@@ -593,9 +602,11 @@ def _too_few(inquiry: Inquiry) -> Finding | None:
 
 
 def _waits_for_mate(seen: Observations, burst: Burst, known: Flags, found: list[int]) -> bool:
-    """Return whether a row of the same TP group is `known` to be slow or to pause, or has bursts,
-    too (`found`), that this one does not stand out from, or recorded nothing in most of these
-    iterations: which waits for which is not known, and who waits may lose more.
+    """Return whether the burst's row may only wait for a mate, another row of its TP group.
+
+    It may if a mate is `known` to be slow or to pause, if a mate has bursts, too (`found`), from
+    which this one does not stand out, or if a mate recorded nothing in most of the hits. Who waits
+    for whom is then not known, and the row that waits may lose more.
     """
     mates = mates_of(seen.members, burst.row)
     if known[mates].any() or (not burst.stands_out and np.isin(mates, found).any()):

@@ -230,8 +230,7 @@ def saved_by_compute(seen: Observations, row: int, excess_ns: Floats) -> Floats:
 
 
 def _waiting_with(seen: Observations, row: int) -> Flags:
-    """Flag the row; where waiting hides in compute spans, flag its TP group, which waits with it.
-    """
+    """Flag the row, or its whole TP group where waiting hides in compute spans."""
     mine: Flags = np.arange(len(seen.members)) == row
     if not seen.entangled_phases:
         return mine

@@ -54,10 +54,10 @@ from megascan.arrays import Flags, Floats, Integers
 
 
 def _search_loading(inquiry: Inquiry) -> Answer:
-    """Compare rows with the same loading to do: stage and TP rank alike, else all that load.
+    """Compare the loading of rows of the same stage and TP rank, or else of all rows that load.
 
     On a GPU a stage's place in the pipeline decides how long its device has to wait, so across
-    stages only differences count that stages do not have of their own.
+    stages a difference must be larger than what stages differ by anyway.
     """
     seen = inquiry.seen
     if Cause.LOADER not in seen.lost_ns:
@@ -106,7 +106,8 @@ def _search_loading(inquiry: Inquiry) -> Answer:
 
 
 def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> str:
-    """Return why what all load, or from where, may be the reason as well; empty where it is not."""
+    """Return why the data, or storage that all share, may be the reason as well; empty where not.
+    """
     loading, active = seen.lost_ns[Cause.LOADER], suspect.course.active
     own, over = _lost_and_excess_ns(seen, suspect, Cause.LOADER)
     if own < LOSSES.loader_ratio * (own - over):
@@ -120,15 +121,15 @@ def _shared_loading(seen: Observations, suspect: Suspect, others: Integers) -> s
 
 
 def _lost_and_excess_ns(seen: Observations, suspect: Suspect, cause: Cause) -> tuple[float, float]:
-    """Return what a suspect loses to a cause in an iteration, and by how much that is more than its
-    peers.
+    """Return what a suspect loses to a cause in an iteration, and how much more that is than its
+    peers lose, both ns.
     """
     own = float(np.nanmedian(seen.lost(cause)[suspect.row][suspect.course.active]))
     return own, suspect.course.effect * float(np.median(seen.iteration_ns))
 
 
 def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list[Integers], bool]:
-    """Return rows that load alike, and whether these are of several stages, for want of peers."""
+    """Return groups of rows that load alike, and whether they span stages for want of peers."""
     tp_rank = members.place["tp"]
     groups = [
         rows[loads[rows] & (tp_rank[rows] == one)]
@@ -144,12 +145,12 @@ def _rows_that_load(members: Members, loads: Flags, usual: Floats) -> tuple[list
 
 
 def _awaited_loading(seen: Observations, row: int) -> Answer:
-    """Report the loading of the one rank that loads, where all others wait for it: in most
-    iterations, or now and then for as much of all time.
+    """Report the loading of the only rank that loads, where all others wait for it: in most
+    iterations, or now and then for the same share of all time.
 
-    Nobody shows how long such loading ought to take, so whose fault it is stays undecided; what it
-    costs is plain. Example: 241 ms of every 510 ms, while the other stage waits for 280 ms; or 50
-    to 320 ms in 12 of 18 iterations of 490 ms, a fifth of all time.
+    No other rank shows how long the loading ought to take, so whose fault it is stays undecided;
+    its cost is plain. Example: 241 ms of every 510 ms, while the other stage waits for 280 ms; or
+    50 to 320 ms in 12 of 18 iterations of 490 ms, a fifth of all time.
     """
     members, least = seen.members, LOSSES.least_awaited_share
     others = np.arange(len(members)) != row
@@ -212,7 +213,7 @@ def _awaited_finding(
 
 
 def _search_collecting(inquiry: Inquiry) -> Answer:
-    """Compare all ranks; a collector pauses for what the process allocates: the job's doing."""
+    """Compare all ranks. The owner is the job: a collector pauses for what its code allocates."""
     seen = inquiry.seen
     if Cause.GC not in seen.lost_ns:
         untraced = ("garbage collection was not traced (granularity base)",)
@@ -239,7 +240,7 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
     if Cause.HOST not in seen.lost_ns:
         return Answer(notes=notes, hides=_unrecorded(seen))
     alone = _are_alone(seen)
-    at_place: set[int] = set()  # rows whose like in other stages lose as much
+    at_place: set[int] = set()  # rows whose TP rank loses as much in other TP groups
 
     def remembered(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
         at_place.update(_alike_at_their_place(seen, suspects))
@@ -275,11 +276,12 @@ def _search_hosts(inquiry: Inquiry) -> Answer:
 
 
 def _unrecorded(seen: Observations) -> str:
-    """Say that most of an iteration was not recorded, so that finding nothing is no health; empty
-    where twice that time would not make the step much longer, or nobody knows it (op tables).
+    """Say that most of an iteration was not recorded, so that finding nothing does not mean health.
 
-    Example: forward passes of layers and the optimizer, 1.5 of 9.1 ms, from files of the original
-    MegaScan: hosts that launch slowly make a step 1.5 times as long, and no span longer.
+    Empty where the step would hardly be longer if that time doubled, or where it is not known (op
+    tables). Example: files of the original MegaScan hold forward passes of layers and the
+    optimizer, 1.5 of 9.1 ms. Hosts that launch slowly make a step 1.5 times as long, and no span
+    longer.
     """
     gaps = seen.host_gap_ns / np.maximum(seen.iteration_ns, 1.0)
     share = float(np.median(np.nan_to_num(gaps)))
@@ -309,7 +311,7 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
     if _is_hardly_more(seen, suspect):
         return HARDLY_MORE
     slower = -float(np.log1p(-min(suspect.course.effect, COSTS.max_saved_share)))
-    # of two one is always the slower one; beside several, gaps are more likely pauses
+    # of two ranks one is always the slower; with more ranks, gaps are more likely pauses
     least = LOSSES.many_gaps_share if len(seen.members) == 2 else 0.0
     return half_starved(seen, row, active) or hardly_slower_host(
         seen, row, active, slower, least_starved=least
@@ -317,10 +319,11 @@ def _doubt_of_host(inquiry: Inquiry, suspect: Suspect) -> str:
 
 
 def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
-    """Tell whether a late loader explains why a device has nothing to do: after each of its batches
-    the queue is empty, while the hosts of those who wait for it run ahead.
+    """Return whether a late loader explains why a device has nothing to do.
 
-    Example: 121 ms of loading more than its peer's in steps of 193 ms, and 7.5 ms beside that.
+    After each late batch the device's queue is empty, while the hosts of ranks that wait for it run
+    ahead. Example: in steps of 193 ms, 121 ms more of loading than its peer, and 7.5 ms more in
+    which the device has nothing to do.
     """
     if seen.members.device_kind != "cuda" or Cause.LOADER not in seen.lost_ns:
         return False
@@ -334,7 +337,7 @@ def _refills_its_queue(seen: Observations, suspect: Suspect) -> bool:
 
 
 def _is_hardly_more(seen: Observations, suspect: Suspect) -> bool:
-    """Tell whether its peers' devices have nothing to do for nearly as long.
+    """Return whether the devices of a suspect's peers have nothing to do for nearly as long.
 
     Example: gaps of 13.4 ms of 80 against 12.3 ms, in which every host gathers gradients.
     """
@@ -343,7 +346,7 @@ def _is_hardly_more(seen: Observations, suspect: Suspect) -> bool:
 
 
 def _bound_by_hosts(seen: Observations) -> tuple[str, ...]:
-    """Say that all devices wait for their hosts; nothing where they do not."""
+    """Say that all devices wait for their hosts; () where they do not."""
     if seen.starved_share is None or not is_host_bound(seen):
         return ()
     starved = float(np.nanmedian(seen.starved_share))
@@ -403,7 +406,7 @@ WAIT_TOO = (
 
 
 def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
-    """Leave out mates of slow ranks where nobody recorded all that a TP group waits for."""
+    """Leave out TP mates of slow ranks, unless all that a TP group waits for was recorded."""
     seen, slow = inquiry.seen, inquiry.slow
     if seen.tells_passes and not seen.mixes_communication:
         return suspects
@@ -411,11 +414,12 @@ def _without_waiting(inquiry: Inquiry, suspects: tuple[Suspect, ...]) -> tuple[S
 
 
 def _alike_at_their_place(seen: Observations, suspects: tuple[Suspect, ...]) -> set[int]:
-    """Return suspects that have the TP rank of a suspect of another stage, or of ranks that lose
-    most of what they lose over their peers.
+    """Return the rows of suspects whose TP rank loses about as much in other TP groups.
 
-    Example: the first ranks of three TP groups lose 598, 571 and 529 us, the second ones 172: the
-    571 us are 397 over the peers, and the likes' 563 are nearly as much.
+    Either a suspect of another stage has the same TP rank, or the other rows of that TP rank lose
+    most of what the suspect loses over its peers. Example: the first ranks of three TP groups lose
+    598, 571 and 529 us, the second ranks 172. The 571 us are 397 above the peers, and the other
+    first ranks' median, 563 us, is nearly as much.
     """
     members, found = seen.members, set()
     if members.layout.tp < 2:

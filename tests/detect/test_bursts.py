@@ -404,6 +404,21 @@ def test_loaders_of_other_hosts_that_wait_as_long_share_the_storage(job, others_
     assert _others_pause(seen, burst) == is_shared
 
 
+@pytest.mark.parametrize("forward", [1.0, 1.06])
+def test_a_loader_that_pauses_is_found_whatever_caches_do_to_the_pass_behind_it(job, forward):
+    """A forward pass alone that is a little longer is nobody's fault, and hides nobody's."""
+
+    def cold(slot):
+        return forward if slot.rank == 1 and slot.name == "forward" else 1.0
+
+    run = job(
+        layout=Layout(tp=2, dp=2, pp=2), iterations=40, work=cold,
+        loading_ms=lambda slot: 90.0 if slot.rank == 1 and slot.iteration % 3 == 0 else 1.0,
+    )  # fmt: skip
+    (found,) = run.report().findings
+    assert (found.ranks, found.cause, found.owner) == ((1,), Cause.LOADER, Owner.NODE)
+
+
 def _pausing_pair(job, ranks_of, waits=1.0):
     """Observe two ranks of which those of `ranks_of(iteration)` stand still for 60 ms, while the
     other one waits for that long, times `waits`.
